@@ -1,6 +1,6 @@
 //! A fuzz target that runs the NBD client against broken servers.
 #![no_main]
-#![allow(clippy::unwrap_used, reason = "what fails here is found")]
+#![allow(clippy::unwrap_used, reason = "a panic reports a finding")]
 
 #[path = "nbd/handshake.rs"]
 mod handshake;
@@ -20,17 +20,17 @@ use aquifer_fuzz::{Delivery, Twist, Twisted};
 use arbitrary::Arbitrary;
 use handshake::Handshake;
 use libfuzzer_sys::fuzz_target;
-use reply::{Asked, LONGEST, Reply};
+use reply::{Asked, MAX_IO_BYTES, Reply};
 
 /// The client's timeout. It must never pass: all bytes of the server are ready when the client
 /// reads.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The cookies of one round of requests.
-const ROUND: u64 = 64;
+const COOKIES_PER_ROUND: u64 = 64;
 /// The most requests of one batch: more than can be in flight.
-const TOGETHER: usize = 100;
+const MAX_BATCH: usize = 100;
 /// More runs than any reply to these inputs can have.
-const MOST_RUNS: usize = 1 << 20;
+const MAX_RUNS: usize = 1 << 20;
 
 /// A broken server's bytes and the client's requests.
 #[derive(Arbitrary, Debug)]
@@ -50,10 +50,10 @@ struct Round<'a> {
 
 /// Runs the requests, and checks the number of runs that they return.
 fn ask(connection: &mut Connection, asked: &[Asked]) -> Result<(), Failure> {
-    let asked = &asked[..asked.len().min(TOGETHER)];
+    let asked = &asked[..asked.len().min(MAX_BATCH)];
     let ranges: Vec<_> = asked.iter().map(|asked| asked.range()).collect();
     let mut buffers: Vec<_> =
-        ranges.iter().map(|range| vec![0; range.1.min(LONGEST) as usize]).collect();
+        ranges.iter().map(|range| vec![0; range.1.min(MAX_IO_BYTES) as usize]).collect();
     let mut runs: Vec<Vec<Run>> = vec![Vec::new(); asked.len()];
     let mut operations = Vec::new();
     for (((asked, (offset, length)), buffer), runs) in
@@ -72,8 +72,8 @@ fn ask(connection: &mut Connection, asked: &[Asked]) -> Result<(), Failure> {
     let result = connection.run(&mut operations).map_err(|error| error.failure);
     drop(operations);
     assert!(
-        runs.iter().all(|runs| runs.len() < MOST_RUNS),
-        "more runs than a server can tell at once"
+        runs.iter().all(|runs| runs.len() < MAX_RUNS),
+        "a reply holds more runs than a server can send"
     );
     result
 }
@@ -115,14 +115,15 @@ fuzz_target!(|input: Input| {
     let target = Arc::new(Target { address, export: "export".to_owned(), tls: None });
     said.say(&input.handshake.bytes());
     let begin = Instant::now();
-    let Ok(mut connection) = Connection::over(Box::new(said.clone()), target, TIMEOUT) else {
+    let Ok(mut connection) = Connection::over(Box::new(said.clone()), target, CLIENT_TIMEOUT)
+    else {
         return;
     };
     let structured = input.handshake.is_structured();
     let mut broken = false;
     for (number, round) in (0..).zip(&input.rounds) {
         let mut messages = Twisted::default();
-        let cookies = number * ROUND;
+        let cookies = number * COOKIES_PER_ROUND;
         round
             .replies
             .iter()
@@ -130,7 +131,7 @@ fuzz_target!(|input: Input| {
         messages.twist(&round.twists);
         said.say(&messages.bytes());
         let Err(failure) = ask(&mut connection, &round.operations) else {
-            assert!(!broken, "a broken connection is of use again");
+            assert!(!broken, "a broken connection completed a request");
             continue;
         };
         assert_eq!(matches!(failure, Failure::Broken), broken, "{failure}");
@@ -139,5 +140,5 @@ fuzz_target!(|input: Input| {
             Failure::Protocol(_) | Failure::Lost(_) | Failure::Silent(_) | Failure::ShuttingDown(_)
         );
     }
-    assert!(begin.elapsed() < TIMEOUT, "it waits for what cannot come");
+    assert!(begin.elapsed() < CLIENT_TIMEOUT, "the client waits for an answer that cannot come");
 });

@@ -1,6 +1,6 @@
 //! A fuzz target that runs broken clients against the NBD server.
 #![no_main]
-#![allow(clippy::unwrap_used, reason = "what fails here is found")]
+#![allow(clippy::unwrap_used, reason = "a panic reports a finding")]
 
 #[path = "../../crates/fabric/tests/fabric/common/mod.rs"]
 mod common;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use aquifer_fabric::nbd::proto::{BASE_ALLOCATION, OPTION_MAGIC, command, option};
 use aquifer_fabric::nbd::server::{self, Exports, Limits};
-use aquifer_fuzz::{Delivery, GUARDED, Number, Twist, Twisted, Worker};
+use aquifer_fuzz::{Delivery, GUARDED_BYTES, Number, Twist, Twisted, Worker};
 use aquifer_page::Bytes;
 use aquifer_store::Lease;
 use arbitrary::{Arbitrary, Unstructured};
@@ -21,10 +21,10 @@ use common::pattern;
 use harness::{Client, Served, info_payload, meta_payload, request};
 use libfuzzer_sys::fuzz_target;
 
-const CAPACITY: Bytes = Bytes::mib(2);
-const QUOTA: Bytes = Bytes::mib(1);
+const LEASE_CAPACITY: Bytes = Bytes::mib(2);
+const LEASE_QUOTA: Bytes = Bytes::mib(1);
 /// The number of inputs after which a new client of the listening server checks it.
-const NEWCOMER: u64 = 256;
+const INPUTS_PER_NEWCOMER: u64 = 256;
 
 /// The messages of a client.
 #[derive(Debug)]
@@ -218,7 +218,7 @@ impl Request {
         let mut bytes =
             request(number, flags.into(), self.cookie.into(), self.offset.bytes(), length);
         if number == command::WRITE {
-            bytes.resize(bytes.len() + length.min(CAPACITY.0 as u32) as usize, self.fill);
+            bytes.resize(bytes.len() + length.min(LEASE_CAPACITY.0 as u32) as usize, self.fill);
         }
         bytes
     }
@@ -285,17 +285,17 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let served = Served::with(CAPACITY, QUOTA, Limits::default());
-        let content = pattern(GUARDED, 1);
-        served.add("guarded", Bytes(GUARDED as u64));
+        let served = Served::with(LEASE_CAPACITY, LEASE_QUOTA, Limits::default());
+        let content = pattern(GUARDED_BYTES, 1);
+        served.add("guarded", Bytes(GUARDED_BYTES as u64));
         let mut bystander = Client::greeted(&served.socket());
         bystander.go("guarded");
         bystander.write(0, &content);
-        let other = served.add("other", Bytes(GUARDED as u64));
+        let other = served.add("other", Bytes(GUARDED_BYTES as u64));
         other.write(0, &content).unwrap();
         // From here on no attacker can open them.
-        served.shelf.leases.lock().unwrap().retain(|name, _| name.is_empty());
-        let exports: Arc<dyn Exports> = served.shelf.clone();
+        served.registry.leases.lock().unwrap().retain(|name, _| name.is_empty());
+        let exports: Arc<dyn Exports> = served.registry.clone();
         let worker =
             Worker::start(move |stream| server::serve(stream, exports.clone(), Limits::default()));
         Self { served, worker, bystander, other, content, rounds: 0 }
@@ -303,7 +303,7 @@ impl World {
 
     fn attack(&mut self, input: &Input<'_>) {
         let mut peer = self.worker.connect();
-        assert!(peer.take(18).is_some(), "everybody is greeted");
+        assert!(peer.take(18).is_some(), "the server must greet every client");
         input.messages().send(&mut peer, input.delivery());
         if !input.delivery().abrupt {
             peer.finish();
@@ -312,27 +312,27 @@ impl World {
 
     fn check(&mut self) {
         self.rounds += 1;
-        let at = self.rounds as usize * 512 % GUARDED;
+        let at = self.rounds as usize * 512 % GUARDED_BYTES;
         self.content[at..at + 512].copy_from_slice(&pattern(512, self.rounds));
         self.bystander.write(at as u64, &self.content[at..at + 512]);
         assert!(
-            self.bystander.read(0, GUARDED as u32) == self.content,
-            "a bystander's bytes have changed"
+            self.bystander.read(0, GUARDED_BYTES as u32) == self.content,
+            "the bystander's bytes have changed"
         );
-        let mut there = vec![0; GUARDED];
+        let mut there = vec![0; GUARDED_BYTES];
         self.other.read(0, &mut there).unwrap();
-        assert!(there == pattern(GUARDED, 1), "another lease has changed");
+        assert!(there == pattern(GUARDED_BYTES, 1), "the bytes of another lease have changed");
         let lease = &self.served.lease;
-        assert!(lease.stored() <= QUOTA, "{} in a lease of {QUOTA}", lease.stored());
+        assert!(lease.stored() <= LEASE_QUOTA, "{} in a lease of {LEASE_QUOTA}", lease.stored());
         if lease.stored() > Bytes::ZERO {
-            lease.discard(0, CAPACITY.0).unwrap();
+            lease.discard(0, LEASE_CAPACITY.0).unwrap();
         }
-        assert_eq!(self.served.connections(), 1, "only the bystander is there");
-        if self.rounds.is_multiple_of(NEWCOMER) {
+        assert_eq!(self.served.connections(), 1, "only the bystander may be connected");
+        if self.rounds.is_multiple_of(INPUTS_PER_NEWCOMER) {
             self.served.assert_serves();
-            common::eventually("the newcomer is gone", || self.served.connections() == 1);
+            common::eventually("the newcomer has disconnected", || self.served.connections() == 1);
         }
-        self.served.shelf.peers.lock().unwrap().clear();
+        self.served.registry.peers.lock().unwrap().clear();
     }
 }
 

@@ -1,6 +1,6 @@
 //! A fuzz target that runs the NVMe/TCP initiator against a real target, with a man in the middle.
 #![no_main]
-#![allow(clippy::unwrap_used, reason = "what fails here is found")]
+#![allow(clippy::unwrap_used, reason = "a panic reports a finding")]
 
 #[path = "../../crates/fabric/tests/fabric/common/mod.rs"]
 mod common;
@@ -35,18 +35,18 @@ use common::pattern;
 use harness::Served;
 use host::HOST;
 use libfuzzer_sys::fuzz_target;
-use middle::{Done, FOREIGN, Mischief, carry};
+use middle::{Done, FOREIGN_BYTE, Mischief, carry};
 
 /// The initiator's timeout. It must never pass: the middle closes a deceived connection first.
-const TIMEOUT: Duration = Duration::from_secs(10);
-const CAPACITY: Bytes = Bytes::mib(2);
+const INITIATOR_TIMEOUT: Duration = Duration::from_secs(10);
+const LEASE_CAPACITY: Bytes = Bytes::mib(2);
 /// Bytes at the start that the rounds only read; they write the rest.
-const READ_ONLY: usize = 1 << 20;
+const READ_ONLY_BYTES: usize = 1 << 20;
 /// One in this many inputs with authentication gets it, as it takes a hundred times as long as the
 /// rest.
-const PROVING: u32 = 64;
+const INPUTS_PER_PROOF: u32 = 64;
 /// The most operations of one batch: more than can be in flight.
-const TOGETHER: usize = 70;
+const MAX_BATCH: usize = 70;
 
 /// The mischief on both queues, and the initiator's operations.
 #[derive(Arbitrary, Debug)]
@@ -108,7 +108,7 @@ impl Asked {
             Self::Write { start, pages }
             | Self::Trim { start, pages }
             | Self::WriteZeroes { start, pages } => {
-                (READ_ONLY + usize::from(start) * PAGE_SIZE, pages.0 * PAGE_SIZE)
+                (READ_ONLY_BYTES + usize::from(start) * PAGE_SIZE, pages.0 * PAGE_SIZE)
             }
             Self::Flush => (0, 0),
         }
@@ -136,9 +136,9 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let served = Served::with(CAPACITY, CAPACITY, Limits::default());
+        let served = Served::with(LEASE_CAPACITY, LEASE_CAPACITY, Limits::default());
         let path = served.dir.path().join("middle");
-        let content = pattern(READ_ONLY, 1);
+        let content = pattern(READ_ONLY_BYTES, 1);
         served.lease.write(0, &content).unwrap();
         let listener = UnixListener::bind(&path).unwrap();
         Self { served, listener, address: Address::Unix(path), content, proving: AtomicU32::new(0) }
@@ -151,8 +151,9 @@ impl World {
             Proof::Both => Some(secrets()),
         };
         let wants = matches!(input.proof, Proof::Host | Proof::Both);
-        let asks = wants && self.proving.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROVING);
-        *self.served.shelf.secrets.lock().unwrap() = secrets.clone().filter(|_| asks);
+        let asks =
+            wants && self.proving.fetch_add(1, Ordering::Relaxed).is_multiple_of(INPUTS_PER_PROOF);
+        *self.served.registry.secrets.lock().unwrap() = secrets.clone().filter(|_| asks);
         let mut target =
             Target::new(self.address.clone(), self.served.subsystem.clone(), HOST.parse().unwrap());
         (target.header_digest, target.data_digest) = (input.header_digest, input.data_digest);
@@ -171,7 +172,10 @@ impl World {
         });
         if admin == Done::default() {
             let proven = input.header_digest && input.data_digest;
-            assert!(!returned.strange || io.twisted && !proven, "a read returned what nobody sent");
+            assert!(
+                !returned.strange || io.twisted && !proven,
+                "a read returned bytes that the target never sent"
+            );
             assert!(
                 !returned.foreign || io.said || io.twisted && !proven,
                 "a read returned foreign bytes"
@@ -180,28 +184,30 @@ impl World {
             // A deceived initiator may have written to other blocks.
             self.served.lease.write(0, &self.content).unwrap();
         }
-        assert_eq!(self.served.queues(), 0, "all queues have ended");
+        assert_eq!(self.served.queues(), 0, "all queues must have ended");
     }
 
     /// Connects and runs all rounds.
     fn ask(&self, target: Target, rounds: &[Vec<Asked>]) -> Returned {
         let begin = Instant::now();
         let mut returned = Returned::default();
-        let Ok(mut connection) = Connection::connect(Arc::new(target), TIMEOUT) else {
-            assert!(begin.elapsed() < TIMEOUT, "it waits for what cannot come");
+        let Ok(mut connection) = Connection::connect(Arc::new(target), INITIATOR_TIMEOUT) else {
+            let elapsed = begin.elapsed();
+            assert!(elapsed < INITIATOR_TIMEOUT, "the initiator waits for an impossible answer");
             return returned;
         };
         let mut broken = false;
         for round in rounds {
             let Err(error) = self.ask_together(&mut connection, round, &mut returned) else {
-                assert!(!broken, "a broken connection is of use again");
+                assert!(!broken, "a broken connection completed a request");
                 continue;
             };
             assert_eq!(matches!(error.failure, Failure::Broken), broken, "{error}");
             broken |= error.ends_connection();
         }
         drop(connection);
-        assert!(begin.elapsed() < TIMEOUT, "it waits for what cannot come");
+        let elapsed = begin.elapsed();
+        assert!(elapsed < INITIATOR_TIMEOUT, "the initiator waits for an impossible answer");
         returned
     }
 
@@ -211,7 +217,7 @@ impl World {
         asked: &[Asked],
         returned: &mut Returned,
     ) -> Result<(), NvmeError> {
-        let asked = &asked[..asked.len().min(TOGETHER)];
+        let asked = &asked[..asked.len().min(MAX_BATCH)];
         let mut buffers: Vec<_> = asked.iter().map(|asked| vec![0; asked.range().1]).collect();
         let operation = |(asked, buffer): (&Asked, _)| {
             let (offset, length) = asked.range();
@@ -233,8 +239,8 @@ impl World {
                 let content = self.content.get(asked.range().0..).unwrap_or_default();
                 for (there, _) in buffer.iter().zip(content).filter(|(there, right)| there != right)
                 {
-                    returned.foreign |= *there == FOREIGN;
-                    returned.strange |= *there != FOREIGN;
+                    returned.foreign |= *there == FOREIGN_BYTE;
+                    returned.strange |= *there != FOREIGN_BYTE;
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! A fuzz target that runs broken hosts against the NVMe/TCP target.
 #![no_main]
-#![allow(clippy::unwrap_used, reason = "what fails here is found")]
+#![allow(clippy::unwrap_used, reason = "a panic reports a finding")]
 
 #[path = "nvme/admin.rs"]
 mod admin;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::Limits;
-use aquifer_fuzz::{Delivery, GUARDED, Peer, Twist, Worker, secrets};
+use aquifer_fuzz::{Delivery, GUARDED_BYTES, Peer, Twist, Worker, secrets};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::Lease;
 use arbitrary::{Arbitrary, Unstructured};
@@ -39,10 +39,10 @@ use queue::{Form, Queue};
 use script::{Place, Script};
 use zerocopy::IntoBytes;
 
-const CAPACITY: Bytes = Bytes::mib(2);
-const QUOTA: Bytes = Bytes::mib(1);
+const LEASE_CAPACITY: Bytes = Bytes::mib(2);
+const LEASE_QUOTA: Bytes = Bytes::mib(1);
 /// The number of inputs after which a new host of the listening target checks it.
-const NEWCOMER: u64 = 256;
+const INPUTS_PER_NEWCOMER: u64 = 256;
 
 /// The behaviour of a host.
 #[derive(Debug)]
@@ -158,9 +158,9 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let served = Arc::new(Served::with(CAPACITY, QUOTA, Limits::default()));
-        let content = pattern(GUARDED, 1);
-        let guarded = served.add(Bytes(GUARDED as u64));
+        let served = Arc::new(Served::with(LEASE_CAPACITY, LEASE_QUOTA, Limits::default()));
+        let content = pattern(GUARDED_BYTES, 1);
+        let guarded = served.add(Bytes(GUARDED_BYTES as u64));
         let mut admin = Host::connect(&served.socket(), 0);
         let controller = admin.connect_admin(&guarded, 0);
         admin.enable();
@@ -169,11 +169,11 @@ impl World {
         bystander.write(0, &content);
         let other = served
             .store
-            .create(common::record(Bytes(GUARDED as u64), Bytes(GUARDED as u64)))
+            .create(common::record(Bytes(GUARDED_BYTES as u64), Bytes(GUARDED_BYTES as u64)))
             .unwrap();
         other.write(0, &content).unwrap();
         // From here on no attacker can reach it.
-        served.shelf.namespaces.lock().unwrap().remove(&guarded);
+        served.registry.namespaces.lock().unwrap().remove(&guarded);
         let worker = || {
             let served = Arc::clone(&served);
             let announced = Address::Tcp { host: "192.0.2.1".to_owned(), port: 4420 };
@@ -243,11 +243,11 @@ impl World {
 
     fn dialogue(&self, dialogue: &Dialogue<'_>) {
         let needed = matches!(dialogue.proof, Proof::Honest { .. } | Proof::Steps(_));
-        *self.served.shelf.secrets.lock().unwrap() = needed.then(secrets);
+        *self.served.registry.secrets.lock().unwrap() = needed.then(secrets);
         let subsystem =
             if dialogue.discovery { Nqn::discovery() } else { self.served.subsystem.clone() };
         let Ok(mut admin) = Queue::connect(&self.worker, dialogue.form, &subsystem, 0, 0) else {
-            panic!("a host by the rules is not let in");
+            panic!("the target refused a host that obeys the protocol");
         };
         match &dialogue.proof {
             Proof::Unneeded => proof::honest(false, 0, 0, &mut admin, &subsystem),
@@ -304,28 +304,28 @@ impl World {
 
     fn check(&mut self) {
         self.rounds += 1;
-        let at = self.rounds as usize * PAGE_SIZE % GUARDED;
+        let at = self.rounds as usize * PAGE_SIZE % GUARDED_BYTES;
         let page = pattern(PAGE_SIZE, self.rounds);
         self.content[at..at + PAGE_SIZE].copy_from_slice(&page);
         self.bystander.write((at / PAGE_SIZE) as u64, &page);
-        let there = self.bystander.read(0, (GUARDED / PAGE_SIZE) as u32);
-        assert!(there == self.content, "a bystander's bytes have changed");
-        let mut there = vec![0; GUARDED];
+        let there = self.bystander.read(0, (GUARDED_BYTES / PAGE_SIZE) as u32);
+        assert!(there == self.content, "the bystander's bytes have changed");
+        let mut there = vec![0; GUARDED_BYTES];
         self.other.read(0, &mut there).unwrap();
-        assert!(there == pattern(GUARDED, 1), "another lease has changed");
+        assert!(there == pattern(GUARDED_BYTES, 1), "the bytes of another lease have changed");
         let (lease, namespace) = (&self.served.lease, &self.served.namespace);
-        assert!(lease.stored() <= QUOTA, "{} in a lease of {QUOTA}", lease.stored());
+        assert!(lease.stored() <= LEASE_QUOTA, "{} in a lease of {LEASE_QUOTA}", lease.stored());
         if lease.stored() > Bytes::ZERO {
-            lease.discard(0, CAPACITY.0).unwrap();
+            lease.discard(0, LEASE_CAPACITY.0).unwrap();
         }
-        if namespace.size() != CAPACITY {
-            namespace.resize(CAPACITY).unwrap();
+        if namespace.size() != LEASE_CAPACITY {
+            namespace.resize(LEASE_CAPACITY).unwrap();
         }
-        *self.served.shelf.secrets.lock().unwrap() = None;
-        assert_eq!(self.served.queues(), 2, "only the bystander is there");
-        if self.rounds.is_multiple_of(NEWCOMER) {
+        *self.served.registry.secrets.lock().unwrap() = None;
+        assert_eq!(self.served.queues(), 2, "only the bystander may have queues");
+        if self.rounds.is_multiple_of(INPUTS_PER_NEWCOMER) {
             self.served.assert_serves();
-            common::eventually("the newcomer is gone", || self.served.queues() == 2);
+            common::eventually("the newcomer has disconnected", || self.served.queues() == 2);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Tools that the fuzz targets share: in-process peers, changes to their messages, and numbers
 //! worth trying.
-#![allow(clippy::missing_panics_doc, reason = "a panic is what a fuzzer looks for")]
+#![allow(clippy::missing_panics_doc, reason = "a fuzzer looks for panics")]
 
 mod number;
 mod peer;
@@ -13,7 +13,7 @@ pub use secrets::{secret, secrets};
 pub use twist::{Delivery, Twist, Twisted};
 
 /// Bytes of a guarded range, which no action of a broken peer may change.
-pub const GUARDED: usize = 4 * aquifer_page::PAGE_SIZE;
+pub const GUARDED_BYTES: usize = 4 * aquifer_page::PAGE_SIZE;
 
 /// The most bytes that a peer sends for one input.
-pub const MOST: usize = 4 << 20;
+pub const MAX_SENT_BYTES: usize = 4 << 20;

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// The time within which the server must answer, or end the connection after its peer has finished.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most received bytes that a peer keeps before it takes them.
-const KEPT: usize = 64 << 10;
+const MAX_RECEIVED_BYTES: usize = 64 << 10;
 
 /// A thread that serves one connection at a time.
 pub struct Worker {
@@ -38,9 +38,9 @@ impl Worker {
 
     /// Connects a new peer to the worker.
     pub fn connect(&self) -> Peer<'_> {
-        let (stream, theirs) = UnixStream::pair().expect("there are descriptors");
-        stream.set_nonblocking(true).expect("it is a socket");
-        self.connections.send(theirs).expect("the thread lives");
+        let (stream, theirs) = UnixStream::pair().expect("no file descriptor is free");
+        stream.set_nonblocking(true).expect("the descriptor is a socket");
+        self.connections.send(theirs).expect("the worker thread ended early");
         Peer { stream, worker: self, received: Vec::new(), closed: false }
     }
 }
@@ -80,7 +80,7 @@ impl Peer<'_> {
             }
             self.wait(PollFlags::IN);
             self.receive();
-            assert!(self.received.len() < KEPT, "an answer that is too long");
+            assert!(self.received.len() < MAX_RECEIVED_BYTES, "the program's answer is too long");
         }
         Some(self.received.drain(..count).collect())
     }
@@ -101,7 +101,7 @@ impl Peer<'_> {
             match self.stream.read(&mut buffer) {
                 Ok(0) => self.closed = true,
                 Ok(count) => {
-                    let room = KEPT - self.received.len();
+                    let room = MAX_RECEIVED_BYTES - self.received.len();
                     self.received.extend_from_slice(&buffer[..count.min(room)]);
                     continue;
                 }
@@ -112,13 +112,13 @@ impl Peer<'_> {
     }
 
     fn wait(&self, what: PollFlags) {
-        let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+        let timeout = Timespec { tv_sec: SERVER_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         let begin = Instant::now();
         loop {
             match poll(&mut [PollFd::new(&self.stream, what)], Some(&timeout)) {
-                Ok(0) => panic!("neither an answer nor an end for {:?}", begin.elapsed()),
+                Ok(0) => panic!("no answer and no disconnect within {:?}", begin.elapsed()),
                 Ok(_) => return,
-                Err(_) => assert!(begin.elapsed() < TIMEOUT, "interrupted for too long"),
+                Err(_) => assert!(begin.elapsed() < SERVER_TIMEOUT, "poll(2) fails all the time"),
             }
         }
     }
@@ -128,6 +128,6 @@ impl Drop for Peer<'_> {
     fn drop(&mut self) {
         // It fails if the server has closed the connection first.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.worker.ended.recv_timeout(TIMEOUT).expect("the connection ends");
+        self.worker.ended.recv_timeout(SERVER_TIMEOUT).expect("the connection did not end in time");
     }
 }

@@ -11,5 +11,5 @@ pub fn secrets() -> Secrets {
 
 /// Returns the secret that all hosts and targets have.
 pub fn secret() -> Secret {
-    SECRET.parse().expect("a secret")
+    SECRET.parse().expect("SECRET is a valid DH-HMAC-CHAP secret")
 }

@@ -2,7 +2,7 @@
 
 use arbitrary::Arbitrary;
 
-use crate::{MOST, Peer};
+use crate::{MAX_SENT_BYTES, Peer};
 
 /// A change to a message on its way.
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -47,9 +47,9 @@ impl Delivery {
 }
 
 impl Twisted {
-    /// Adds a message, unless the total would exceed [`MOST`].
+    /// Adds a message, unless the total would exceed [`MAX_SENT_BYTES`].
     pub fn push(&mut self, message: Vec<u8>) {
-        if self.length + message.len() <= MOST {
+        if self.length + message.len() <= MAX_SENT_BYTES {
             self.length += message.len();
             self.messages.push(message);
         }
@@ -77,7 +77,7 @@ impl Twisted {
                 }
                 Twist::Cut(at) => message.truncate(usize::from(at) % length),
                 Twist::Grow(by, with) => message.resize(message.len() + usize::from(by), with),
-                Twist::Again if length < MOST => message.extend_from_within(..),
+                Twist::Again if length < MAX_SENT_BYTES => message.extend_from_within(..),
                 Twist::Again => {}
                 Twist::Lost => message.clear(),
                 Twist::Late if number + 1 < count => self.messages.swap(number, number + 1),
@@ -93,10 +93,10 @@ impl Twisted {
 
     /// Sends all messages to the peer of a server, at the given pace.
     pub fn send(&self, peer: &mut Peer<'_>, delivery: Delivery) {
-        const PIECES: usize = 64;
+        const MAX_PIECES: usize = 64;
         let bytes = self.bytes();
         let piece = usize::from(delivery.piece);
-        let (slow, fast) = bytes.split_at(bytes.len().min(PIECES * piece));
+        let (slow, fast) = bytes.split_at(bytes.len().min(MAX_PIECES * piece));
         slow.chunks(piece.max(1)).for_each(|piece| peer.send(piece));
         peer.send(fast);
     }

@@ -4,8 +4,8 @@ use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
 use anyhow::Result;
-use aquifer_vm::Accelerator;
 use aquifer_page::Bytes;
+use aquifer_vm::Accelerator;
 
 use crate::console::Console;
 use crate::image::{self, Contents};
@@ -13,7 +13,7 @@ use crate::kernel::{Prepared, lock};
 use crate::qemu::Machine;
 
 /// Timeout of the probe guest's boot under KVM.
-const PROBE: Duration = Duration::from_secs(8);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Returns KVM if a guest boots under it, else emulation: some machines offer `/dev/kvm`, but a
 /// kernel hangs there. A file keeps the answer.
@@ -48,5 +48,5 @@ fn boots_under_kvm(kernel: &Prepared) -> Result<bool> {
         network: None,
     };
     let power = machine.power_on(&Console::new("probe", false))?;
-    Ok(power.line.wait_until_ready(PROBE))
+    Ok(power.line.wait_until_ready(PROBE_TIMEOUT))
 }

@@ -9,11 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How many lines of the console an error shows.
-const TAIL: usize = 40;
+const TAIL_LINES: usize = 40;
 
-/// How long [`Console::ask`] waits for the answer; [`SILENCE`] without output ends the wait.
-const LAST_WORDS: Duration = Duration::from_secs(4);
-const SILENCE: Duration = Duration::from_millis(700);
+/// How long [`Console::ask`] waits for the answer; [`SILENCE_TIMEOUT`] without output ends the
+/// wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
+const SILENCE_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// A host's console over all its boots, with QEMU's own messages.
 #[derive(Debug)]
@@ -76,7 +77,7 @@ impl Console {
     /// Asks the kernel, by SysRq, for its memory, its blocked tasks and its running tasks. A serial
     /// break (ctrl-A b in QEMU) and a key work however badly the guest is stuck.
     pub(crate) fn ask(&self) {
-        let deadline = Instant::now() + LAST_WORDS;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.text().len());
         for key in *b"8mwl" {
             if let Some(keyboard) =
@@ -91,7 +92,7 @@ impl Console {
     fn wait_for_silence(&self, deadline: Instant) {
         let len = || self.text.lock().unwrap_or_else(PoisonError::into_inner).len();
         let (mut said, mut since) = (len(), Instant::now());
-        while since.elapsed() < SILENCE && Instant::now() < deadline {
+        while since.elapsed() < SILENCE_TIMEOUT && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(20));
             if len() != said {
                 (said, since) = (len(), Instant::now());
@@ -111,7 +112,7 @@ impl Console {
         let (before, answer) =
             text.split_at_checked(answer.unwrap_or(text.len())).unwrap_or((&text, ""));
         let lines: Vec<_> = before.lines().filter(|line| !line.trim().is_empty()).collect();
-        let last = &lines[lines.len().saturating_sub(TAIL)..];
+        let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
         format!(
             "---- the end of {}'s console:\n{}\n{}\n----",
             self.host,

@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::shell::Shell;
 
 /// Timeout of a boot; only a hang takes so long.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A guest that booted from [`crate::Parts`] in a QEMU that another program started.
 #[derive(Debug)]
@@ -30,13 +30,14 @@ impl Guest {
     /// If a socket has no listener, or the guest does not boot.
     pub fn connect(name: &str, line: &Path, console: &Path) -> Result<Self> {
         let connect = |path: &Path| {
-            UnixStream::connect(path).with_context(|| format!("nobody is at {}", path.display()))
+            UnixStream::connect(path)
+                .with_context(|| format!("cannot connect to the guest at {}", path.display()))
         };
         let screen = connect(console)?;
         let console = Console::new(name, false);
         console.show(screen);
         let line = Line::open(connect(line)?)?;
-        if line.wait_until_ready(TIMEOUT) {
+        if line.wait_until_ready(BOOT_TIMEOUT) {
             Ok(Self { console, line })
         } else {
             Err(console.failure("does not boot"))

@@ -18,10 +18,10 @@ use crate::spec::Spec;
 use crate::switch::Switch;
 
 /// Timeout of a boot on a busy machine; only a hang takes so long.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How often the testbed powers a host on before it gives up.
-const BOOTS: usize = 3;
+const MAX_BOOTS: usize = 3;
 
 /// A host of a [`crate::Testbed`].
 #[derive(Debug)]
@@ -56,7 +56,8 @@ impl Host {
         // The first connection lets the kernel patch its own text. Where another processor ran that
         // text meanwhile, an emulated guest was seen to crash; now none does.
         let greeting = format!(
-            "set -e\nhostname {name}\nmkdir -p /etc\nprintf '%s\\n' '{hosts}' >/etc/hosts\nip link set lo up\n\
+            "set -e\nhostname {name}\nmkdir -p /etc\n\
+             printf '%s\\n' '{hosts}' >/etc/hosts\nip link set lo up\n\
              ip addr add {address}/24 dev eth0\nip link set eth0 up\n\
              nc -w 1 127.0.0.1 1 </dev/null 2>/dev/null || true"
         );
@@ -138,9 +139,9 @@ impl Host {
     pub(crate) fn power_on(&self) -> Result<()> {
         let mut power = self.power();
         if power.as_mut().is_some_and(|power| power.ended().is_none()) {
-            bail!("host {} is on already", self.name());
+            bail!("host {} is already switched on", self.name());
         }
-        let wire = self.switch.plug(self.port).context("cannot plug a host into the switch")?;
+        let wire = self.switch.plug(self.port).context("cannot connect the host to the switch")?;
         let machine = Machine {
             kernel: &self.kernel,
             image: &self.image,
@@ -155,7 +156,7 @@ impl Host {
     }
 
     /// Waits until the host runs commands, then sets it up. A host that dies or hangs as it boots
-    /// gets [`BOOTS`] attempts. An emulated kernel sometimes dies of changing code that another
+    /// gets [`MAX_BOOTS`] attempts. An emulated kernel sometimes dies of changing code that another
     /// processor runs. Once in many hundreds of boots, an emulated machine stops before its kernel
     /// prints anything.
     pub(crate) fn wait_until_up(&self) -> Result<()> {
@@ -163,13 +164,13 @@ impl Host {
         loop {
             let line = self.power().as_ref().map(|power| power.line.clone());
             let line = line.with_context(|| format!("host {} is switched off", self.name()))?;
-            if line.wait_until_ready(TIMEOUT) {
+            if line.wait_until_ready(BOOT_TIMEOUT) {
                 return self.sh(&self.greeting).map(|_| ());
             }
             if !line.is_gone() {
                 self.console.ask();
             }
-            if boots == BOOTS {
+            if boots == MAX_BOOTS {
                 return Err(self.console.failure("does not boot"));
             }
             boots += 1;

@@ -20,7 +20,7 @@ pub(crate) struct Contents {
 }
 
 /// The modules for a guest's port to the testbed and its network.
-const ALWAYS: [&str; 3] = ["virtio_pci", "virtio_console", "virtio_net"];
+const TESTBED_MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "virtio_net"];
 
 /// Builds the image in a file without a name.
 ///
@@ -35,11 +35,11 @@ pub(crate) fn build(contents: &Contents, kernel: &Prepared) -> Result<File> {
         ensure!(there.starts_with('/'), "'{there}' is no absolute path in a guest");
         initrd.copy(here, there)?;
     }
-    let modules = ALWAYS.iter().copied().chain(contents.modules.iter().map(String::as_str));
+    let requested = contents.modules.iter().map(String::as_str);
+    let modules = TESTBED_MODULES.iter().copied().chain(requested);
     initrd.modules(&kernel.modules(), modules)?;
-    let image =
-        memfd_create("initramfs", MemfdFlags::CLOEXEC).context("cannot make a file in memory")?;
+    let image = memfd_create("initramfs", MemfdFlags::CLOEXEC).context("cannot create a memfd")?;
     let mut image = File::from(image);
-    image.write_all(&initrd.finish()).context("cannot keep the guest's file system in memory")?;
+    image.write_all(&initrd.finish()).context("cannot write the guest's file system to a memfd")?;
     Ok(image)
 }

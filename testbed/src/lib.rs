@@ -5,7 +5,8 @@
 //! use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
 //!
 //! # fn main() -> anyhow::Result<()> {
-//! let hosts = Testbed::start([Spec::new("a").kernel(Kernel::V6_1), Spec::new("b").module("nbd")])?;
+//! let old = Spec::new("a").kernel(Kernel::V6_1);
+//! let hosts = Testbed::start([old, Spec::new("b").module("nbd")])?;
 //! hosts["a"].sh("ping -c 1 b")?;
 //! hosts["b"].pull_plug()?;
 //! hosts["b"].boot()?;

@@ -144,7 +144,8 @@ impl Process {
                 .and_then(|()| err.write_all(&stderr));
             if let Err(error) = passed {
                 self.signal(Signal::TERM);
-                return Err(error).context(format!("cannot pass on what '{}' says", self.command));
+                return Err(error)
+                    .context(format!("cannot forward the output of '{}'", self.command));
             }
         }
         let left = deadline.saturating_duration_since(Instant::now());

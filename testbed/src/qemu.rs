@@ -8,8 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use aquifer_vm::Accelerator;
 use aquifer_page::Bytes;
+use aquifer_vm::Accelerator;
 
 use crate::console::Console;
 use crate::kernel::Prepared;
@@ -18,12 +18,13 @@ use crate::wire::PORT;
 use crate::{spawner, sys, tsc};
 
 /// Command line of the kernel, with a root file system (ramfs) that the kernel cannot swap out.
-pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 rootfstype=ramfs \
+pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off \
+                           audit=0 rootfstype=ramfs \
                            sysrq_always_enabled cryptomgr.notests random.trust_cpu=on";
 
 /// A feature that the testbed's emulated processors lack: QEMU computes CRC-32C, an instruction of
 /// SSE 4.2, bit by bit, slower than programs do without it.
-const NOT_EMULATED: &str = ",-sse4.2";
+const NO_SSE4_2: &str = ",-sse4.2";
 
 /// Returns the kernel arguments that emulation adds to [`KERNEL_LINE`]. Emulated processors are too
 /// slow for the kernel's checks of its timers, and cannot measure their counter.
@@ -78,7 +79,7 @@ impl Machine<'_> {
         let mut cpu = cpu.to_owned();
         if self.accelerator == Accelerator::Tcg {
             line_to_kernel += &emulated();
-            cpu += NOT_EMULATED;
+            cpu += NO_SSE4_2;
         }
         qemu.args(arguments).arg(cpu);
         qemu.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory.0 >> 20)]);

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use crate::process::{Output, Process};
 
 /// Default timeout of a command on a busy machine; only a hang takes so long.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A host or guest that runs shell commands.
 pub trait Shell {
@@ -18,7 +18,7 @@ pub trait Shell {
     /// If the command does not end within two minutes or cannot run (the error shows the host's
     /// console), or the host is off.
     fn run(&self, command: &str) -> Result<Output> {
-        self.run_within(command, TIMEOUT)
+        self.run_within(command, COMMAND_TIMEOUT)
     }
 
     /// Runs a shell command as [`Self::run`] does, with another timeout.
@@ -36,7 +36,7 @@ pub trait Shell {
     /// # Errors
     /// As [`Self::run`], and if the exit code is not 0; the error then holds the output.
     fn sh(&self, command: &str) -> Result<String> {
-        self.sh_within(command, TIMEOUT)
+        self.sh_within(command, COMMAND_TIMEOUT)
     }
 
     /// Runs a shell command as [`Self::sh`] does, with another timeout.
@@ -64,7 +64,7 @@ pub trait Shell {
         let process = self.spawn(&format!("mkdir -p \"$(dirname {path})\" && cat >{path}"))?;
         process.write(content);
         process.end_input();
-        process.bytes(TIMEOUT).map(|_| ())
+        process.bytes(COMMAND_TIMEOUT).map(|_| ())
     }
 
     /// Reads a file of the host.
@@ -72,7 +72,7 @@ pub trait Shell {
     /// # Errors
     /// If the host cannot read the file.
     fn read(&self, path: &str) -> Result<Vec<u8>> {
-        self.spawn(&format!("cat {}", quoted(path)))?.bytes(TIMEOUT)
+        self.spawn(&format!("cat {}", quoted(path)))?.bytes(COMMAND_TIMEOUT)
     }
 
     /// Copies a file or a directory of this machine to the host, as `there`. A directory keeps its
@@ -92,7 +92,7 @@ pub trait Shell {
         let process = self.spawn(&format!("mkdir -p {there} && tar -x -C {there}"))?;
         process.write(packed);
         process.end_input();
-        process.bytes(TIMEOUT).map(|_| ())
+        process.bytes(COMMAND_TIMEOUT).map(|_| ())
     }
 
     /// Copies a file of the host to this machine.

@@ -146,11 +146,11 @@ impl Spec {
         let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         ensure!(
             plain && !name.is_empty(),
-            "'{name}' cannot be a host's name: letters, digits and hyphens can"
+            "'{name}' cannot be a host's name: use letters, digits and hyphens"
         );
         ensure!(
             self.memory >= Bytes::mib(96),
-            "host {name} cannot boot in {}: give it 96MiB or more",
+            "host {name} cannot boot with {}: give it 96MiB or more",
             self.memory
         );
         ensure!(

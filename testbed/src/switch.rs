@@ -12,13 +12,13 @@ use std::thread;
 use std::time::Duration;
 
 /// How long a frame waits for a guest that takes none; then the frame is lost.
-const TIMEOUT: Duration = Duration::from_millis(200);
+const FRAME_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Size of a receive buffer in bytes, more than any frame of a guest.
-const FRAME: usize = 64 << 10;
+const FRAME_BUFFER_BYTES: usize = 64 << 10;
 
 /// First five bytes of the ports' MAC addresses; the last byte is the port's number plus one.
-const PREFIX: [u8; 5] = [0x52, 0x54, 0, 0, 0x77];
+const MAC_PREFIX: [u8; 5] = [0x52, 0x54, 0, 0, 0x77];
 
 #[derive(Debug)]
 pub(crate) struct Switch {
@@ -66,7 +66,7 @@ impl Switch {
 
     /// Returns the MAC address of the guest at a port.
     pub(crate) fn mac(port: usize) -> String {
-        let bytes = PREFIX.into_iter().chain([u8::try_from(port + 1).unwrap_or(u8::MAX)]);
+        let bytes = MAC_PREFIX.into_iter().chain([u8::try_from(port + 1).unwrap_or(u8::MAX)]);
         bytes.map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
     }
 
@@ -76,13 +76,13 @@ impl Switch {
     /// If the kernel provides no sockets.
     pub(crate) fn plug(self: &Arc<Self>, port: usize) -> io::Result<UnixDatagram> {
         let (ours, theirs) = UnixDatagram::pair()?;
-        ours.set_write_timeout(Some(TIMEOUT))?;
+        ours.set_write_timeout(Some(FRAME_TIMEOUT))?;
         let ours = Arc::new(ours);
         self.ports[port].replace(Some(ours.clone()));
         // Only a weak reference: the thread ends with the switch.
         let switch = Arc::downgrade(self);
         thread::spawn(move || {
-            let mut frame = vec![0; FRAME];
+            let mut frame = vec![0; FRAME_BUFFER_BYTES];
             while let Ok(len @ 1..) = ours.recv(&mut frame) {
                 match switch.upgrade() {
                     Some(switch) => switch.forward(port, &frame[..len]),
@@ -109,7 +109,7 @@ impl Switch {
         if destination[0] & 1 == 1 {
             let others = self.ports.iter().enumerate().filter(|(to, _)| *to != from);
             others.for_each(|(_, port)| port.deliver(frame));
-        } else if destination[..5] == PREFIX {
+        } else if destination[..5] == MAC_PREFIX {
             let port = usize::from(destination[5]).checked_sub(1).and_then(|to| self.ports.get(to));
             if let Some(port) = port {
                 port.deliver(frame);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_go_where_they_are_addressed_to_and_nowhere_over_a_cut_link() {
+    fn frames_reach_their_address_unless_the_link_is_cut() {
         let switch = Switch::new(3);
         let [a, b, c] = [0, 1, 2].map(|port| switch.plug(port).unwrap());
         a.send(&frame(address(1), 1)).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_is_unplugged_or_takes_nothing_holds_nobody_up_for_long() {
+    fn an_unplugged_or_stalled_guest_delays_others_only_briefly() {
         let switch = Switch::new(3);
         let [a, _deaf, c] = [0, 1, 2].map(|port| switch.plug(port).unwrap());
         a.set_write_timeout(Some(Duration::from_secs(5))).unwrap();

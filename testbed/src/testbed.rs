@@ -17,7 +17,7 @@ use crate::spec::Spec;
 use crate::switch::Switch;
 
 /// The most hosts, as many as there are addresses.
-const MOST: usize = 250;
+const MAX_HOSTS: usize = 250;
 
 /// Running hosts. Dropping them pulls all plugs.
 #[derive(Debug)]
@@ -35,8 +35,8 @@ impl Testbed {
     pub fn start(specs: impl IntoIterator<Item = Spec>) -> Result<Self> {
         let specs: Vec<_> = specs.into_iter().collect();
         ensure!(
-            (1..=MOST).contains(&specs.len()),
-            "a testbed has 1 to {MOST} hosts, not {}",
+            (1..=MAX_HOSTS).contains(&specs.len()),
+            "a testbed has 1 to {MAX_HOSTS} hosts, not {}",
             specs.len()
         );
         specs.iter().try_for_each(Spec::check)?;

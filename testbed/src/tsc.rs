@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::sys;
 
 /// How long a measurement takes: long enough for an accuracy of a thousandth.
-const WATCHED: Duration = Duration::from_millis(50);
+const MEASURE_TIME: Duration = Duration::from_millis(50);
 
 /// Number of readings; the tightest counts, because another thread may run in the middle of one.
-const READINGS: u32 = 20;
+const READINGS_PER_MEASUREMENT: u32 = 20;
 
 /// Returns the counter's ticks in a millisecond. An emulated guest counts with the same counter,
 /// and its kernel measures it against an emulated timer. On a busy machine QEMU is late with that
@@ -19,7 +19,7 @@ pub(crate) fn khz() -> u64 {
     static KHZ: OnceLock<u64> = OnceLock::new();
     *KHZ.get_or_init(|| {
         let before = reading();
-        thread::sleep(WATCHED);
+        thread::sleep(MEASURE_TIME);
         let after = reading();
         let nanoseconds = after.1.duration_since(before.1).as_nanos().max(1);
         u64::try_from(u128::from(after.0.saturating_sub(before.0)) * 1_000_000 / nanoseconds)
@@ -35,7 +35,7 @@ fn reading() -> (u64, Instant) {
         let after = sys::time_stamp();
         (after.saturating_sub(before), (before + (after.saturating_sub(before)) / 2, at))
     };
-    (0..READINGS)
+    (0..READINGS_PER_MEASUREMENT)
         .map(once)
         .min_by_key(|(width, _)| *width)
         .map_or_else(|| once(0).1, |(_, tightest)| tightest)

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 /// Interval between two looks.
-const PERIOD: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The longest wait between two looks; at most twice this counts of the time that passed.
-const LOOK: Duration = Duration::from_secs(1);
+const MAX_COUNTED_WAIT: Duration = Duration::from_secs(1);
 
 /// A limit on waiting. Time in which this process did not run does not count: its guests did not
 /// run either.
@@ -26,9 +26,9 @@ impl Deadline {
 
     /// Returns how long to wait before the next look; `None` when time is over.
     pub(crate) fn left(&mut self) -> Option<Duration> {
-        self.left = self.left.saturating_sub(self.looked.elapsed().min(2 * LOOK));
+        self.left = self.left.saturating_sub(self.looked.elapsed().min(2 * MAX_COUNTED_WAIT));
         self.looked = Instant::now();
-        (!self.left.is_zero()).then(|| self.left.min(LOOK))
+        (!self.left.is_zero()).then(|| self.left.min(MAX_COUNTED_WAIT))
     }
 }
 
@@ -59,8 +59,8 @@ pub fn wait_for<T>(
             return Ok(found);
         }
         if deadline.left().is_none() {
-            bail!("after {limit:?} still not: {what}");
+            bail!("timed out after {limit:?} waiting for: {what}");
         }
-        thread::sleep(PERIOD);
+        thread::sleep(POLL_INTERVAL);
     }
 }

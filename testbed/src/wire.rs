@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_received_in_order() {
+    fn messages_are_received_in_the_order_sent() {
         let mut stream = Vec::new();
         let frames: Vec<_> = KINDS
             .iter()
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused() {
+    fn invalid_frames_are_refused() {
         let too_long = Frame::new(1, Kind::Input, vec![0; CHUNK + 1]);
         assert!(too_long.send(Vec::new()).is_err());
         assert!(Frame::receive(&[0, 0, 0, 0, 1, 0, 0, 0, 200][..]).is_err());

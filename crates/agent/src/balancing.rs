@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use aquifer_control::balance::Config;
-use aquifer_vm::GuestError;
+use aquifer_vm::VmError;
 use aquifer_vm::memory::{Balancing, Moved, Resized};
 
 use crate::background::{Background, GLANCE};
@@ -13,24 +13,25 @@ use crate::background::{Background, GLANCE};
 ///
 /// # Errors
 /// If the configuration is invalid, or the thread cannot start.
-pub(crate) fn start(state: &Path, exe: &Path, config: &Config) -> Result<Background, GuestError> {
+pub(crate) fn start(state: &Path, exe: &Path, config: &Config) -> Result<Background, VmError> {
     let balancing = Balancing::new(state, exe, config.clone())?;
     // A resize may have freed memory: the next round hands that memory out at once.
     let rest = |balancing: &mut Balancing| balancing.wait(GLANCE).inspect(log).is_some();
     Background::start("balancer", balancing, balance, rest)
-        .map_err(|source| GuestError::Io { what: "cannot start a thread".to_owned(), source })
+        .map_err(|source| VmError::Io { what: "cannot start a thread".to_owned(), source })
 }
 
 fn balance(balancing: &mut Balancing) {
-    match balancing.turn(true) {
+    match balancing.step(true) {
         Ok(turn) => {
             turn.moved.iter().for_each(log);
             for is in &turn.plan.moves {
-                let verdict = turn.plan.verdicts.iter().find(|verdict| verdict.vm == is.vm);
-                tracing::info!(vm = %is.vm, from = %is.from, to = %is.to, "{}", verdict.map_or(String::new(), ToString::to_string));
+                let decision = turn.plan.decisions.iter().find(|decision| decision.vm == is.vm);
+                let why = decision.map_or(String::new(), ToString::to_string);
+                tracing::info!(vm = %is.vm, from = %is.from, to = %is.to, "{why}");
             }
         }
-        Err(error) => tracing::warn!("the memory of VMs is not balanced: {error}"),
+        Err(error) => tracing::warn!("cannot balance the memory of VMs: {error}"),
     }
 }
 
@@ -40,8 +41,8 @@ fn log(moved: &Moved) {
             tracing::info!(vm = %moved.is.vm, %from, %reached, "resized in {total_ms:.0} ms");
         }
         Ok(Resized { from, reached, why: Some(why), .. }) => {
-            tracing::warn!(vm = %moved.is.vm, %from, %reached, "resized a part of the way: {why}");
+            tracing::warn!(vm = %moved.is.vm, %from, %reached, "resized in part: {why}");
         }
-        Err(error) => tracing::warn!(vm = %moved.is.vm, "not resized: {error}"),
+        Err(error) => tracing::warn!(vm = %moved.is.vm, "cannot resize: {error}"),
     }
 }

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_control::balance;
 use aquifer_blockdev::backend::BackendKind;
+use aquifer_control::balance;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName};
 use serde::Deserialize;
 
@@ -311,14 +311,14 @@ impl Config {
         for (key, address) in [("pages", Some(self.pages)), ("[lend] nvme", nvme)] {
             if let Some(address) = address.filter(|address| address.ip().is_unspecified()) {
                 return Err(format!(
-                    "{key} = \"{address}\" is told to borrowers, who cannot call it: write the address of this host by which \
-                     they reach it"
+                    "borrowers cannot reach {key} = \"{address}\": \
+                     write an address of this host that they can reach"
                 ));
             }
         }
         if backend == LeaseBackend::Kernel && nvme.is_none_or(|address| address.port() == 0) {
             return Err(
-                "[lend] backend = \"kernel\" serves NVMe: say where, by nvme = \"IP:4420\""
+                "[lend] backend = \"kernel\" serves NVMe: set its address, as in nvme = \"IP:4420\""
                     .to_owned(),
             );
         }
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_by_name() {
+    fn unknown_settings_are_refused_by_name() {
         for (text, named) in [
             ("", "host"),
             ("host = 'a b'", "'a b' cannot be a host name"),
@@ -475,15 +475,16 @@ mod tests {
             ("host = 'a'\n[borrow]\nmax = '64M'", "less than a single request"),
             ("host = 'a'\n[borrow]\nbackend = 'floppy'", "floppy"),
             ("host = 'a'\n[borrow]\nattach = 'direct'", "needs protocol"),
-            ("host = 'a'\npages = '0.0.0.0:7071'", "pages = \"0.0.0.0:7071\" is told to borrowers"),
+            ("host = 'a'\npages = '0.0.0.0:7071'", "cannot reach pages = \"0.0.0.0:7071\""),
             ("host = 'a'\n[lend]\nnvme = '[::]:4420'", "[lend] nvme"),
             ("host = 'a'\n[borrow]\nprotocol = 'nvme-rdma'", "needs attach"),
-            ("host = 'a'\n[lend]\nbackend = 'kernel'", "say where"),
-            ("host = 'a'\n[lend]\nbackend = 'kernel'\nnvme = '10.0.0.1:0'", "say where"),
+            ("host = 'a'\n[lend]\nbackend = 'kernel'", "set its address"),
+            ("host = 'a'\n[lend]\nbackend = 'kernel'\nnvme = '10.0.0.1:0'", "set its address"),
             ("host = 'a'\n[lend]\nnvme = '10.0.0.1:4420'\nrdma = true", "needs backend"),
             ("host = 'a'\n[[peer]]\nname = 'a'\naddress = 'x:1'", "this host itself"),
             (
-                "host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x:1'\n[[peer]]\nname = 'b'\naddress = 'y:1'",
+                "host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x:1'\n\
+                 [[peer]]\nname = 'b'\naddress = 'y:1'",
                 "twice",
             ),
             ("host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x'", "HOST:PORT"),

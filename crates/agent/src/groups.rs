@@ -38,24 +38,27 @@ impl Groups {
             thread::sleep(GLANCE);
             false
         };
-        Background::start("groups", balancing, move |balancing| groups.turn(balancing), rest)
+        Background::start("groups", balancing, move |balancing| groups.step(balancing), rest)
     }
 
-    fn turn(&self, balancing: &mut Balancing) {
-        let turn = match balancing.turn(true) {
-            Ok(turn) => turn,
-            Err(error) => return tracing::warn!("what groups save is not handed out: {error}"),
+    fn step(&self, balancing: &mut Balancing) {
+        let round = match balancing.step(true) {
+            Ok(round) => round,
+            Err(error) => return tracing::warn!("cannot hand out the groups' savings: {error}"),
         };
-        for change in &turn.changes {
+        for change in &round.changes {
             tracing::info!("{change}");
         }
-        for Balanced { account, plan, failed, .. } in &turn.groups {
-            for verdict in plan.verdicts.iter().filter(|verdict| verdict.from != verdict.to) {
-                tracing::info!(group = %account.group, vm = %verdict.vm, from = %verdict.from, to = %verdict.to, "{verdict}");
+        for Balanced { account, plan, failed, .. } in &round.groups {
+            for decision in plan.decisions.iter().filter(|decision| decision.from != decision.to) {
+                tracing::info!(
+                    group = %account.group, vm = %decision.vm, from = %decision.from,
+                    to = %decision.to, "{decision}"
+                );
             }
             failed.iter().for_each(|failure| tracing::warn!(group = %account.group, "{failure}"));
         }
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = turn.groups;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = round.groups;
     }
 
     /// Returns all groups with their terms and the latest hand-out.

@@ -61,7 +61,8 @@ pub enum AgentError {
     Tls(#[from] TlsError),
     /// The certificate belongs to another host.
     #[error(
-        "{dir} holds the certificate of '{certificate}', but the configuration is for '{configured}'"
+        "{dir} holds the certificate of '{certificate}', \
+         but the configuration is for '{configured}'"
     )]
     OtherHost {
         /// Directory of the certificate.
@@ -73,7 +74,8 @@ pub enum AgentError {
     },
     /// The operator forced the end while borrowers had pages here; the text lists them.
     #[error(
-        "ended at once, with {0} still here: start an agent again before their io_timeout is over, and nothing is lost"
+        "the agent ended at once, with {0} still here: to lose nothing, start an agent again \
+         before their io_timeout ends"
     )]
     Forced(String),
     /// A resource that the agent needs is missing or in use.
@@ -95,7 +97,7 @@ pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     for rule in &aquifer_blockdev::safety::protect_agent().0 {
         if let Some(failed) = &rule.failed {
             tracing::warn!(
-                "a rule for when memory is short does not hold ('{}'): {failed}",
+                "the agent does not meet a rule for short memory ('{}'): {failed}",
                 rule.rule
             );
         }
@@ -156,13 +158,14 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     if let Err(error) = contacts::keep(&config.state, &config.peers, &former) {
         let state = config.state.display();
         tracing::warn!(
-            "cannot note in {state} where peers are called, for when they are no peers any more: {error}"
+            "cannot record the addresses of peers in {state}, which former peers need: {error}"
         );
     }
 
     tracing::info!(
-        host = %config.host, peers = config.peers.len(), memory = %source.name(), listen = %config.listen,
-        pages = %lender.place(), socket = %config.socket.display(), "ready"
+        host = %config.host, peers = config.peers.len(), memory = %source.name(),
+        listen = %config.listen, pages = %lender.place(), socket = %config.socket.display(),
+        "ready"
     );
     let (commands, inbox) = mpsc::channel(64);
     let handle = Handle(commands);

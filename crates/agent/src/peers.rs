@@ -301,6 +301,7 @@ fn with_help(problem: &Problem) -> String {
 
 fn unknown(host: &HostName) -> String {
     format!(
-        "{host} is no peer of this host: add a [[peer]] with its name and address to the configuration"
+        "{host} is no peer of this host: add a [[peer]] with its name and address \
+         to the configuration"
     )
 }

@@ -18,6 +18,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Interval between two progress messages without news.
 const TELL: Duration = Duration::from_secs(5);
 
+/// Log line of an end by SIGTERM.
+const LEFT_TO_NEXT_AGENT: &str = "stopping: leases and volumes stay in place for the next agent";
+
 /// The signals that the agent handles.
 pub(crate) struct Signals {
     interrupted: Signal,
@@ -46,8 +49,8 @@ impl Signals {
                 _ = self.terminated.recv() => return Came::Terminate,
                 _ = self.interrupted.recv() => return Came::Interrupt,
                 _ = self.hung_up.recv() => tracing::warn!(
-                    "SIGHUP is ignored: an agent reads its configuration only when it starts. End it by SIGTERM, which \
-                     leaves leases and volumes as they are, and start it again"
+                    "SIGHUP is ignored: an agent reads its configuration only when it starts. \
+                     Restart it: SIGTERM leaves leases and volumes to the next agent"
                 ),
             }
         }
@@ -60,7 +63,7 @@ impl Signals {
     pub(crate) async fn wait(&mut self, handle: &Handle) -> Result<(), AgentError> {
         match self.next().await {
             Came::Terminate => {
-                tracing::info!("stopping: leases and volumes stay as they are for the next agent");
+                tracing::info!("{LEFT_TO_NEXT_AGENT}");
                 if let Ok(draining) = ask(handle, None).await {
                     draining.left.iter().for_each(wait_for_next_agent);
                 }
@@ -85,13 +88,14 @@ impl Signals {
             let Ok(draining) = ask(handle, order.take()).await else { return Ok(true) };
             if draining.left.is_empty() {
                 if told.is_some() {
-                    tracing::info!("nothing is lent any more");
+                    tracing::info!("all leases are back");
                 }
                 return Ok(true);
             }
             if told.is_none() {
                 tracing::info!(
-                    "asking back what is lent before the end; interrupt again to end at once, which loses it to its borrowers"
+                    "recalling all leases before the end; interrupt again to end at once, \
+                     which loses the borrowers' pages"
                 );
             }
             let progress = progress(&draining.left);
@@ -110,7 +114,7 @@ impl Signals {
                         return Err(AgentError::Forced(by_borrower(&draining.left)));
                     }
                     Came::Terminate => {
-                        tracing::info!("stopping: leases and volumes stay as they are for the next agent");
+                        tracing::info!("{LEFT_TO_NEXT_AGENT}");
                         draining.left.iter().for_each(wait_for_next_agent);
                         return Ok(false);
                     }
@@ -121,14 +125,14 @@ impl Signals {
 
     /// Returns borrowed memory; another signal leaves the rest to the next agent.
     async fn give_back(&mut self, handle: &Handle) -> &'static str {
-        const STAYS: &str = "what is still borrowed stays on for the next agent";
-        tracing::info!("giving back what was borrowed; interrupt again to leave it as it is");
+        const STAYS: &str = "the remaining volumes stay in use for the next agent";
+        tracing::info!("giving back all volumes; interrupt again to leave them to the next agent");
         let returned = handle.ask(|reply| Command::Return { order: Return::default(), reply });
         tokio::select! {
             returned = returned => match returned.and_then(|returned| returned) {
-                Ok(_) => "nothing is borrowed any more",
+                Ok(_) => "all volumes are given back",
                 Err(problem) => {
-                    tracing::error!("not all could be given back: {}", problem.error);
+                    tracing::error!("cannot give back all volumes: {}", problem.error);
                     STAYS
                 }
             },
@@ -178,7 +182,8 @@ fn io_timeout(left: &Left) -> String {
 fn wait_for_next_agent(left: &Left) {
     let Left { borrower, bytes, lease, .. } = left;
     tracing::warn!(
-        "{borrower} has {bytes} here in lease {lease}: its programs wait for the next agent {}, and fail then",
+        "{borrower} has {bytes} here in lease {lease}: its programs wait for the next agent {}, \
+         and fail then",
         io_timeout(left)
     );
 }
@@ -186,7 +191,8 @@ fn wait_for_next_agent(left: &Left) {
 fn lose(left: &Left) {
     let Left { borrower, bytes, lease, .. } = left;
     tracing::error!(
-        "{borrower} loses {bytes} in lease {lease}, unless another agent is started: its programs wait {}, and fail then",
+        "{borrower} loses {bytes} in lease {lease}, unless you start another agent: its programs \
+         wait {}, and fail then",
         io_timeout(left)
     );
 }

@@ -8,10 +8,10 @@ use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
 use aquifer_api::{Problem, path};
 use aquifer_group::Agreements;
-use aquifer_vm::migrate::{self, Arrival};
-use aquifer_vm::process::{Files, client};
 use aquifer_page::HostName;
 use aquifer_region::process::preload_library;
+use aquifer_vm::migrate::{self, Arrival};
+use aquifer_vm::process::{Files, client};
 
 use crate::config::Config;
 use crate::peers::Peers;
@@ -47,7 +47,7 @@ impl Vms {
         let Inner { config, .. } = &*self.0;
         if !config.vms.accept {
             return Err(Problem {
-                error: format!("host {} takes no VMs of other hosts", config.host),
+                error: format!("host {} accepts no VMs of other hosts", config.host),
                 help: Some(
                     "set 'accept = true' under [vms] in its configuration, and restart its agent"
                         .to_owned(),
@@ -93,16 +93,16 @@ impl Inner {
         arrival.vm.preload = preload_library(&self.exe).map_err(problem)?;
         arrival.vm.qemu.clone_from(&vms.qemu);
         arrival.memory.identity = arrival.memory.identity.map(|_| tls.clone());
-        let awaited = migrate::Awaited {
+        let incoming = migrate::Incoming {
             migration: arrival.migration,
             from,
             listen: listen.ip(),
             identity: tls.clone(),
             prepared: false,
-            left: None,
+            left_at_source: None,
         };
-        let address = client::receive(&self.exe, state, &arrival, awaited).map_err(problem)?;
-        tracing::info!(vm = %arrival.vm.name, %address, "a VM is waited for");
+        let address = client::receive(&self.exe, state, &arrival, incoming).map_err(problem)?;
+        tracing::info!(vm = %arrival.vm.name, %address, "waits for the VM");
         Ok(Awaits { address })
     }
 }

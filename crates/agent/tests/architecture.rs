@@ -53,8 +53,42 @@ fn used(manifest: &Path) -> BTreeSet<String> {
         .collect()
 }
 
+/// Reads the rows of the drawing of rooms, top first. A row begins with eight columns or fewer
+/// and names rooms until the column of its explanation.
+fn drawing(rooms: &BTreeSet<String>) -> Vec<BTreeSet<String>> {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    text.lines()
+        .skip_while(|line| *line != "## Rooms")
+        .skip_while(|line| *line != "```text")
+        .skip(1)
+        .take_while(|line| *line != "```")
+        .filter(|line| !line.contains('│'))
+        .map(|line| {
+            let (names, _) = line.split_at_checked(41).unwrap_or((line, ""));
+            let row: BTreeSet<_> = names.split_whitespace().map(str::to_owned).collect();
+            assert!(row.is_subset(rooms), "the drawing names rooms that do not exist: {line}");
+            row
+        })
+        .collect()
+}
+
 #[test]
-fn every_crate_uses_only_the_rooms_that_the_architecture_gives_it() {
+fn the_drawing_has_every_room_above_those_it_uses() {
+    let allowed = allowed();
+    let rows = drawing(&allowed.keys().cloned().collect());
+    let place = |room: &String| {
+        let at = rows.iter().position(|row| row.contains(room));
+        at.unwrap_or_else(|| panic!("the drawing in ARCHITECTURE.md lacks {room}"))
+    };
+    for (room, uses) in &allowed {
+        for used in uses {
+            assert!(place(room) < place(used), "the drawing has {room} not above {used}");
+        }
+    }
+}
+
+#[test]
+fn every_crate_uses_only_rooms_that_the_architecture_allows() {
     let allowed = allowed();
     let mut crates = BTreeSet::new();
     for entry in fs::read_dir(root().join("crates")).unwrap() {

@@ -9,15 +9,16 @@ use crate::schema;
 /// A group that a host knows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Group {
-    /// Its name.
+    /// The group's name.
     #[schema(value_type = schema::Name)]
     pub name: Name,
-    /// By what to tell whether two hosts have the same key.
+    /// An id of the group's key, equal on two hosts if they have the same key.
     pub key_id: String,
-    /// What its members agree on, as in its file, but for the key.
+    /// The agreement of the group's members, as in its file, without the key.
     #[schema(value_type = Object)]
     pub terms: serde_json::Value,
-    /// How it was in the last period, as `aquifer group balance --json` says it; none where the agent does not do that, or the group has no member here.
+    /// The group's state in the last period, as `aquifer group balance --json` prints it. Absent if
+    /// the agent does not balance groups, or the group has no member here.
     #[schema(value_type = Option<Object>)]
     pub balanced: Option<serde_json::Value>,
 }

@@ -19,13 +19,13 @@ use utoipa::ToSchema;
 /// The body of every answer that is not a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// What failed and why, naming the thing.
+    /// The failure and its cause.
     pub error: String,
-    /// What the reader can do about it, where there is something.
+    /// A way out, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
 }
 
-/// The body of an answer that has nothing to tell but "done".
+/// The body of an answer without content: the order is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Done {}

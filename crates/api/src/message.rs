@@ -15,37 +15,38 @@ use utoipa::ToSchema;
 
 use crate::schema;
 
-/// Borrower to lender: "lend me `bytes`". Answered by [`MemBorAck`] or [`MemBorRej`].
+/// Borrower to lender: "lend me `bytes`". The lender answers with [`MemBorAck`] or [`MemBorRej`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemBorReq {
-    /// Chosen by the borrower, 32 hexadecimal digits; the same request sent again yields the same lease.
+    /// An id chosen by the borrower, 32 hexadecimal digits. A repeated request yields the same
+    /// lease.
     #[schema(value_type = schema::Id)]
     pub request: String,
     /// M_req, in whole extents of 64 MiB.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
-    /// The tenant to whom the lender accounts the lease.
+    /// The tenant that the lender accounts the lease to.
     #[schema(value_type = schema::Name)]
     pub group: Group,
 }
 
-/// Lender to borrower: the request is granted, and this is where its memory is reached. Sent again to a borrower that
-/// is silent it asks "do you still hold this lease?".
+/// Lender to borrower: the request is granted, and these URIs reach the memory. The lender repeats
+/// it to a silent borrower, as the question "do you still hold this lease?".
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemBorAck {
     /// The request that this answers.
     #[schema(value_type = schema::Id)]
     pub request: String,
-    /// The lease, which is also the name of its NBD export, and in the form of a UUID that of its NVMe subsystem.
+    /// The lease. Its id is also the name of its NBD export and, as a UUID, of its NVMe subsystem.
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
-    /// What is promised.
+    /// The capacity of the lease.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
-    /// By what its pages are reached, one URI a protocol: `nbds://HOST:PORT/LEASE`, `nvme+tcp://HOST:PORT/NQN`,
-    /// `nvme+rdma://HOST:PORT/NQN`. For the last two, [`Access`] has what else is needed.
+    /// The URIs that reach its pages, one for each protocol: `nbds://HOST:PORT/LEASE`,
+    /// `nvme+tcp://HOST:PORT/NQN`, `nvme+rdma://HOST:PORT/NQN`. The last two also need [`Access`].
     pub uris: Vec<String>,
 }
 
@@ -56,15 +57,15 @@ pub struct MemBorRej {
     /// The request that this answers.
     #[schema(value_type = schema::Id)]
     pub request: String,
-    /// What the lender could spare at that moment.
+    /// The bytes that the lender could spare at that moment.
     #[schema(value_type = schema::Size)]
     pub spare: Bytes,
-    /// Why: `no_room`, `overloaded`, `borrowing`, `asking`, `recalling`, `starting`, `settled`, `invalid` or `failed`.
+    /// The reason.
     #[schema(value_type = schema::Reason)]
     pub reason: String,
 }
 
-/// Borrower to lender: the lease is no longer used; its memory may be freed.
+/// Borrower to lender: I no longer use this lease, free its memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemBorFin {
@@ -89,7 +90,7 @@ pub struct Renew {
     /// The leases that the borrower holds of this lender.
     #[schema(value_type = Vec<schema::Id>)]
     pub leases: Vec<LeaseId>,
-    /// How long I/O of the borrower waits for this lender before it fails, in milliseconds.
+    /// The time in milliseconds for which the borrower's I/O waits for this lender before it fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = "uint64", maximum = 18_446_744_073_709_551_615_u64)]
     pub io_timeout_ms: Option<u64>,
@@ -98,8 +99,8 @@ pub struct Renew {
 /// Lender to borrower, the answer to [`Renew`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Renewed {
-    /// Of the renewed leases those that the lender does not have: it lost them, or gave them up when the borrower was
-    /// silent for its whole grace.
+    /// The renewed leases that the lender does not have. It lost them, or freed them because the
+    /// borrower was silent for the whole grace.
     #[serde(default)]
     #[schema(value_type = Vec<schema::Id>)]
     pub lost: Vec<LeaseId>,
@@ -108,37 +109,39 @@ pub struct Renewed {
 /// Borrower to lender, the answer to [`MemLenFin`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Leaving {
-    /// Why the last try to leave the lease failed, if one did.
+    /// The reason why the last attempt to leave the lease failed, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
-/// What a host could lend now: the answer by which borrowers choose whom to ask first.
+/// The memory that a host can lend now. Borrowers choose by it which lender to ask first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
     /// The host that offers.
     #[schema(value_type = schema::Name)]
     pub host: HostName,
-    /// What it would grant now; zero while it borrows or is short itself.
+    /// The bytes that the host would grant now. Zero while it borrows or is short of memory.
     #[schema(value_type = schema::Size)]
     pub spare: Bytes,
-    /// The agent that answers: another one after each start.
+    /// An id of the agent that answers, new at each start.
     #[serde(default)]
     pub agent: String,
-    /// Where it calls the host that asks. A host that meets another agent there shares its name with another host.
+    /// The address at which the agent calls the host that asks. If another agent answers at that
+    /// address, two hosts share a name.
     #[serde(default)]
     pub you: String,
 }
 
-/// What a borrower needs besides the URI to use a lease over NVMe: the lender's answer to `GET /v1/leases/LEASE/access`, for the
-/// host alone that has the lease. Not part of [`MemBorAck`], which is logged and sent again.
+/// The data that a borrower needs besides the URI to use a lease over NVMe: the lender's answer to
+/// `GET /v1/leases/LEASE/access`, only for the host that holds the lease. Not part of
+/// [`MemBorAck`], because agents log and repeat that message.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Access {
-    /// The NQN by which the lender lets the borrower in, in the form of a UUID, made for this lease.
+    /// The host NQN that the lender admits, as a UUID made for this lease.
     pub host: String,
-    /// What each side must prove that it knows; nothing, if the lender asks for no proof.
+    /// The secrets for authentication. Absent if the lender does not authenticate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secrets: Option<AccessSecrets>,
 }
@@ -147,9 +150,9 @@ pub struct Access {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AccessSecrets {
-    /// The borrower's.
+    /// The borrower's secret.
     pub borrower: String,
-    /// The lender's.
+    /// The lender's secret.
     pub lender: String,
 }
 
@@ -157,16 +160,16 @@ pub struct AccessSecrets {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Arrive {
-    /// The VM, its memory and this attempt, as the keepers of VMs know them.
+    /// The VM, its memory and this attempt, as the VMs' supervisors describe them.
     #[schema(value_type = Object)]
     pub arrival: serde_json::Value,
 }
 
-/// The VM is waited for: it is there within half a minute, or forgotten.
+/// The destination waits for the VM, and forgets it unless it arrives within half a minute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Awaits {
-    /// Where, for a connection with mutual TLS.
+    /// The address, for a connection with mutual TLS.
     #[schema(value_type = schema::Socket)]
     pub address: SocketAddr,
 }

@@ -11,49 +11,51 @@ use utoipa::ToSchema;
 
 use crate::schema;
 
-/// Borrow now, whatever the thresholds say. Answered when the memory is swapped on, or with the reason why not.
+/// Borrow now, regardless of the thresholds. The agent answers when the kernel swaps to the memory,
+/// or with the reason for the failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Borrow {
-    /// How much, rounded up to whole extents of 64 MiB.
+    /// The size, which the agent rounds up to whole extents of 64 MiB.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
-    /// The swap priority of it; that of the agent's configuration where it is not given.
+    /// The swap priority. Default: the priority in the agent's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "swap_priority")]
     #[schema(minimum = 0, maximum = 32767)]
     pub priority: Option<u16>,
 }
 
-/// What was borrowed by an order.
+/// The memory borrowed by an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Borrowed {
     /// The new volume.
     #[schema(value_type = schema::Id)]
     pub volume: VolumeId,
-    /// Its block device.
+    /// The volume's block device.
     pub device: String,
-    /// The directory under which its process, where it has one, keeps its files.
+    /// The directory of the files of the volume's process, if it has one.
     #[schema(value_type = String)]
     pub state: PathBuf,
-    /// The leases under it.
+    /// The leases under the volume.
     #[schema(value_type = Vec<schema::Id>)]
     pub leases: Vec<LeaseId>,
-    /// What was granted in all; may be less than asked for.
+    /// The sum of the granted bytes, which may be less than the order asked for.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
 }
 
-/// Give back what was borrowed: swap off, detach, and tell the lenders. Answered when it is done.
+/// Give back borrowed memory: swap off, detach, and tell the lenders. The agent answers when it is
+/// done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Return {
-    /// One volume; all of them where it is not given.
+    /// One volume. Default: all volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Id>)]
     pub volume: Option<VolumeId>,
 }
 
-/// What was given back.
+/// The volumes given back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Returned {
     /// The volumes that are gone.
@@ -61,8 +63,8 @@ pub struct Returned {
     pub volumes: Vec<VolumeId>,
 }
 
-/// Take back all that was lent, and lend nothing meanwhile; or lend again. What was lent moves away under I/O: borrowers move
-/// it to other lenders, or to a file of their own.
+/// Take all leases back and lend nothing meanwhile, or lend again. Borrowers move their pages to
+/// other lenders, or to a local file, while I/O continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
@@ -70,7 +72,7 @@ pub struct Drain {
     pub on: bool,
 }
 
-/// How far a drain is.
+/// The progress of a drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Draining {
     /// Whether this host lends nothing, because of an order or of its configuration.
@@ -85,45 +87,46 @@ pub struct Left {
     /// The lease.
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
-    /// Who holds it.
+    /// The host that holds the lease.
     #[schema(value_type = schema::Name)]
     pub borrower: HostName,
-    /// What is still stored in it.
+    /// The bytes still stored in the lease.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
-    /// Why it is not free yet.
+    /// The reason why the lease is not free yet.
     pub why: String,
-    /// How long the borrower's programs wait for a page of it before they fail, in milliseconds, where that is known.
+    /// The time in milliseconds for which the borrower's I/O waits for a page of the lease before
+    /// it fails. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_timeout_ms: Option<u64>,
 }
 
-/// Have another host wait for a VM of this one, which is to move there.
+/// Prepare another host to receive a VM of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Migrate {
     /// The VM.
     #[schema(value_type = schema::Name)]
     pub vm: RegionName,
-    /// A peer of this host.
+    /// The destination, a peer of this host.
     #[schema(value_type = schema::Name)]
     pub to: HostName,
-    /// What its local cache is to be there; what it is here, if not given.
+    /// The size of the VM's local cache at the destination. Default: its present size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Size>)]
     pub cache: Option<Bytes>,
 }
 
-/// It waits. What there is to do now is done by the VM's keeper.
+/// The destination waits for the VM. The VM's supervisor does the rest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Awaited {
-    /// The attempt.
+    /// The id of the attempt.
     #[schema(value_type = schema::Id)]
     pub migration: MigrationId,
-    /// Where the VM is waited for.
+    /// The address at which the destination waits for the VM.
     #[schema(value_type = schema::Socket)]
     pub address: SocketAddr,
-    /// Directory of this host's certificate.
+    /// The directory of this host's certificate.
     #[schema(value_type = String)]
     pub identity: PathBuf,
 }

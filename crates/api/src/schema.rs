@@ -19,7 +19,8 @@ macro_rules! schema {
                 let text = [$($doc.trim()),*].join(" ");
                 let schema = ObjectBuilder::new().schema_type(types).description(Some(text));
                 let number = $types.contains(&Type::Integer);
-                let schema = schema.minimum(number.then_some(0_u64)).maximum(number.then_some(u64::MAX));
+                let schema = schema.minimum(number.then_some(0_u64));
+                let schema = schema.maximum(number.then_some(u64::MAX));
                 schema.pattern(Some($pattern)).build().into()
             }
         }
@@ -45,57 +46,57 @@ schema!(
     "^[0-9a-fA-F]{32}$"
 );
 schema!(
-    /// A number of bytes; in requests also a text with a unit, as `"512MiB"` or `"2G"`.
+    /// A number of bytes. In requests also a text with a unit, as in `"512MiB"` or `"2G"`.
     Size,
     [Type::Integer, Type::String],
     "^[0-9]{1,6}([KMGTkmgt]([Ii]?[Bb])?|[Bb])?$"
 );
 schema!(
-    /// Where a host listens: `192.0.2.1:7070`, `[2001:db8::1]:7070`.
+    /// An address at which a host listens: `192.0.2.1:7070`, `[2001:db8::1]:7070`.
     Socket,
     [Type::String],
     r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$"
 );
 
-/// How a lease is that a host has granted.
+/// The state of a lease that a host has granted.
 #[derive(Debug, ToSchema)]
 #[schema(rename_all = "lowercase")]
 pub enum LentState {
-    /// It is being made.
+    /// The lender is setting the lease up.
     Opening,
-    /// The borrower has not shown that it knows of it.
+    /// The borrower has not shown that it knows of the lease.
     Offered,
-    /// The borrower has it.
+    /// The borrower holds the lease.
     Held,
-    /// The lender wants it back (`mem_len_fin`).
+    /// The lender has recalled the lease (`mem_len_fin`).
     #[schema(rename = "asked back")]
     AskedBack,
-    /// Its memory is being freed.
+    /// The lender is freeing the memory.
     Freeing,
 }
 
-/// Why a host does not lend.
+/// The reason why a host does not lend.
 #[derive(Debug, ToSchema)]
 #[schema(rename_all = "snake_case")]
 pub enum Reason {
-    /// It has less to spare.
+    /// The host has less to spare than requested.
     NoRoom,
-    /// It is short of memory itself.
+    /// The host is short of memory.
     Overloaded,
-    /// It borrows.
+    /// The host borrows.
     Borrowing,
-    /// It asks others for memory.
+    /// The host asks others for memory.
     Asking,
-    /// It asks leases back.
+    /// The host is recalling leases.
     Recalling,
-    /// It lends nothing now: its operator wants all back.
+    /// The host is draining: its operator wants all leases back.
     Draining,
-    /// It has just started.
+    /// The host has just started.
     Starting,
-    /// The request was answered before.
+    /// The host has answered this request before.
     Settled,
-    /// The request makes no sense.
+    /// The size is zero or not in whole extents.
     Invalid,
-    /// It could not make the lease.
+    /// The host could not set the lease up.
     Failed,
 }

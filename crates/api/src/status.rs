@@ -8,15 +8,15 @@ use utoipa::ToSchema;
 
 use crate::schema;
 
-/// The three roles of the paper (Sharing, Fig. 3). There is no direct way between borrower and lender.
+/// The three roles of \[Ge23\] (Fig. 3). No host changes directly between borrower and lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Neither borrows nor lends.
+    /// The host neither borrows nor lends.
     Neutral,
-    /// Holds leases of others.
+    /// The host holds leases of other hosts.
     Borrower,
-    /// Has granted leases.
+    /// The host has granted leases.
     Lender,
 }
 
@@ -30,31 +30,31 @@ impl fmt::Display for Role {
     }
 }
 
-/// Everything about one host, as its agent sees it.
+/// The state of one host, as its agent sees it.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// The host.
     #[schema(value_type = schema::Name)]
     pub host: HostName,
-    /// The agent's process.
+    /// The process id of the agent.
     pub pid: u32,
-    /// Its version.
+    /// The agent's version.
     pub version: String,
     /// Seconds since the agent started.
     pub uptime_s: f64,
-    /// The role now.
+    /// The present role.
     pub role: Role,
-    /// Its memory at the last reading.
-    pub memory: Memory,
-    /// Leases that it has granted.
+    /// The memory at the last reading.
+    pub memory: HostMemory,
+    /// The leases that the host has granted.
     pub lent: Vec<Lent>,
-    /// Volumes that it has borrowed.
+    /// The volumes that the host has borrowed.
     pub borrowed: Vec<Volume>,
-    /// Its peers, as last heard of.
+    /// The peers, as last heard of.
     pub peers: Vec<Peer>,
     /// The latest decisions, oldest first.
     pub decisions: Vec<Decision>,
-    /// What happened to pages, lenders, programs and VMs, oldest first.
+    /// Events of pages, lenders, programs and VMs, oldest first.
     #[serde(default)]
     pub events: Vec<Event>,
     /// The latest changes of the role, oldest first.
@@ -65,32 +65,32 @@ pub struct Status {
 
 /// One reading of memory, in the paper's terms (its Table 1), all in bytes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
-pub struct Memory {
-    /// Where it was read: `host`, or the path of a cgroup.
+pub struct HostMemory {
+    /// The source of the reading: `host`, or the path of a cgroup.
     pub source: String,
-    /// M_t: all there is.
+    /// M_t: the total.
     #[schema(value_type = schema::Size)]
     pub total: Bytes,
-    /// M_u: used, without buffers, page cache and slabs; with the pages held for borrowers.
+    /// M_u: used, without buffers, page cache and slabs, but with the pages held for borrowers.
     #[schema(value_type = schema::Size)]
     pub used: Bytes,
     /// S_u: swapped out to borrowed devices.
     #[schema(value_type = schema::Size)]
     pub swap_used: Bytes,
-    /// T_upper x M_t: above it the host borrows.
+    /// T_upper x M_t: the host borrows if its use is above it.
     #[schema(value_type = schema::Size)]
     pub upper: Bytes,
-    /// T_lower x M_t: below it (swap included) the host returns.
+    /// T_lower x M_t: the host gives memory back if its use, with swap, is below it.
     #[schema(value_type = schema::Size)]
     pub lower: Bytes,
     /// M_s, eq. 1 or 2 of the paper.
     #[schema(value_type = schema::Size)]
     pub shareable: Bytes,
-    /// What would be granted now: M_s less what is promised and not yet stored, and never so much that lending alone
-    /// would lift M_u over T_upper.
+    /// The bytes that the host would grant now: M_s less the promised bytes that are not stored
+    /// yet. Lending alone never lifts M_u over T_upper.
     #[schema(value_type = schema::Size)]
     pub spare: Bytes,
-    /// PSI says that tasks wait for memory.
+    /// Whether tasks wait for memory, by PSI.
     pub pressure: bool,
 }
 
@@ -100,25 +100,25 @@ pub struct Lent {
     /// The lease.
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
-    /// Who holds it.
+    /// The host that holds the lease.
     #[schema(value_type = schema::Name)]
     pub borrower: HostName,
-    /// The tenant to whom it is accounted.
+    /// The tenant that the lease is accounted to.
     #[schema(value_type = schema::Name)]
     pub group: Group,
-    /// What is promised.
+    /// The capacity of the lease.
     #[schema(value_type = schema::Size)]
     pub capacity: Bytes,
-    /// RAM that its pages take now.
+    /// The RAM that its pages take now.
     #[schema(value_type = schema::Size)]
     pub stored: Bytes,
-    /// Open connections; not known where the kernel serves.
+    /// The number of open connections. Absent if the kernel serves the lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u32>,
-    /// `opening`, `offered` (the borrower has not shown that it knows), `held`, `asked back` (mem_len_fin), or `freeing`.
+    /// The state of the lease.
     #[schema(value_type = schema::LentState)]
     pub state: String,
-    /// Seconds since the borrower was last heard of.
+    /// Seconds since the borrower's last sign of life.
     pub silent_s: f64,
 }
 
@@ -128,25 +128,26 @@ pub struct Volume {
     /// The volume.
     #[schema(value_type = schema::Id)]
     pub volume: VolumeId,
-    /// The process that serves it; none where the kernel itself reaches the lender.
+    /// The process that serves the volume. Absent if the kernel itself reaches the lender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its block device.
+    /// The volume's block device.
     pub device: String,
-    /// How it is attached: `ublk`, `nbd` or `fuse-loop`; directly: `nvme-tcp` or `nvme-rdma`.
+    /// The backend that attaches the volume: `ublk`, `nbd` or `fuse-loop`; without a process of
+    /// Aquifer: `nvme-tcp` or `nvme-rdma`.
     pub backend: String,
-    /// Its size.
+    /// The volume's size.
     #[schema(value_type = schema::Size)]
     pub capacity: Bytes,
-    /// Swapped out to it now.
+    /// The bytes swapped out to the volume now.
     #[schema(value_type = schema::Size)]
     pub swap_used: Bytes,
-    /// In the local spill file, because no lender had room.
+    /// The bytes in the local spill file, because no lender had room.
     #[schema(value_type = schema::Size)]
     pub spilled: Bytes,
-    /// What it stands on.
+    /// The leases under the volume.
     pub leases: Vec<Held>,
-    /// The last error on its page path, naming lender, lease and page.
+    /// The last error of a page's I/O, with lender, lease and page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }
@@ -157,64 +158,65 @@ pub struct Held {
     /// The lease.
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
-    /// Who granted it.
+    /// The host that granted the lease.
     #[schema(value_type = schema::Name)]
     pub lender: HostName,
-    /// What is promised.
+    /// The capacity of the lease.
     #[schema(value_type = schema::Size)]
     pub capacity: Bytes,
-    /// Extents of the volume that lie on it, in bytes.
+    /// The bytes of the volume's extents in the lease.
     #[schema(value_type = schema::Size)]
     pub placed: Bytes,
-    /// How it is, in words: `ok`, `unreachable for 3s`, `moving 3 of 12 extents`.
+    /// The state as text: `ok`, `unreachable for 3s`, `moving 3 of 12 extents`.
     pub state: String,
-    /// The same for programs.
+    /// The state for programs.
     #[serde(default)]
     pub health: LeaseHealth,
 }
 
-/// How a lease is that this host holds.
+/// The state of a lease that this host holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseHealth {
-    /// In use.
+    /// The lease is in use.
     #[default]
     Ok,
-    /// In use, but its lender has no room for more.
+    /// The lease is in use, but its lender has no room for more pages.
     Full,
-    /// Its lender does not answer.
+    /// The lender does not answer.
     Unreachable,
-    /// Its lender does not have what was stored there. Nothing new goes there.
+    /// The lender has lost the stored pages. No new pages go there.
     Lost,
-    /// What is there is moving elsewhere.
+    /// The pages are moving elsewhere.
     Moving,
 }
 
 /// A peer from the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Peer {
-    /// Its name.
+    /// The peer's name.
     #[schema(value_type = schema::Name)]
     pub host: HostName,
-    /// Its address.
+    /// The peer's address.
     pub address: String,
-    /// Whether the configuration names it; else it is a former peer, and leases are on their way back.
+    /// Whether the configuration names the peer. False: a former peer, whose leases are on their
+    /// way back.
     #[serde(default = "yes")]
     pub listed: bool,
-    /// Seconds since it last answered; nothing if it never did.
+    /// Seconds since the peer last answered. Absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_s: Option<f64>,
-    /// What it last said it could spare; nothing if it has not said.
+    /// The bytes that the peer could spare by its last offer. Absent without an offer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Size>)]
     pub spare: Option<Bytes>,
-    /// Seconds since it said so.
+    /// Seconds since that offer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spare_s: Option<f64>,
-    /// Whether it answers, but refuses what this host asks.
+    /// Whether the peer answers, but refuses the requests of this host.
     #[serde(default)]
     pub refused: bool,
-    /// Why it does not answer, or refuses.
+    /// The reason why the peer does not answer, or refuses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -223,32 +225,33 @@ fn yes() -> bool {
     true
 }
 
-/// Something that an operator should know of, and that nobody decided.
+/// An event that the operator should know of, outside the controller's decisions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
     /// Seconds since the epoch.
     pub at: f64,
-    /// What kind of thing it is.
+    /// The kind of the event.
     pub kind: EventKind,
-    /// What it happened to: a host, a volume, a cgroup, a VM.
+    /// The subject of the event: a host, a volume, a cgroup, a VM.
     pub who: String,
     /// One sentence.
     pub what: String,
 }
 
-/// What kind of thing an [`Event`] is.
+/// The kind of an [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
     /// A lender does not answer.
     LenderLost,
-    /// A lender that did not answer does again.
+    /// A lender answers again.
     LenderBack,
-    /// A page could not be read or written.
+    /// The I/O of a page failed.
     PageUnreachable,
     /// A lender has lost a lease that this host holds, with its pages.
     LeaseLost,
-    /// A borrower has lost a lease of this host, with its pages: it was silent for too long, or the agent was forced to stop.
+    /// A borrower has lost a lease of this host, with its pages. The borrower was silent for too
+    /// long, or the operator forced the agent to stop.
     BorrowerLost,
     /// Pages went to the local spill file, because no lender had room.
     Spill,
@@ -258,9 +261,9 @@ pub enum EventKind {
     OomKill,
     /// A VM ended.
     VmEnded,
-    /// Another host has this host's name, or peers call this host where it is not.
+    /// Another host has this host's name, or peers call this host at a wrong address.
     NameTaken,
-    /// What is lent is asked back, or all of it is back.
+    /// A drain has started, or all leases are back.
     Drain,
 }
 
@@ -291,13 +294,13 @@ pub struct Decision {
     pub what: String,
 }
 
-/// The host had one role and has another now.
+/// A change of the host's role.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RoleChange {
     /// Seconds since the epoch.
     pub at: f64,
-    /// The role that it had.
+    /// The role before the change.
     pub from: Role,
-    /// The role that it has since.
+    /// The role after the change.
     pub to: Role,
 }

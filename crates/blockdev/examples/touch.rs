@@ -77,7 +77,12 @@ impl Load {
             |share: usize| f64::from(times.get(count * share / 100).copied().unwrap_or(0)) / 1e3;
         writeln!(
             out,
-            r#"{{"accesses":{count},"seconds":{seconds:.3},"us_per_access":{:.2},"p50_us":{:.2},"p99_us":{:.2},"wrong":{}}}"#,
+            concat!(
+                r#"{{"accesses":{},"seconds":{:.3},"us_per_access":{:.2},"#,
+                r#""p50_us":{:.2},"p99_us":{:.2},"wrong":{}}}"#
+            ),
+            count,
+            seconds,
             seconds * 1e6 / count.max(1) as f64,
             percentile(50),
             percentile(99),

@@ -12,26 +12,27 @@ use std::os::unix::fs::FileExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const PAGE: usize = 4096;
-const WORDS: usize = PAGE / 8;
+const PAGE_SIZE: usize = 4096;
+const WORDS_PER_PAGE: usize = PAGE_SIZE / 8;
 
-/// How often a second the loop looks at the clock.
-const TURN: u32 = 20;
+/// The loop reads the clock once a round.
+const ROUNDS_PER_SECOND: u32 = 20;
 
 trait Pages {
     /// Works on a page; returns whether its content was correct.
     fn work(&mut self, page: usize) -> io::Result<bool>;
 }
 
-struct Memory {
+struct WorkerMemory {
     words: Vec<u64>,
     generations: Vec<u32>,
     seed: u64,
 }
 
-impl Memory {
+impl WorkerMemory {
     fn new(pages: usize, seed: u64) -> Self {
-        let mut memory = Self { words: vec![0; pages * WORDS], generations: vec![0; pages], seed };
+        let words = vec![0; pages * WORDS_PER_PAGE];
+        let mut memory = Self { words, generations: vec![0; pages], seed };
         (0..pages).for_each(|page| memory.write(page));
         memory
     }
@@ -43,15 +44,15 @@ impl Memory {
 
     fn write(&mut self, page: usize) {
         let first = self.first(page);
-        let words = &mut self.words[page * WORDS..][..WORDS];
+        let words = &mut self.words[page * WORDS_PER_PAGE..][..WORDS_PER_PAGE];
         words.iter_mut().zip(0..).for_each(|(word, at)| *word = first.wrapping_add(at));
     }
 }
 
-impl Pages for Memory {
+impl Pages for WorkerMemory {
     fn work(&mut self, page: usize) -> io::Result<bool> {
         let first = self.first(page);
-        let good = self.words[page * WORDS..][..WORDS]
+        let good = self.words[page * WORDS_PER_PAGE..][..WORDS_PER_PAGE]
             .iter()
             .zip(0..)
             .all(|(word, at)| *word == first.wrapping_add(at));
@@ -63,8 +64,8 @@ impl Pages for Memory {
 
 impl Pages for File {
     fn work(&mut self, page: usize) -> io::Result<bool> {
-        let mut bytes = [0; PAGE];
-        self.read_exact_at(&mut bytes, (page * PAGE) as u64)?;
+        let mut bytes = [0; PAGE_SIZE];
+        self.read_exact_at(&mut bytes, (page * PAGE_SIZE) as u64)?;
         Ok(true)
     }
 }
@@ -72,11 +73,11 @@ impl Pages for File {
 fn run(mut on: impl Pages, pages: usize, rate: u32, seed: u64) -> io::Result<()> {
     let mut random = 88_172_645_463_325_252 ^ seed;
     let (mut done, mut wrong) = (0_u64, 0_u64);
-    let turn = Duration::from_secs(1) / TURN;
+    let round = Duration::from_secs(1) / ROUNDS_PER_SECOND;
     for second in 1_u64.. {
-        for _ in 0..TURN {
-            let until = Instant::now() + turn;
-            for _ in 0..(rate / TURN).max(1) {
+        for _ in 0..ROUNDS_PER_SECOND {
+            let until = Instant::now() + round;
+            for _ in 0..(rate / ROUNDS_PER_SECOND).max(1) {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
@@ -103,7 +104,7 @@ fn main() -> io::Result<()> {
         ["memory", ..] if words.len() == 4 => {
             let [pages, rate, seed] =
                 [number(&words[1])? * 256, number(&words[2])?, number(&words[3])?];
-            run(Memory::new(pages as usize, seed), pages as usize, rate as u32, seed)
+            run(WorkerMemory::new(pages as usize, seed), pages as usize, rate as u32, seed)
         }
         ["reads", file, ..] if words.len() == 5 => {
             let [pages, rate, seed] =

@@ -11,10 +11,10 @@ use tokio::runtime::{Builder, Runtime};
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
 
-/// Where the agent is called.
+/// The address of this host's agent.
 #[derive(Debug, Clone, Args)]
 pub struct Socket {
-    /// The agent's socket
+    /// Unix socket of this host's agent
     ///
     /// The default is agent.sock in --run-dir.
     #[arg(long, value_name = "PATH", env = "AQUIFER_SOCKET")]

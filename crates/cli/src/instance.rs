@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_cleaned_up_is_found_again() {
+    fn remains_that_could_not_be_removed_are_found_again() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("run-1.lock"), "").unwrap();
         Instance::dead(dir.path(), "run").unwrap().into_iter().for_each(Instance::keep);

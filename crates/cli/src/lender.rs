@@ -19,12 +19,14 @@ use crate::lender_uri::LenderUri;
 /// How a lender over NBD is trusted, and how it is to trust this host.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Certified {
-    /// For nbds: the directory with this host's certificate (made by 'aquifer init')
+    /// For nbds: directory of this host's certificate
+    ///
+    /// 'aquifer init' creates it. nbds:// needs it.
     #[arg(long, value_name = "DIR")]
     pub(crate) tls: Option<PathBuf>,
-    /// For nbds: the lender's name as its certificate has it
+    /// For nbds: name of the lender in its certificate
     ///
-    /// The default is the host in the URI, where that is a name.
+    /// The default is the host in the URI if that is a name.
     #[arg(long, value_name = "HOST")]
     lender_host: Option<HostName>,
 }
@@ -34,22 +36,28 @@ pub struct Certified {
 pub struct Trust {
     #[command(flatten)]
     certified: Certified,
-    /// For nvme: a file with this host's secret, and in a second line the lender's if that must prove who it is
+    /// For nvme: file with this host's secret (DH-HMAC-CHAP)
+    ///
+    /// An optional second line is the lender's secret: then the lender must authenticate too.
+    /// Default: no authentication.
     #[arg(long, value_name = "FILE")]
     pub(crate) dhchap_secret: Option<PathBuf>,
-    /// For nvme: this host's name
+    /// For nvme: name of this host
     ///
-    /// The default is what /etc/nvme/hostnqn says, or else a name made from /etc/machine-id.
+    /// The default is the name in /etc/nvme/hostnqn, or else a name derived from /etc/machine-id.
     #[arg(long, value_name = "NQN")]
     pub(crate) host_nqn: Option<Nqn>,
-    /// Pages leave this host as they are, for the lender to read
+    /// Send pages unencrypted; the lender can read them
     ///
-    /// Otherwise they are sealed: encrypted under a key that the lender does not have (except for a lender at a unix socket, and what the kernel or the agent uses).
+    /// By default this host encrypts pages under a key that the lender does not have. That costs
+    /// about 3 us a page. Pages for a lender at a unix socket are not encrypted, nor pages that the
+    /// kernel sends (--direct).
     #[arg(long)]
-    pub(crate) unsealed: bool,
-    /// Takes the lender's export from its present owner, whose pages there are lost
+    pub(crate) unencrypted: bool,
+    /// Take the export from its owner, whose pages there are lost
     ///
-    /// An export is one owner's at a time; whoever comes second is told who has it. Of use where that owner is gone for good.
+    /// An export has one owner at a time, and a second one is refused. Use this if the owner is
+    /// gone for good.
     #[arg(long)]
     pub(crate) take_over: bool,
 }
@@ -84,7 +92,7 @@ impl Purpose<'_> {
 
 /// A lender that answered and serves a usable export.
 #[derive(Debug)]
-pub struct Lender {
+pub struct ClaimedLender {
     /// The export, as a lease.
     pub lease: LeaseTarget,
     /// The directory of the certificate for mutual TLS; `None` without TLS.
@@ -94,13 +102,14 @@ pub struct Lender {
 /// How long the lender may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The remedy for an export that another owner has claimed.
-const CLAIMED: &str = "use another export ('aquifer export --name a --name b' serves several), or end the other use; \
-                       if its host is gone for good, --take-over gives up its pages";
+const CLAIMED: &str = "use another export ('aquifer export --name a --name b' serves several), \
+                       or end the other use; if its host is gone for good, \
+                       --take-over discards its pages";
 /// The file in which Linux's own initiator has this host's name.
 const HOST_NQN: &str = "/etc/nvme/hostnqn";
 const MACHINE_ID: &str = "/etc/machine-id";
 
-impl Lender {
+impl ClaimedLender {
     /// Connects to the export or namespace, learns its size and claims it; uses at most `size` of
     /// it.
     ///
@@ -133,9 +142,9 @@ impl Lender {
         let certificate = identity.as_deref().map(Identity::load).transpose().or_fail(what)?;
         let (lease, address) = (LeaseId::random(), uri.address().clone());
         let mut claim = purpose.claim();
-        let (capacity, seal) = (Bytes::ZERO, None);
+        let (capacity, encryption) = (Bytes::ZERO, None);
         let mut lease =
-            LeaseTarget { lease, lender, address, protocol, capacity, seal, claim: None };
+            LeaseTarget { lease, lender, address, protocol, capacity, encryption, claim: None };
         let source = lease.source(certificate.as_ref()).or_fail(what)?;
         let source = source.claimed(claim.clone(), trust.take_over);
         let holder = RemoteHolder::connect(source, 1, TIMEOUT).map_err(|error| {
@@ -154,7 +163,7 @@ impl Lender {
         }
         lease.capacity =
             usable(there, size).map_err(|failure| Failure { what: what(), ..failure })?;
-        let lease = if trust.unsealed { lease } else { lease.sealed() };
+        let lease = if trust.unencrypted { lease } else { lease.encrypted() };
         Ok(Self { lease, identity })
     }
 }
@@ -217,10 +226,10 @@ impl Certified {
             |why: &str, help: &str| Err(Failure::new(format!("using {uri}"), why).help(help));
         match (uri.secure, &self.tls) {
             (true, None) => {
-                misfit("nbds is mutual TLS, which takes a certificate", "give --tls DIR")
+                misfit("nbds uses mutual TLS, which needs a certificate", "give --tls DIR")
             }
             (false, Some(_)) => misfit(
-                "--tls is for nbds, this would be in the clear",
+                "--tls is for nbds, and nbd does not encrypt",
                 "write nbds:// instead of nbd://",
             ),
             (true, Some(dir)) => Ok(Some(absolute(dir)?)),
@@ -243,9 +252,9 @@ impl Certified {
             Ok(name) if is_name || !uri.is_secure() => Ok(name),
             _ if uri.is_secure() => Err(Failure::new(
                 format!("using {uri}"),
-                format!("{host} does not tell who the lender is"),
+                format!("{host} is not the lender's name, which TLS must check"),
             )
-            .help("give its name, as its certificate has it, by --lender-host")),
+            .help("give the name in the lender's certificate by --lender-host")),
             // A name has no brackets and colons as IPv6 addresses have.
             _ => HostName::try_from("lender".to_owned()).or_fail(|| format!("using {uri}")),
         }

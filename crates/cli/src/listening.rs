@@ -18,8 +18,9 @@ pub fn check<'a>(
 ) -> Result<()> {
     match addresses.into_iter().find(|address| tls.is_none() && !address.is_local()) {
         Some(address) => {
-            let why = "other hosts could reach it, and without TLS everybody on them";
-            let help = "give --tls DIR with a certificate made by 'aquifer init', or a loopback or unix address";
+            let why = "without TLS every user of other hosts could reach it";
+            let help = "give --tls DIR with a certificate from 'aquifer init', \
+                        or a loopback or unix address";
             Err(Failure::new(format!("listening on {address}"), why).help(help))
         }
         None => Ok(()),

@@ -56,8 +56,10 @@ fn filter(text: &str) -> Result<EnvFilter> {
 }
 
 fn refusal(text: &str, why: impl std::fmt::Display) -> Failure {
-    Failure::new(format!("reading {VARIABLE}={text}"), why)
-        .help("write off, error, warn, info, debug or trace; for one part of it for example info,aquifer_agent=debug")
+    Failure::new(format!("reading {VARIABLE}={text}"), why).help(
+        "write off, error, warn, info, debug or trace; \
+             for one part for example info,aquifer_agent=debug",
+    )
 }
 
 #[cfg(test)]
@@ -66,15 +68,19 @@ mod tests {
 
     #[test]
     fn levels_and_levels_of_modules_are_understood() {
-        for text in
-            ["debug", "INFO", "info,aquifer_agent=debug", "off", "warn, aquifer_volume::mover=trace"]
-        {
+        for text in [
+            "debug",
+            "INFO",
+            "info,aquifer_agent=debug",
+            "off",
+            "warn, aquifer_volume::mover=trace",
+        ] {
             assert!(filter(text).is_ok(), "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_level_is_refused_by_name() {
+    fn an_invalid_level_is_refused_by_name() {
         for (text, named) in [
             ("loud", "'loud'"),
             ("info,lout", "'lout'"),

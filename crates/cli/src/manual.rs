@@ -22,7 +22,7 @@ pub struct Manual {
 
 /// Exit codes that every command has.
 const EXIT: [(&str, &str); 3] =
-    [("0", "done"), ("1", "failed"), ("2", "misuse: the command line makes no sense")];
+    [("0", "done"), ("1", "failed"), ("2", "misuse: the command line is invalid")];
 
 /// The width of paragraphs in columns; no usual terminal breaks such lines.
 const TEXT_WIDTH: usize = 76;
@@ -33,7 +33,9 @@ impl Manual {
 
     /// Adds this manual at the end of the command's `--help`.
     pub fn attach(&self, command: Command) -> Command {
-        command.after_help("More by --help.").after_long_help(self.text())
+        command
+            .after_help("--help shows details, examples and exit codes.")
+            .after_long_help(self.text())
     }
 
     /// Returns the sections as text.

@@ -13,7 +13,7 @@ pub fn end_the_process() {
     panic::set_hook(Box::new(move |info| {
         tell(info);
         eprintln!(
-            "aquifer: that is a mistake in this program, which ends here rather than go on without a part of it"
+            "aquifer: this is a bug in aquifer; the process ends, as it cannot run without a thread"
         );
         abort();
     }));

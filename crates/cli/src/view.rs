@@ -117,7 +117,7 @@ fn peers(peers: &[Peer]) -> Vec<Vec<String>> {
         let state = match (&peer.error, peer.listed) {
             (Some(error), _) if peer.refused => format!("refuses: {error}"),
             (Some(error), _) => error.clone(),
-            (None, false) => "no peer any more; leases are on their way back".to_owned(),
+            (None, false) => "a former peer; its leases are being returned".to_owned(),
             (None, true) => String::new(),
         };
         let heard = peer.heard_s.map_or_else(|| "never".to_owned(), |age| format!("{age:.0}s ago"));
@@ -179,16 +179,29 @@ mod tests {
     fn a_status_shows_everything_that_an_operator_asks_for() {
         let text = status(
             &serde_json::from_value(serde_json::json!({
-                "host": "a", "pid": 7, "version": "0.1.0", "uptime_s": 1.0, "role": "borrower", "period_s": 1.0, "role_changes": [],
-                "memory": {"source": "host", "total": 1 << 30, "used": 1 << 29, "swap_used": 1 << 20, "upper": 1 << 29,
-                    "lower": 1 << 28, "shareable": 0, "spare": 0, "pressure": true},
+                "host": "a", "pid": 7, "version": "0.1.0", "uptime_s": 1.0, "role": "borrower",
+                "period_s": 1.0, "role_changes": [],
+                "memory": {
+                    "source": "host", "total": 1 << 30, "used": 1 << 29, "swap_used": 1 << 20,
+                    "upper": 1 << 29, "lower": 1 << 28, "shareable": 0, "spare": 0,
+                    "pressure": true
+                },
                 "lent": [],
-                "borrowed": [{"volume": "0".repeat(32), "pid": 8, "device": "/dev/loop3", "backend": "fuse-loop",
-                    "capacity": 1 << 30, "swap_used": 1 << 20, "spilled": 1 << 26, "last_error": "lender b is gone",
-                    "leases": [{"lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26,
-                        "state": "unreachable for 3s"}]}],
-                "peers": [{"host": "b", "address": "192.0.2.2:7070", "error": "connection refused"}],
-                "events": [{"at": 7322.0, "kind": "lender_lost", "who": "b", "what": "b does not answer"}],
+                "borrowed": [{
+                    "volume": "0".repeat(32), "pid": 8, "device": "/dev/loop3",
+                    "backend": "fuse-loop", "capacity": 1 << 30, "swap_used": 1 << 20,
+                    "spilled": 1 << 26, "last_error": "lender b is gone",
+                    "leases": [{
+                        "lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30,
+                        "placed": 1 << 26, "state": "unreachable for 3s"
+                    }]
+                }],
+                "peers": [{
+                    "host": "b", "address": "192.0.2.2:7070", "error": "connection refused"
+                }],
+                "events": [{
+                    "at": 7322.0, "kind": "lender_lost", "who": "b", "what": "b does not answer"
+                }],
                 "decisions": [{"at": 3661.0, "what": "asks b for 1GiB"}],
             }))
             .unwrap(),

@@ -10,7 +10,7 @@ use aquifer_page::VolumeId;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, OrFail, Result, is_denied};
-use crate::lender::Lender;
+use crate::lender::ClaimedLender;
 use crate::progress::Progress;
 
 /// The swap priority of attached volumes: above disks, which the kernel gives negative priorities.
@@ -74,7 +74,7 @@ impl Volumes {
     ///
     /// # Errors
     /// If another volume uses the export, or if the process cannot serve.
-    pub fn attach(&self, lender: Lender, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
+    pub fn attach(&self, lender: ClaimedLender, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
         let what = || format!("attaching {}", lender.lease.uri());
         self.start(&lender, wish, owner)?.keep().or_fail(what)
     }
@@ -83,12 +83,12 @@ impl Volumes {
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
-    pub fn start(&self, lender: &Lender, wish: Wish, owner: Owner) -> Result<Started> {
+    pub fn start(&self, lender: &ClaimedLender, wish: Wish, owner: Owner) -> Result<Started> {
         let what = || format!("attaching {}", lender.lease.uri());
         if let Some(other) = self.all()?.into_iter().find(|found| is_over(&found.record, lender)) {
             let (id, device) = (other.record.spec.volume, other.record.device);
             let why = format!(
-                "volume {id} ({}) is over it already, and two would ruin each other's pages",
+                "volume {id} ({}) uses it already, and two would corrupt each other's pages",
                 device.display()
             );
             return Err(
@@ -154,7 +154,7 @@ impl Volumes {
     }
 }
 
-fn is_over(record: &VolumeRecord, lender: &Lender) -> bool {
+fn is_over(record: &VolumeRecord, lender: &ClaimedLender) -> bool {
     let same = |lease: &aquifer_volume::LeaseTarget| lease.is_same_place(&lender.lease);
     record.spec.leases.iter().any(same)
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::Serialize;
 
-use crate::fins::Fins;
+use crate::pending_release::PendingReleases;
 use crate::placement::whole_extents;
 use crate::round::{Purpose, Round, Wait};
-use crate::turn::Turn;
+use crate::step_context::StepContext;
 use crate::{Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, What};
 
 /// The state of a volume.
@@ -84,7 +84,7 @@ pub(crate) struct Borrower {
     pub(crate) round: Option<Round>,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
     pub(crate) holdings: BTreeMap<LeaseId, Holding>,
-    pub(crate) fins: Fins,
+    pub(crate) pending_releases: PendingReleases,
     offers: Vec<Offer>,
     /// Lenders that this host does not ask, each with the time at which that ends.
     skipped: BTreeMap<HostName, Duration>,
@@ -105,70 +105,69 @@ impl Borrower {
     }
 
     /// Records the offers, and runs the timers of the `mem_bor_fin`s and of the request in flight.
-    pub(crate) fn timers(&mut self, offers: Vec<Offer>, turn: &mut Turn<'_>) {
+    pub(crate) fn timers(&mut self, offers: Vec<Offer>, ctx: &mut StepContext<'_>) {
         self.offers = offers;
-        self.skipped.retain(|_, until| *until > turn.now());
-        self.fins.tick(turn);
-        let overload_gone = !turn.memory().needs_borrowed(turn.config());
+        self.skipped.retain(|_, until| *until > ctx.now());
+        self.pending_releases.tick(ctx);
+        let overload_gone = !ctx.memory().needs_borrowed(ctx.config());
         if overload_gone
             && self.round.as_ref().is_some_and(|r| r.purpose == Purpose::Volume(Cause::Overload))
         {
-            self.abandon(turn);
+            self.abandon(ctx);
         }
         if let Some(round) = &mut self.round
-            && let Wait::Over(lender) = round.tick(turn)
+            && let Wait::Over(lender) = round.tick(ctx)
         {
-            self.skip(&lender, turn);
-            self.proceed(turn);
+            self.skip(&lender, ctx);
+            self.proceed(ctx);
         }
     }
 
     /// Runs Algorithm 3 for a monitoring period.
-    pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
-        let needed = turn.memory().needs_borrowed(turn.config());
+    pub(crate) fn tick(&mut self, ctx: &mut StepContext<'_>) {
+        let needed = ctx.memory().needs_borrowed(ctx.config());
         let idle =
-            |volume: &Volume| volume.state == VolumeState::Active && volume.retry_at <= turn.now();
+            |volume: &Volume| volume.state == VolumeState::Active && volume.retry_at <= ctx.now();
         let goes =
             |volume: &Volume| volume.returned || (!needed && volume.cause == Cause::Overload);
         let going: Vec<_> =
             self.volumes.iter().filter(|(_, v)| idle(v) && goes(v)).map(|(id, _)| *id).collect();
-        going.into_iter().for_each(|volume| self.deactivate(volume, turn));
-        if turn.memory().overloaded(turn.config()) && self.nearly_full(turn) && self.may_start(turn)
-        {
-            let (group, bytes) = (turn.config().group.clone(), turn.config().request);
-            if let Err(refusal) = self.borrow(Cause::Overload, bytes, group, turn) {
-                self.pause(turn.config().cooldown, turn);
-                turn.decide(What::BorrowRefused { bytes, refusal });
+        going.into_iter().for_each(|volume| self.deactivate(volume, ctx));
+        if ctx.memory().overloaded(ctx.config()) && self.nearly_full(ctx) && self.may_start(ctx) {
+            let (group, bytes) = (ctx.config().group.clone(), ctx.config().request);
+            if let Err(refusal) = self.borrow(Cause::Overload, bytes, group, ctx) {
+                self.pause(ctx.config().cooldown, ctx);
+                ctx.decide(What::BorrowRefused { bytes, refusal });
             }
         }
     }
 
     /// Returns whether more than three quarters of the borrowed memory is in use and no more is on
     /// its way.
-    fn nearly_full(&self, turn: &Turn<'_>) -> bool {
+    fn nearly_full(&self, ctx: &StepContext<'_>) -> bool {
         let all_active = self.volumes.values().all(|volume| volume.state == VolumeState::Active);
         let capacity: u64 = self.volumes.values().map(|volume| volume.bytes.0).sum();
-        all_active && turn.memory().swap_used.0.saturating_mul(4) > capacity.saturating_mul(3)
+        all_active && ctx.memory().swap_used.0.saturating_mul(4) > capacity.saturating_mul(3)
     }
 
     /// Returns whether a round for overload may start at this step.
-    pub(crate) fn may_start(&self, turn: &Turn<'_>) -> bool {
-        turn.config().borrows && self.round.is_none() && turn.now() >= self.paused_until
+    pub(crate) fn may_start(&self, ctx: &StepContext<'_>) -> bool {
+        ctx.config().borrows && self.round.is_none() && ctx.now() >= self.paused_until
     }
 
     /// Starts no round for overload for `wait`.
-    pub(crate) fn pause(&mut self, wait: Duration, turn: &Turn<'_>) {
-        self.paused_until = turn.now().saturating_add(wait);
+    pub(crate) fn pause(&mut self, wait: Duration, ctx: &StepContext<'_>) {
+        self.paused_until = ctx.now().saturating_add(wait);
     }
 
     /// Does not ask this lender for a cooldown, unless the operator wants to borrow.
-    pub(crate) fn skip(&mut self, lender: &HostName, turn: &Turn<'_>) {
-        self.skipped.insert(lender.clone(), turn.now().saturating_add(turn.config().cooldown));
+    pub(crate) fn skip(&mut self, lender: &HostName, ctx: &StepContext<'_>) {
+        self.skipped.insert(lender.clone(), ctx.now().saturating_add(ctx.config().cooldown));
     }
 
-    pub(crate) fn candidates(&self, without_skipped: bool, turn: &Turn<'_>) -> Candidates {
+    pub(crate) fn candidates(&self, without_skipped: bool, ctx: &StepContext<'_>) -> Candidates {
         let asked = |offer: &&Offer| {
-            offer.host != turn.facts.host
+            offer.host != ctx.facts.host
                 && !(without_skipped && self.skipped.contains_key(&offer.host))
         };
         Candidates::new(self.offers.iter().filter(asked).cloned())
@@ -176,8 +175,8 @@ impl Borrower {
 
     /// Returns how much more this host may borrow. Leases on their way out do not count, so that it
     /// can replace them.
-    pub(crate) fn room(&self, turn: &Turn<'_>) -> Bytes {
-        whole_extents(turn.config().max_borrowed.saturating_sub(self.borrowed()))
+    pub(crate) fn room(&self, ctx: &StepContext<'_>) -> Bytes {
+        whole_extents(ctx.config().max_borrowed.saturating_sub(self.borrowed()))
     }
 
     pub(crate) fn borrowed(&self) -> Bytes {
@@ -205,69 +204,79 @@ impl Borrower {
 
     /// Marks the volume active. If the operator asked to give it back meanwhile, deactivates it at
     /// once.
-    pub(crate) fn activated(&mut self, id: VolumeId, turn: &mut Turn<'_>) {
+    pub(crate) fn activated(&mut self, id: VolumeId, ctx: &mut StepContext<'_>) {
         if let Some(volume) = self.volumes.get_mut(&id)
             && volume.state == VolumeState::Activating
         {
             volume.state = VolumeState::Active;
             if volume.returned {
-                self.deactivate(id, turn);
+                self.deactivate(id, ctx);
             }
         }
     }
 
-    pub(crate) fn activation_failed(&mut self, volume: VolumeId, why: String, turn: &mut Turn<'_>) {
+    pub(crate) fn activation_failed(
+        &mut self,
+        volume: VolumeId,
+        why: String,
+        ctx: &mut StepContext<'_>,
+    ) {
         if self.volumes.contains_key(&volume) {
-            turn.decide(What::ActivationFailed { volume, why });
-            self.pause(turn.config().cooldown, turn);
-            self.drop_volume(volume, turn);
+            ctx.decide(What::ActivationFailed { volume, why });
+            self.pause(ctx.config().cooldown, ctx);
+            self.drop_volume(volume, ctx);
         }
     }
 
     /// Algorithm 3 line 4. Does nothing while one of the volume's leases is being vacated; a later
     /// tick tries again.
-    fn deactivate(&mut self, id: VolumeId, turn: &mut Turn<'_>) {
+    fn deactivate(&mut self, id: VolumeId, ctx: &mut StepContext<'_>) {
         if self.evacuating(id) {
             return;
         }
-        self.abandon_replacement(id, turn);
+        self.abandon_replacement(id, ctx);
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.state = VolumeState::Deactivating;
         let what = What::Deactivates { volume: id, bytes: volume.bytes, by_hand: volume.returned };
         for holding in self.holdings.values_mut().filter(|holding| holding.volume == id) {
             holding.leaving = Leaving::No;
         }
-        turn.decide(what);
-        turn.act(Action::Deactivate { volume: id });
+        ctx.decide(what);
+        ctx.act(Action::Deactivate { volume: id });
     }
 
     /// Gives the volume's leases back (Algorithm 3 lines 5 and 6): nothing uses them any more.
-    pub(crate) fn deactivated(&mut self, volume: VolumeId, turn: &mut Turn<'_>) {
+    pub(crate) fn deactivated(&mut self, volume: VolumeId, ctx: &mut StepContext<'_>) {
         if self.volumes.contains_key(&volume) {
             let leases = self.holdings.values().filter(|holding| holding.volume == volume).count();
-            turn.decide(What::Deactivated { volume, leases });
-            self.drop_volume(volume, turn);
+            ctx.decide(What::Deactivated { volume, leases });
+            self.drop_volume(volume, ctx);
         }
     }
 
-    pub(crate) fn deactivation_failed(&mut self, id: VolumeId, why: String, turn: &mut Turn<'_>) {
+    pub(crate) fn deactivation_failed(
+        &mut self,
+        id: VolumeId,
+        why: String,
+        ctx: &mut StepContext<'_>,
+    ) {
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.state = VolumeState::Active;
             volume.returned = false;
-            volume.retry_at = turn.now().saturating_add(turn.config().cooldown);
-            turn.decide(What::DeactivationFailed { volume: id, why });
+            volume.retry_at = ctx.now().saturating_add(ctx.config().cooldown);
+            ctx.decide(What::DeactivationFailed { volume: id, why });
         }
     }
 
     /// Gives back one volume or all, by the operator's order. For all, it also abandons the round
     /// for a new volume.
-    pub(crate) fn give_back_by_hand(&mut self, which: Option<VolumeId>, turn: &mut Turn<'_>) {
+    pub(crate) fn give_back_by_hand(&mut self, which: Option<VolumeId>, ctx: &mut StepContext<'_>) {
         if which.is_none() {
             if self.round.as_ref().is_some_and(|round| matches!(round.purpose, Purpose::Volume(_)))
             {
-                self.abandon(turn);
+                self.abandon(ctx);
             }
-            self.pause(turn.config().cooldown, turn);
+            self.pause(ctx.config().cooldown, ctx);
         }
         let meant = |id: &VolumeId| which.is_none_or(|volume| volume == *id);
         let mut ready = Vec::new();
@@ -279,11 +288,11 @@ impl Borrower {
                 ready.push(*id);
             }
         }
-        ready.into_iter().for_each(|volume| self.deactivate(volume, turn));
+        ready.into_iter().for_each(|volume| self.deactivate(volume, ctx));
     }
 
-    fn drop_volume(&mut self, volume: VolumeId, turn: &mut Turn<'_>) {
-        self.abandon_replacement(volume, turn);
+    fn drop_volume(&mut self, volume: VolumeId, ctx: &mut StepContext<'_>) {
+        self.abandon_replacement(volume, ctx);
         self.volumes.remove(&volume);
         let over: Vec<_> = self
             .holdings
@@ -291,13 +300,13 @@ impl Borrower {
             .filter(|(_, holding)| holding.volume == volume)
             .map(|(id, _)| *id)
             .collect();
-        over.into_iter().for_each(|lease| self.finish(lease, turn));
+        over.into_iter().for_each(|lease| self.finish(lease, ctx));
     }
 
     /// Gives the lease back to its lender. Nothing may use it any more.
-    pub(crate) fn finish(&mut self, lease: LeaseId, turn: &mut Turn<'_>) {
+    pub(crate) fn finish(&mut self, lease: LeaseId, ctx: &mut StepContext<'_>) {
         if let Some(holding) = self.holdings.remove(&lease) {
-            self.fins.add(&holding.borrowed.lender, lease, turn);
+            self.pending_releases.add(&holding.borrowed.lender, lease, ctx);
         }
     }
 
@@ -309,7 +318,7 @@ impl Borrower {
     /// Notes that the lender's agent has handled a message.
     pub(crate) fn delivered(&mut self, to: &HostName, message: &Message) {
         if let Message::MemBorFin { lease } = message {
-            self.fins.delivered(to, *lease);
+            self.pending_releases.delivered(to, *lease);
         }
     }
 

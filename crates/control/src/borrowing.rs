@@ -5,7 +5,7 @@ use aquifer_page::{Bytes, Group, HostName, VolumeId};
 
 use crate::borrower::{Borrower, VolumeState};
 use crate::round::{Purpose, Round};
-use crate::turn::Turn;
+use crate::step_context::StepContext;
 use crate::{Action, BorrowedLease, Cause, LiveVolume, Reason, Refusal, RequestId, What};
 
 impl Borrower {
@@ -18,7 +18,7 @@ impl Borrower {
         cause: Cause,
         bytes: Bytes,
         group: Group,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) -> Result<(), Refusal> {
         if self.round.is_some() {
             return Err(Refusal::Asking);
@@ -26,40 +26,40 @@ impl Borrower {
         if bytes == Bytes::ZERO {
             return Err(Refusal::Nothing);
         }
-        let room = self.room(turn);
+        let room = self.room(ctx);
         if room == Bytes::ZERO || (cause == Cause::ByHand && bytes > room) {
             return Err(Refusal::OverMax {
                 borrowed: self.borrowed(),
-                max: turn.config().max_borrowed,
+                max: ctx.config().max_borrowed,
             });
         }
         let wanted = bytes.min(room).round_up_to_extents();
-        let candidates = self.candidates(cause == Cause::Overload, turn);
+        let candidates = self.candidates(cause == Cause::Overload, ctx);
         if candidates.is_empty() {
-            self.tell_nobody_lends(wanted, cause, turn);
+            self.tell_nobody_lends(wanted, cause, ctx);
             return Ok(());
         }
         self.round = Some(Round::new(Purpose::Volume(cause), group, wanted, candidates));
-        self.proceed(turn);
+        self.proceed(ctx);
         Ok(())
     }
 
     /// Reports that no lender has an extent to spare. The next reading may bring an offer, so this
     /// sets no pause; it only limits the report to one a cooldown.
-    fn tell_nobody_lends(&mut self, wanted: Bytes, cause: Cause, turn: &mut Turn<'_>) {
-        if cause == Cause::ByHand || turn.now() >= self.silent_until {
-            turn.decide(What::NobodyLends { wanted, cause, retry: None });
-            self.silent_until = turn.now().saturating_add(turn.config().cooldown);
+    fn tell_nobody_lends(&mut self, wanted: Bytes, cause: Cause, ctx: &mut StepContext<'_>) {
+        if cause == Cause::ByHand || ctx.now() >= self.silent_until {
+            ctx.decide(What::NobodyLends { wanted, cause, retry: None });
+            self.silent_until = ctx.now().saturating_add(ctx.config().cooldown);
         }
     }
 
     /// Asks the next lender if no request is in flight, and ends the round when no lender is left.
-    pub(crate) fn proceed(&mut self, turn: &mut Turn<'_>) {
-        let mut waits = |round: &mut Round| round.status().is_some() || round.ask_next(turn);
+    pub(crate) fn proceed(&mut self, ctx: &mut StepContext<'_>) {
+        let mut waits = |round: &mut Round| round.status().is_some() || round.ask_next(ctx);
         let Some(round) = self.round.take_if(|round| !waits(round)) else { return };
         match round.purpose {
-            Purpose::Volume(cause) => self.activate(cause, round, turn),
-            Purpose::Replace { .. } => self.evacuate(round, turn),
+            Purpose::Volume(cause) => self.activate(cause, round, ctx),
+            Purpose::Replace { .. } => self.evacuate(round, ctx),
         }
     }
 
@@ -70,28 +70,28 @@ impl Borrower {
         &mut self,
         request: RequestId,
         lease: BorrowedLease,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         let in_volumes = self.holdings.get(&lease.lease).map(|holding| &holding.borrowed);
         let in_round =
             self.round.iter().flat_map(|round| &round.got).find(|got| got.lease == lease.lease);
         if let Some(held) = in_volumes.or(in_round) {
             if held.lender != lease.lender {
-                turn.decide(What::Stranger { from: lease.lender, lease: lease.lease });
+                ctx.decide(What::Stranger { from: lease.lender, lease: lease.lease });
             }
             return;
         }
         match &mut self.round {
             Some(round) if round.awaits(&lease.lender, request) && round.fits(lease.bytes) => {
-                round.acknowledged(lease, turn);
-                self.proceed(turn);
+                round.acknowledged(lease, ctx);
+                self.proceed(ctx);
             }
             _ => {
                 let BorrowedLease { lease, lender, .. } = lease;
-                if !self.fins.contains(&lender, lease) {
-                    turn.decide(What::Unwanted { lender: lender.clone(), lease });
+                if !self.pending_releases.contains(&lender, lease) {
+                    ctx.decide(What::Unwanted { lender: lender.clone(), lease });
                 }
-                self.fins.add(&lender, lease, turn);
+                self.pending_releases.add(&lender, lease, ctx);
             }
         }
     }
@@ -103,15 +103,15 @@ impl Borrower {
         request: RequestId,
         spare: Bytes,
         reason: Reason,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         let Some(round) = self.round.as_mut().filter(|round| round.awaits(from, request)) else {
             return;
         };
-        if round.rejected(spare, reason, turn) {
-            self.skip(from, turn);
+        if round.rejected(spare, reason, ctx) {
+            self.skip(from, ctx);
         }
-        self.proceed(turn);
+        self.proceed(ctx);
     }
 
     /// Handles a lender's refusal to accept `mem_bor_req`: asks the next lender.
@@ -120,29 +120,29 @@ impl Borrower {
         by: &HostName,
         request: RequestId,
         why: String,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         let Some(round) = self.round.as_mut().filter(|round| round.awaits(by, request)) else {
             return;
         };
-        round.refused(why, turn);
-        self.skip(by, turn);
-        self.proceed(turn);
+        round.refused(why, ctx);
+        self.skip(by, ctx);
+        self.proceed(ctx);
     }
 
     /// Ends the round, and makes a volume of its leases (Algorithm 2 line 7).
-    fn activate(&mut self, cause: Cause, round: Round, turn: &mut Turn<'_>) {
+    fn activate(&mut self, cause: Cause, round: Round, ctx: &mut StepContext<'_>) {
         let (bytes, wanted) = (round.got_bytes(), round.wanted);
         if round.got.is_empty() {
-            let retry = round.pause(turn.config().cooldown);
-            turn.decide(What::NobodyLends { wanted, cause, retry: Some(retry) });
-            return self.pause(retry, turn);
+            let retry = round.pause(ctx.config().cooldown);
+            ctx.decide(What::NobodyLends { wanted, cause, retry: Some(retry) });
+            return self.pause(retry, ctx);
         }
-        let volume = turn.ids.volume();
+        let volume = ctx.ids.volume();
         self.add_volume(volume, bytes, round.group.clone(), cause, VolumeState::Activating);
         round.got.iter().for_each(|lease| self.hold(volume, lease.clone()));
-        turn.decide(What::Activates { volume, leases: round.got.len(), bytes, wanted, cause });
-        turn.act(Action::Activate(LiveVolume {
+        ctx.decide(What::Activates { volume, leases: round.got.len(), bytes, wanted, cause });
+        ctx.act(Action::Activate(LiveVolume {
             volume,
             bytes,
             group: round.group,
@@ -152,27 +152,27 @@ impl Borrower {
     }
 
     /// Gives back the round's leases.
-    pub(crate) fn give_back(&mut self, round: &Round, turn: &mut Turn<'_>) {
+    pub(crate) fn give_back(&mut self, round: &Round, ctx: &mut StepContext<'_>) {
         for got in &round.got {
-            self.fins.add(&got.lender, got.lease, turn);
+            self.pending_releases.add(&got.lender, got.lease, ctx);
         }
     }
 
     /// Ends the round without using its leases. This host will decline a late answer to the request
     /// in flight.
-    pub(crate) fn abandon(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn abandon(&mut self, ctx: &mut StepContext<'_>) {
         if let Some(round) = self.round.take() {
             let cause = round.purpose.cause();
-            turn.decide(What::Abandons { wanted: round.wanted, got: round.got_bytes(), cause });
-            self.give_back(&round, turn);
+            ctx.decide(What::Abandons { wanted: round.wanted, got: round.got_bytes(), cause });
+            self.give_back(&round, ctx);
         }
     }
 
     /// Ends the round if it is for a recalled lease of this volume.
-    pub(crate) fn abandon_replacement(&mut self, id: VolumeId, turn: &mut Turn<'_>) {
+    pub(crate) fn abandon_replacement(&mut self, id: VolumeId, ctx: &mut StepContext<'_>) {
         let purpose = self.round.as_ref().map(|round| round.purpose);
         if matches!(purpose, Some(Purpose::Replace { volume, .. }) if volume == id) {
-            self.abandon(turn);
+            self.abandon(ctx);
         }
     }
 }

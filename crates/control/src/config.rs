@@ -101,16 +101,16 @@ impl fmt::Display for ConfigError {
         match self {
             Self::Thresholds { lower, upper } => write!(
                 f,
-                "lower = {lower} and upper = {upper} are not thresholds: write shares of the memory with 0 < lower < upper <= 1, \
-                 for example lower = 0.6 and upper = 0.8"
+                "lower = {lower} and upper = {upper} are not thresholds: write shares of the \
+                 memory with 0 < lower < upper <= 1, for example lower = 0.6 and upper = 0.8"
             ),
             Self::Request => {
                 write!(f, "request is zero: write how much to borrow at a time, for example 1GiB")
             }
             Self::MaxBorrowed { max_borrowed, request } => write!(
                 f,
-                "borrow.max = {max_borrowed} has no room for one borrow.request of {request} in whole extents of {}: \
-                 raise borrow.max or lower borrow.request",
+                "borrow.max = {max_borrowed} has no room for one borrow.request of {request} in \
+                 whole extents of {}: raise borrow.max or lower borrow.request",
                 Bytes(EXTENT_SIZE)
             ),
             Self::Times { rule } => write!(f, "the times do not fit together: {rule}"),

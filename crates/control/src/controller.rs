@@ -5,8 +5,8 @@ use std::time::Duration;
 use aquifer_page::{Bytes, HostName};
 
 use crate::borrower::Borrower;
-use crate::lender::Lender;
-use crate::turn::{Facts, Ids, Turn};
+use crate::lender::LenderRole;
+use crate::step_context::{Facts, Ids, StepContext};
 use crate::{
     AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease,
     LentStatus, LiveVolume, Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What,
@@ -30,7 +30,7 @@ pub struct Controller {
     ids: Ids,
     role: Role,
     borrower: Borrower,
-    lender: Lender,
+    lender: LenderRole,
 }
 
 impl Controller {
@@ -55,7 +55,7 @@ impl Controller {
     ) -> Self {
         let facts = Facts { host, config, memory: Memory::default(), now };
         let borrower = Borrower::restore(found.volumes);
-        let lender = Lender::restore(found.lent, facts.config.lends, now);
+        let lender = LenderRole::restore(found.lent, facts.config.lends, now);
         let role = match (borrower.volumes.is_empty(), lender.lends()) {
             (false, _) => Role::Borrower,
             (true, true) => Role::Lender,
@@ -72,15 +72,15 @@ impl Controller {
             self.facts.memory = *memory;
         }
         let Self { facts, ids, role, borrower, lender } = self;
-        let mut turn = Turn { facts, ids, step: Step::default() };
-        handle(event, *role, borrower, lender, &mut turn);
-        borrower.evacuate_waiting(&mut turn);
+        let mut ctx = StepContext { facts, ids, step: Step::default() };
+        handle(event, *role, borrower, lender, &mut ctx);
+        borrower.evacuate_waiting(&mut ctx);
         let next = next_role(*role, !borrower.volumes.is_empty(), lender);
         if next != *role {
-            turn.decide(What::RoleChanged { from: *role, to: next });
+            ctx.decide(What::RoleChanged { from: *role, to: next });
             *role = next;
         }
-        turn.step
+        ctx.step
     }
 
     /// Returns the present role.
@@ -102,8 +102,8 @@ impl Controller {
     /// lender. Zero while it borrows, asks, is overloaded or recalls leases.
     pub fn spare(&self) -> Bytes {
         let mut ids = self.ids.clone();
-        let turn = Turn { facts: &self.facts, ids: &mut ids, step: Step::default() };
-        self.lender.spare(busy(&self.borrower), &turn)
+        let ctx = StepContext { facts: &self.facts, ids: &mut ids, step: Step::default() };
+        self.lender.spare(busy(&self.borrower), &ctx)
     }
 
     /// Returns the volumes, by id.
@@ -127,8 +127,8 @@ impl Controller {
     }
 
     /// Returns the number of unconfirmed `mem_bor_fin`s.
-    pub fn unconfirmed_fins(&self) -> usize {
-        self.borrower.fins.len()
+    pub fn pending_releases(&self) -> usize {
+        self.borrower.pending_releases.len()
     }
 }
 
@@ -140,7 +140,7 @@ fn busy(borrower: &Borrower) -> Option<Reason> {
 }
 
 /// Returns the next role by the four edges of Fig. 3, and no others.
-fn next_role(role: Role, borrows: bool, lender: &Lender) -> Role {
+fn next_role(role: Role, borrows: bool, lender: &LenderRole) -> Role {
     match role {
         Role::Neutral if borrows => Role::Borrower,
         Role::Neutral if lender.lends() => Role::Lender,
@@ -153,53 +153,51 @@ fn handle(
     event: Event,
     role: Role,
     borrower: &mut Borrower,
-    lender: &mut Lender,
-    turn: &mut Turn<'_>,
+    lender: &mut LenderRole,
+    ctx: &mut StepContext<'_>,
 ) {
     match event {
         Event::Tick { stored, lenders, .. } => {
             lender.read(&stored);
-            borrower.timers(lenders, turn);
-            tick(role, borrower, lender, turn);
-            lender.timers(turn);
+            borrower.timers(lenders, ctx);
+            tick(role, borrower, lender, ctx);
+            lender.timers(ctx);
         }
-        Event::Received { from, message } => receive(&from, message, borrower, lender, turn),
+        Event::Received { from, message } => receive(&from, message, borrower, lender, ctx),
         Event::Delivered { to, message } => {
             borrower.delivered(&to, &message);
-            lender.delivered(&to, &message, turn.now());
+            lender.delivered(&to, &message, ctx.now());
         }
-        Event::Activated { volume } => borrower.activated(volume, turn),
-        Event::ActivationFailed { volume, why } => borrower.activation_failed(volume, why, turn),
-        Event::Deactivated { volume } => borrower.deactivated(volume, turn),
-        Event::DeactivationFailed { volume, why } => {
-            borrower.deactivation_failed(volume, why, turn)
-        }
-        Event::Evacuated { lease, unused } => borrower.evacuated(lease, unused, turn),
+        Event::Activated { volume } => borrower.activated(volume, ctx),
+        Event::ActivationFailed { volume, why } => borrower.activation_failed(volume, why, ctx),
+        Event::Deactivated { volume } => borrower.deactivated(volume, ctx),
+        Event::DeactivationFailed { volume, why } => borrower.deactivation_failed(volume, why, ctx),
+        Event::Evacuated { lease, unused } => borrower.evacuated(lease, unused, ctx),
         Event::EvacuationFailed { lease, unused, why } => {
-            borrower.evacuation_failed(lease, unused, why, turn);
+            borrower.evacuation_failed(lease, unused, why, ctx);
         }
-        Event::LeaseOpened { lease, uris } => lender.opened(lease, uris, turn),
-        Event::LeaseFailed { lease, why } => lender.open_failed(lease, why, busy(borrower), turn),
+        Event::LeaseOpened { lease, uris } => lender.opened(lease, uris, ctx),
+        Event::LeaseFailed { lease, why } => lender.open_failed(lease, why, busy(borrower), ctx),
         Event::LeaseFreed { lease } => lender.freed(lease),
-        Event::BorrowerSeen { lease } => lender.seen(lease, turn.now()),
+        Event::BorrowerSeen { lease } => lender.seen(lease, ctx.now()),
         Event::Borrow { bytes, group } => {
             let started = if lender.is_idle() {
-                borrower.borrow(Cause::ByHand, bytes, group, turn)
+                borrower.borrow(Cause::ByHand, bytes, group, ctx)
             } else {
                 Err(Refusal::Lending)
             };
             if let Err(refusal) = started {
-                turn.decide(What::BorrowRefused { bytes, refusal });
+                ctx.decide(What::BorrowRefused { bytes, refusal });
             }
         }
-        Event::Return { volume } => borrower.give_back_by_hand(volume, turn),
-        Event::Drain { on } => lender.drain(on, turn),
+        Event::Return { volume } => borrower.give_back_by_hand(volume, ctx),
+        Event::Drain { on } => lender.drain(on, ctx),
         Event::Part { host } => {
-            lender.part(&host, turn);
-            borrower.part(&host, turn);
+            lender.part(&host, ctx);
+            borrower.part(&host, ctx);
         }
         Event::Refused { by, message: Message::MemBorReq { request, .. }, why } => {
-            borrower.refused(&by, request, why, turn);
+            borrower.refused(&by, request, why, ctx);
         }
         // The sender repeats all other messages for as long as they matter.
         Event::Refused { .. } => {}
@@ -207,14 +205,14 @@ fn handle(
 }
 
 /// Runs Algorithm 1, lines 2-8.
-fn tick(role: Role, borrower: &mut Borrower, lender: &mut Lender, turn: &mut Turn<'_>) {
+fn tick(role: Role, borrower: &mut Borrower, lender: &mut LenderRole, ctx: &mut StepContext<'_>) {
     match role {
-        Role::Neutral => neutral::tick(borrower, !lender.is_idle(), turn),
+        Role::Neutral => neutral::tick(borrower, !lender.is_idle(), ctx),
         Role::Borrower => {
-            lender.recall_all(Because::Overload, turn);
-            borrower.tick(turn);
+            lender.recall_all(Because::Overload, ctx);
+            borrower.tick(ctx);
         }
-        Role::Lender => lender.tick(turn),
+        Role::Lender => lender.tick(ctx),
     }
 }
 
@@ -222,21 +220,21 @@ fn receive(
     from: &HostName,
     message: Message,
     borrower: &mut Borrower,
-    lender: &mut Lender,
-    turn: &mut Turn<'_>,
+    lender: &mut LenderRole,
+    ctx: &mut StepContext<'_>,
 ) {
     match message {
         Message::MemBorReq { request, bytes, group } => {
-            lender.requested(from, request, bytes, group, busy(borrower), turn);
+            lender.requested(from, request, bytes, group, busy(borrower), ctx);
         }
         Message::MemBorAck { request, lease, bytes, uris } => {
             let lease = BorrowedLease { lease, lender: from.clone(), bytes, uris };
-            borrower.acknowledged(request, lease, turn);
+            borrower.acknowledged(request, lease, ctx);
         }
         Message::MemBorRej { request, spare, reason } => {
-            borrower.rejected(from, request, spare, reason, turn);
+            borrower.rejected(from, request, spare, reason, ctx);
         }
-        Message::MemBorFin { lease } => lender.finished(from, lease, turn),
-        Message::MemLenFin { lease } => borrower.recalled(from, lease, turn),
+        Message::MemBorFin { lease } => lender.finished(from, lease, ctx),
+        Message::MemLenFin { lease } => borrower.recalled(from, lease, ctx),
     }
 }

@@ -112,7 +112,14 @@ pub enum What {
     /// The agent could not set up a granted lease.
     OpenFailed { borrower: HostName, lease: LeaseId, why: String },
     /// Sends `mem_len_fin`.
-    Recalls { borrower: HostName, lease: LeaseId, stored: Bytes, expected: Bytes, because: Because },
+    Recalls {
+        borrower: HostName,
+        lease: LeaseId,
+        stored: Bytes,
+        /// The use of memory expected after the recall.
+        expected: Bytes,
+        because: Because,
+    },
     /// The borrower sent `mem_bor_fin`.
     Frees { borrower: HostName, lease: LeaseId, stored: Bytes },
     /// The grace of a silent borrower is over.
@@ -149,12 +156,13 @@ impl Decision {
         match &self.what {
             What::Grants { borrower, lease, bytes, spare, shareable } => write!(
                 f,
-                "grants {bytes} to {borrower} as lease {lease}: {spare} to spare of {shareable} shareable, {}",
+                "grants {bytes} to {borrower} as lease {lease}: {spare} of {shareable} shareable \
+                 are free, {}",
                 self.state()
             ),
             What::Rejects { borrower, bytes, spare, reason } => write!(
                 f,
-                "rejects {borrower}, which asks for {bytes}, because {}: {spare} to spare, {}",
+                "rejects the request of {borrower} for {bytes}, because {}: {spare} to spare, {}",
                 Own(*reason),
                 self.state()
             ),
@@ -167,19 +175,20 @@ impl Decision {
                     Because::Overload => {
                         write!(f, "{}, {expected} expected afterwards", self.overload())
                     }
-                    Because::Drain => f.write_str("this host lends nothing now"),
-                    Because::Parted => write!(f, "{borrower} is no peer of this host any more"),
+                    Because::Drain => f.write_str("this host is draining"),
+                    Because::Parted => write!(f, "{borrower} is no longer a peer of this host"),
                 }
             }
             What::Frees { borrower, lease, stored } => {
-                write!(f, "frees lease {lease} with {stored}: {borrower} is done with it")
+                write!(f, "frees lease {lease} with {stored}: {borrower} gives it back")
             }
             What::Expires { borrower, lease, stored, silent } => write!(
                 f,
-                "frees lease {lease} with {stored} although it was not given back: no sign of {borrower} for {silent:?}"
+                "frees lease {lease} with {stored}, which {borrower} did not give back: \
+                 no sign of {borrower} for {silent:?}"
             ),
             What::Stranger { from, lease } => {
-                write!(f, "ignores {from}: it has no part in lease {lease}")
+                write!(f, "ignores {from}: lease {lease} belongs to other hosts")
             }
             _ => Ok(()),
         }
@@ -191,35 +200,35 @@ impl Decision {
                 write!(f, "asks {lender} for {bytes}: ")?;
                 match cause {
                     Some(Cause::Overload) => f.write_str(&self.overload()),
-                    Some(Cause::ByHand) => f.write_str("the operator wants it"),
-                    None => f.write_str("a lender wants its lease back"),
+                    Some(Cause::ByHand) => f.write_str("the operator ordered it"),
+                    None => f.write_str("a lender recalls its lease"),
                 }
             }
             What::GivesUp { lender, bytes, waited } => {
-                write!(f, "gives up asking {lender} for {bytes}: no answer for {waited:?}")
+                write!(f, "stops asking {lender} for {bytes}: no answer for {waited:?}")
             }
             What::Rejected { lender, bytes, spare, reason } => {
-                write!(f, "is not lent {bytes} by {lender}: {reason}, and could spare {spare}")
+                write!(f, "gets no {bytes} from {lender}: {reason}, and could spare {spare}")
             }
             What::Refused { lender, bytes, why } => {
-                write!(f, "is refused {bytes} by {lender}: {why}")
+                write!(f, "gets no {bytes} from {lender}, which refuses the request: {why}")
             }
             What::Got { lender, lease, bytes, missing } => {
-                write!(f, "is lent {bytes} by {lender} as lease {lease}: {missing} still missing")
+                write!(f, "borrows {bytes} from {lender} as lease {lease}: {missing} still missing")
             }
             What::NobodyLends { wanted, cause, retry } => {
-                write!(f, "finds nobody who lends {wanted}")?;
+                write!(f, "finds no lender of {wanted}")?;
                 match cause {
                     Cause::Overload => match retry {
                         Some(retry) => write!(f, ", asks again in {retry:?}: {}", self.overload()),
-                        None => write!(f, ", asks as soon as somebody can: {}", self.overload()),
+                        None => write!(f, ", asks the first that can lend: {}", self.overload()),
                     },
-                    Cause::ByHand => write!(f, ", which the operator wants"),
+                    Cause::ByHand => write!(f, ", which the operator ordered"),
                 }
             }
             What::Abandons { wanted, got, .. } => write!(
                 f,
-                "no longer wants the {wanted} it is asking for, gives back the {got} it got: {}",
+                "no longer needs the {wanted} it asks for, gives back the {got} it got: {}",
                 self.state()
             ),
             What::BorrowRefused { bytes, refusal } => match refusal {
@@ -230,11 +239,12 @@ impl Decision {
                     write!(f, "does not borrow {bytes}: it is asking for memory already")
                 }
                 Refusal::Nothing => {
-                    write!(f, "does not borrow: at least one byte must be asked for")
+                    write!(f, "does not borrow: the order must be for at least one byte")
                 }
                 Refusal::OverMax { borrowed, max } => write!(
                     f,
-                    "does not borrow {bytes}: {borrowed} are borrowed or asked for already, and borrow.max is {max}"
+                    "does not borrow {bytes}: it has borrowed or asked for {borrowed} already, \
+                     and borrow.max is {max}"
                 ),
             },
             _ => Ok(()),
@@ -246,21 +256,22 @@ impl Decision {
             What::Activates { volume, leases, bytes, wanted, .. } => {
                 write!(
                     f,
-                    "makes volume {volume} of {bytes} over {leases} lease(s), {wanted} were wanted"
+                    "makes volume {volume} of {bytes} over {leases} lease(s), of {wanted} wanted"
                 )
             }
             What::ActivationFailed { volume, why } => {
                 write!(f, "cannot make volume {volume}: {why}")
             }
             What::Unwanted { lender, lease } => {
-                write!(f, "gives lease {lease} back to {lender}: it is not wanted or not held")
+                write!(f, "gives lease {lease} back to {lender}: this host does not use it")
             }
             What::Deactivates { volume, bytes, by_hand: true } => {
-                write!(f, "gives back volume {volume} of {bytes}: the operator wants it")
+                write!(f, "gives back volume {volume} of {bytes}: the operator ordered it")
             }
             What::Deactivates { volume, bytes, by_hand: false } => write!(
                 f,
-                "gives back volume {volume} of {bytes}: used {} and {} swapped out are below {} of {} ({})",
+                "gives back volume {volume} of {bytes}: used {} and {} swapped out are below \
+                 {} of {} ({})",
                 self.memory.used,
                 self.memory.swap_used,
                 percent(self.lower),
@@ -271,24 +282,25 @@ impl Decision {
                 write!(f, "cannot give back volume {volume}: {why}")
             }
             What::Deactivated { volume, leases } => {
-                write!(f, "has no volume {volume} any more, {leases} lease(s) go back")
+                write!(f, "removed volume {volume}, and gives back {leases} lease(s)")
             }
-            What::Finishes { lender, lease } => write!(f, "is done with lease {lease} of {lender}"),
+            What::Finishes { lender, lease } => write!(f, "gives lease {lease} back to {lender}"),
             What::FinDropped { lender, lease } => write!(
                 f,
-                "stops telling {lender} that it is done with lease {lease}: no answer for the whole grace, after which \
-                 {lender} frees it by itself"
+                "no longer tells {lender} that lease {lease} is free: no answer for the whole \
+                 grace, after which {lender} frees it"
             ),
             What::Recalled { lender, lease, bytes } => {
-                write!(f, "must leave lease {lease} of {bytes} of {lender}")
+                write!(f, "must vacate lease {lease} of {bytes}, which {lender} recalls")
             }
             What::Evacuates { lease, lender, bytes, onto } => write!(
                 f,
-                "moves what is in lease {lease} ({bytes}) of {lender} elsewhere, with {onto} borrowed for it"
+                "moves the pages in lease {lease} ({bytes}) of {lender} elsewhere, \
+                 with {onto} borrowed for them"
             ),
-            What::Evacuated { lease, lender } => write!(f, "has left lease {lease} of {lender}"),
+            What::Evacuated { lease, lender } => write!(f, "vacated lease {lease} of {lender}"),
             What::EvacuationFailed { lease, lender, why } => {
-                write!(f, "cannot leave lease {lease} of {lender} yet: {why}")
+                write!(f, "cannot vacate lease {lease} of {lender} yet: {why}")
             }
             _ => Ok(()),
         }
@@ -310,7 +322,8 @@ impl Decision {
             format!("used {used} of {total} is above {upper} ({limit})")
         } else if pressure {
             format!(
-                "programs wait for memory at used {used} of {total}, although below {upper} ({limit})"
+                "programs wait for memory at used {used} of {total}, although below {upper} \
+                 ({limit})"
             )
         } else {
             self.state()
@@ -330,11 +343,11 @@ impl fmt::Display for Own {
         match self.0 {
             Reason::Borrowing => f.write_str("no host lends while it borrows"),
             Reason::Asking => f.write_str("no host lends while it asks"),
-            Reason::Draining => f.write_str("this host lends nothing now"),
-            Reason::NoRoom => f.write_str("it is more than there is to spare"),
-            Reason::Starting => f.write_str("its own memory is not known yet"),
-            Reason::Recalling => f.write_str("it is taking leases back"),
-            Reason::Failed => f.write_str("the lease could not be set up"),
+            Reason::Draining => f.write_str("this host is draining"),
+            Reason::NoRoom => f.write_str("this host cannot spare that much"),
+            Reason::Starting => f.write_str("this host has not read its memory yet"),
+            Reason::Recalling => f.write_str("this host is recalling leases"),
+            Reason::Failed => f.write_str("this host could not set up the lease"),
             Reason::Overloaded | Reason::Settled | Reason::Invalid => write!(f, "{}", self.0),
         }
     }

@@ -5,60 +5,61 @@ use aquifer_page::{Bytes, HostName, LeaseId};
 
 use crate::borrower::{Borrower, Holding, Leaving, VolumeState};
 use crate::round::{Purpose, Round};
-use crate::turn::Turn;
+use crate::step_context::StepContext;
 use crate::{Action, BorrowedLease, Message, What};
 
 impl Borrower {
     /// Handles `mem_len_fin`: the lender wants its lease back (Algorithm 3 line 1, "feasible").
-    pub(crate) fn recalled(&mut self, from: &HostName, lease: LeaseId, turn: &mut Turn<'_>) {
-        self.skip(from, turn);
+    pub(crate) fn recalled(&mut self, from: &HostName, lease: LeaseId, ctx: &mut StepContext<'_>) {
+        self.skip(from, ctx);
         if let Some(holding) = self.holdings.get_mut(&lease) {
             if holding.borrowed.lender != *from {
-                return turn.decide(What::Stranger { from: from.clone(), lease });
+                return ctx.decide(What::Stranger { from: from.clone(), lease });
             }
             let deactivating = self.volumes[&holding.volume].state == VolumeState::Deactivating;
             if holding.leaving == Leaving::No && !deactivating {
                 holding.leaving = Leaving::Wanted;
                 let bytes = holding.borrowed.bytes;
-                turn.decide(What::Recalled { lender: from.clone(), lease, bytes });
+                ctx.decide(What::Recalled { lender: from.clone(), lease, bytes });
             }
             return;
         }
         if let Some(round) = &mut self.round {
             if round.got.iter().any(|got| got.lease == lease && got.lender != *from) {
-                return turn.decide(What::Stranger { from: from.clone(), lease });
+                return ctx.decide(What::Stranger { from: from.clone(), lease });
             }
             let before = round.got.len();
             round.got.retain(|got| got.lease != lease);
             // An unknown lease may answer the request in flight, if the recall overtook the ack.
             // This host tells the lender that the lease is free, so a late ack must not match the
             // request.
-            if round.got.len() == before && round.asks(from) && !self.fins.contains(from, lease) {
+            let is_new = round.got.len() == before && round.asks(from);
+            if is_new && !self.pending_releases.contains(from, lease) {
                 round.forget();
             }
         }
-        if self.fins.contains(from, lease) {
-            self.fins.add(from, lease, turn);
+        if self.pending_releases.contains(from, lease) {
+            self.pending_releases.add(from, lease, ctx);
         } else {
-            turn.decide(What::Unwanted { lender: from.clone(), lease });
-            turn.send(from, Message::MemBorFin { lease });
+            ctx.decide(What::Unwanted { lender: from.clone(), lease });
+            ctx.send(from, Message::MemBorFin { lease });
         }
-        self.proceed(turn);
+        self.proceed(ctx);
     }
 
     /// Vacates all leases of `lender`, which is no longer a peer, as if it had recalled them.
-    pub(crate) fn part(&mut self, lender: &HostName, turn: &mut Turn<'_>) {
+    pub(crate) fn part(&mut self, lender: &HostName, ctx: &mut StepContext<'_>) {
         let of_it = |holding: &&Holding| {
             holding.borrowed.lender == *lender && holding.leaving == Leaving::No
         };
         let leases: Vec<_> =
             self.holdings.values().filter(of_it).map(|holding| holding.borrowed.lease).collect();
-        leases.into_iter().for_each(|lease| self.recalled(lender, lease, turn));
+        leases.into_iter().for_each(|lease| self.recalled(lender, lease, ctx));
     }
 
     /// Starts the next step for recalled leases: first a round for a replacement, then the move.
     /// One round runs at a time, and one move at a time in a volume.
-    pub(crate) fn evacuate_waiting(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn evacuate_waiting(&mut self, ctx: &mut StepContext<'_>) {
         while self.round.is_none() {
             let next = self.holdings.iter().find(|(_, holding)| {
                 holding.leaving == Leaving::Wanted
@@ -68,20 +69,20 @@ impl Borrower {
             let Some((&lease, holding)) = next else { return };
             let volume = holding.volume;
             let missing = holding.borrowed.bytes.saturating_sub(holding.replaced);
-            let wanted = missing.min(self.room(turn));
+            let wanted = missing.min(self.room(ctx));
             let group = self.volumes[&volume].group.clone();
-            let candidates = self.candidates(true, turn);
+            let candidates = self.candidates(true, ctx);
             self.round =
                 Some(Round::new(Purpose::Replace { volume, lease }, group, wanted, candidates));
-            self.proceed(turn);
+            self.proceed(ctx);
         }
     }
 
     /// Ends the round for a replacement, and moves the pages of the lease onto the round's leases.
-    pub(crate) fn evacuate(&mut self, round: Round, turn: &mut Turn<'_>) {
+    pub(crate) fn evacuate(&mut self, round: Round, ctx: &mut StepContext<'_>) {
         let Purpose::Replace { volume, lease } = round.purpose else { return };
         let Some(holding) = self.holdings.get_mut(&lease) else {
-            return self.give_back(&round, turn);
+            return self.give_back(&round, ctx);
         };
         holding.leaving = Leaving::Evacuating;
         holding.replaced = holding.replaced.saturating_add(round.got_bytes());
@@ -89,16 +90,21 @@ impl Borrower {
         for got in &round.got {
             self.hold(volume, got.clone());
         }
-        turn.decide(What::Evacuates { lease, lender, bytes, onto: round.got_bytes() });
-        turn.act(Action::Evacuate { volume, lease, onto: round.got });
+        ctx.decide(What::Evacuates { lease, lender, bytes, onto: round.got_bytes() });
+        ctx.act(Action::Evacuate { volume, lease, onto: round.got });
     }
 
     /// Gives the lease back: it is empty, and its volume no longer uses it.
-    pub(crate) fn evacuated(&mut self, lease: LeaseId, unused: Vec<LeaseId>, turn: &mut Turn<'_>) {
+    pub(crate) fn evacuated(
+        &mut self,
+        lease: LeaseId,
+        unused: Vec<LeaseId>,
+        ctx: &mut StepContext<'_>,
+    ) {
         let Some(holding) = self.holdings.get(&lease) else { return };
-        turn.decide(What::Evacuated { lease, lender: holding.borrowed.lender.clone() });
-        self.finish(lease, turn);
-        unused.into_iter().for_each(|lease| self.finish(lease, turn));
+        ctx.decide(What::Evacuated { lease, lender: holding.borrowed.lender.clone() });
+        self.finish(lease, ctx);
+        unused.into_iter().for_each(|lease| self.finish(lease, ctx));
     }
 
     /// Keeps the lease, which is still in use. The lender's next `mem_len_fin` starts another
@@ -108,18 +114,18 @@ impl Borrower {
         lease: LeaseId,
         unused: Vec<LeaseId>,
         why: String,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         let useless = unused.iter().filter_map(|id| Some(self.holdings.get(id)?.borrowed.clone()));
         let useless: Vec<_> = useless.collect();
         // Another lease of the same lender would be no better so soon.
-        useless.iter().for_each(|lease| self.skip(&lease.lender, turn));
+        useless.iter().for_each(|lease| self.skip(&lease.lender, ctx));
         let lost: Bytes = useless.iter().map(|lease| lease.bytes).sum();
         let Some(holding) = self.holdings.get_mut(&lease) else { return };
         holding.leaving = Leaving::No;
         // The next attempt asks for the bytes that this one did not get or could not use.
         holding.replaced = holding.replaced.saturating_sub(lost);
-        turn.decide(What::EvacuationFailed { lease, lender: holding.borrowed.lender.clone(), why });
-        unused.into_iter().for_each(|lease| self.finish(lease, turn));
+        ctx.decide(What::EvacuationFailed { lease, lender: holding.borrowed.lender.clone(), why });
+        unused.into_iter().for_each(|lease| self.finish(lease, ctx));
     }
 }

@@ -7,7 +7,7 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId};
 
 use crate::loan::{Loan, LoanState};
 use crate::placement::in_whole_extents;
-use crate::turn::Turn;
+use crate::step_context::StepContext;
 use crate::{
     Action, Because, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall,
 };
@@ -18,14 +18,14 @@ const REMEMBERED: usize = 256;
 
 /// The lender's half of the controller.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lender {
+pub(crate) struct LenderRole {
     loans: BTreeMap<LeaseId, Loan>,
     /// Whether this host recalls all leases and grants none.
     draining: bool,
     settled: VecDeque<(HostName, RequestId)>,
 }
 
-impl Lender {
+impl LenderRole {
     /// Restores leases found after a restart, with their URIs. The next ticks ask their borrowers
     /// whether they still hold them.
     pub(crate) fn restore(lent: Vec<(LentLease, Vec<String>)>, lends: bool, now: Duration) -> Self {
@@ -70,20 +70,20 @@ impl Lender {
 
     /// Returns why this host would grant nothing at present, of whatever size. `busy` is set if it
     /// borrows or asks.
-    fn closed(&self, busy: Option<Reason>, turn: &Turn<'_>) -> Option<Reason> {
-        if turn.memory().total == Bytes::ZERO {
+    fn closed(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Option<Reason> {
+        if ctx.memory().total == Bytes::ZERO {
             return Some(Reason::Starting);
         }
-        let overloaded = turn.memory().overloaded(turn.config()).then_some(Reason::Overloaded);
+        let overloaded = ctx.memory().overloaded(ctx.config()).then_some(Reason::Overloaded);
         let draining = self.draining.then_some(Reason::Draining);
         draining.or(busy).or(self.recalling().then_some(Reason::Recalling)).or(overloaded)
     }
 
     /// Returns the bytes that this host would grant at present.
-    pub(crate) fn spare(&self, busy: Option<Reason>, turn: &Turn<'_>) -> Bytes {
-        match self.closed(busy, turn) {
+    pub(crate) fn spare(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
+        match self.closed(busy, ctx) {
             Some(_) => Bytes::ZERO,
-            None => turn.memory().spare(turn.config(), self.lent()),
+            None => ctx.memory().spare(ctx.config(), self.lent()),
         }
     }
 
@@ -95,55 +95,55 @@ impl Lender {
         bytes: Bytes,
         group: Group,
         busy: Option<Reason>,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         let same = |loan: &&mut Loan| loan.lease.request == request && loan.lease.borrower == *from;
         if let Some(loan) = self.loans.values_mut().find(same) {
             match loan.state {
                 LoanState::Opening => return,
                 LoanState::Offered | LoanState::Held => {
-                    loan.seen = turn.now();
-                    return loan.send(loan.ack(), turn);
+                    loan.seen = ctx.now();
+                    return loan.send(loan.ack(), ctx);
                 }
                 LoanState::Recalled => {
-                    return self.reject(from, request, bytes, busy, Reason::Recalling, turn);
+                    return self.reject(from, request, bytes, busy, Reason::Recalling, ctx);
                 }
                 LoanState::Freeing => {
-                    return self.reject(from, request, bytes, busy, Reason::Settled, turn);
+                    return self.reject(from, request, bytes, busy, Reason::Settled, ctx);
                 }
             }
         }
         if self.settled.iter().any(|(host, settled)| host == from && *settled == request) {
-            return self.reject(from, request, bytes, busy, Reason::Settled, turn);
+            return self.reject(from, request, bytes, busy, Reason::Settled, ctx);
         }
         if !in_whole_extents(bytes) {
-            return self.reject(from, request, bytes, busy, Reason::Invalid, turn);
+            return self.reject(from, request, bytes, busy, Reason::Invalid, ctx);
         }
-        if let Some(reason) = self.closed(busy, turn) {
-            return self.reject(from, request, bytes, busy, reason, turn);
+        if let Some(reason) = self.closed(busy, ctx) {
+            return self.reject(from, request, bytes, busy, reason, ctx);
         }
-        let spare = self.spare(busy, turn);
+        let spare = self.spare(busy, ctx);
         if bytes > spare {
-            return self.reject(from, request, bytes, busy, Reason::NoRoom, turn);
+            return self.reject(from, request, bytes, busy, Reason::NoRoom, ctx);
         }
-        let shareable = turn.memory().shareable(turn.config());
+        let shareable = ctx.memory().shareable(ctx.config());
         let lease =
-            LentLease { lease: turn.ids.lease(), borrower: from.clone(), group, bytes, request };
-        turn.decide(What::Grants {
+            LentLease { lease: ctx.ids.lease(), borrower: from.clone(), group, bytes, request };
+        ctx.decide(What::Grants {
             borrower: from.clone(),
             lease: lease.lease,
             bytes,
             spare,
             shareable,
         });
-        turn.act(Action::OpenLease(lease.clone()));
+        ctx.act(Action::OpenLease(lease.clone()));
         let loan = Loan {
             lease,
             uris: Vec::new(),
             stored: Bytes::ZERO,
             state: LoanState::Opening,
-            seen: turn.now(),
-            sent: turn.now(),
+            seen: ctx.now(),
+            sent: ctx.now(),
         };
         self.loans.insert(loan.lease.lease, loan);
     }
@@ -155,22 +155,22 @@ impl Lender {
         bytes: Bytes,
         busy: Option<Reason>,
         reason: Reason,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
-        let spare = self.spare(busy, turn);
-        turn.decide(What::Rejects { borrower: to.clone(), bytes, spare, reason });
-        turn.send(to, Message::MemBorRej { request, spare, reason });
+        let spare = self.spare(busy, ctx);
+        ctx.decide(What::Rejects { borrower: to.clone(), bytes, spare, reason });
+        ctx.send(to, Message::MemBorRej { request, spare, reason });
     }
 
     /// Offers the lease, which is set up, to the borrower (Algorithm 2 lines 11-13, Fig. 4a).
-    pub(crate) fn opened(&mut self, lease: LeaseId, uris: Vec<String>, turn: &mut Turn<'_>) {
+    pub(crate) fn opened(&mut self, lease: LeaseId, uris: Vec<String>, ctx: &mut StepContext<'_>) {
         if let Some(loan) = self.loans.get_mut(&lease)
             && loan.state == LoanState::Opening
         {
             loan.uris = uris;
             loan.state = LoanState::Offered;
-            loan.seen = turn.now();
-            loan.send(loan.ack(), turn);
+            loan.seen = ctx.now();
+            loan.send(loan.ack(), ctx);
         }
     }
 
@@ -180,28 +180,28 @@ impl Lender {
         lease: LeaseId,
         why: String,
         busy: Option<Reason>,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         if self.loans.get(&lease).is_none_or(Loan::exists) {
             return;
         }
         if let Some(loan) = self.loans.remove(&lease) {
             let LentLease { borrower, request, bytes, .. } = loan.lease;
-            turn.decide(What::OpenFailed { borrower: borrower.clone(), lease, why });
-            self.reject(&borrower, request, bytes, busy, Reason::Failed, turn);
+            ctx.decide(What::OpenFailed { borrower: borrower.clone(), lease, why });
+            self.reject(&borrower, request, bytes, busy, Reason::Failed, ctx);
         }
     }
 
     /// Handles `mem_bor_fin` (Algorithm 4 lines 5-7). For a lease that is gone it does nothing: the
     /// delivery itself is the confirmation.
-    pub(crate) fn finished(&mut self, from: &HostName, lease: LeaseId, turn: &mut Turn<'_>) {
+    pub(crate) fn finished(&mut self, from: &HostName, lease: LeaseId, ctx: &mut StepContext<'_>) {
         let Some(loan) = self.loans.get_mut(&lease) else { return };
         if loan.lease.borrower != *from || !loan.exists() {
-            return turn.decide(What::Stranger { from: from.clone(), lease });
+            return ctx.decide(What::Stranger { from: from.clone(), lease });
         }
         if loan.state != LoanState::Freeing {
-            turn.decide(What::Frees { borrower: from.clone(), lease, stored: loan.stored });
-            loan.free(turn);
+            ctx.decide(What::Frees { borrower: from.clone(), lease, stored: loan.stored });
+            loan.free(ctx);
         }
     }
 
@@ -243,41 +243,41 @@ impl Lender {
     }
 
     /// Runs the timers of all leases.
-    pub(crate) fn timers(&mut self, turn: &mut Turn<'_>) {
-        self.loans.values_mut().for_each(|loan| loan.tick(turn));
+    pub(crate) fn timers(&mut self, ctx: &mut StepContext<'_>) {
+        self.loans.values_mut().for_each(|loan| loan.tick(ctx));
     }
 
     /// Recalls all leases and grants none, until a call with `false`. That call does not undo
     /// recalls.
-    pub(crate) fn drain(&mut self, on: bool, turn: &mut Turn<'_>) {
+    pub(crate) fn drain(&mut self, on: bool, ctx: &mut StepContext<'_>) {
         self.draining = on;
         if on {
-            self.recall_all(Because::Drain, turn);
+            self.recall_all(Because::Drain, ctx);
         }
     }
 
     /// Recalls all leases of this borrower.
-    pub(crate) fn part(&mut self, borrower: &HostName, turn: &mut Turn<'_>) {
-        self.recall_held(Because::Parted, |loan| loan.lease.borrower == *borrower, turn);
+    pub(crate) fn part(&mut self, borrower: &HostName, ctx: &mut StepContext<'_>) {
+        self.recall_held(Because::Parted, |loan| loan.lease.borrower == *borrower, ctx);
     }
 
     /// Runs Algorithm 4 for a monitoring period. Without `mem_bor_fin` this host stays Lender
     /// (lines 1 and 2), and recalls leases if it is overloaded (lines 3 and 4).
-    pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn tick(&mut self, ctx: &mut StepContext<'_>) {
         if self.draining {
             // Leases that were being set up when the drain began.
-            self.recall_all(Because::Drain, turn);
-        } else if turn.memory().overloaded(turn.config()) {
-            self.recall(turn);
+            self.recall_all(Because::Drain, ctx);
+        } else if ctx.memory().overloaded(ctx.config()) {
+            self.recall(ctx);
         }
     }
 
     /// Sends `mem_len_fin` for the fewest leases that bring M_u below T_lower M_t. On the early
     /// signal, which does not say how much is missing, it recalls one at a time. No recall starts
     /// while the leases on their way back suffice.
-    fn recall(&mut self, turn: &mut Turn<'_>) {
-        let (used, config) = (turn.memory().used, turn.config());
-        let (upper, lower) = (turn.memory().upper(config), turn.memory().lower(config));
+    fn recall(&mut self, ctx: &mut StepContext<'_>) {
+        let (used, config) = (ctx.memory().used, ctx.config());
+        let (upper, lower) = (ctx.memory().upper(config), ctx.memory().lower(config));
         let is_leaving =
             |loan: &Loan| matches!(loan.state, LoanState::Recalled | LoanState::Freeing);
         let leaving: Bytes =
@@ -298,7 +298,7 @@ impl Lender {
             Vec::new()
         };
         for (lease, expected) in chosen {
-            self.recall_one(lease, expected, Because::Overload, turn);
+            self.recall_one(lease, expected, Because::Overload, ctx);
         }
     }
 
@@ -307,33 +307,33 @@ impl Lender {
         lease: LeaseId,
         expected: Bytes,
         because: Because,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         if let Some(loan) = self.loans.get_mut(&lease) {
             loan.state = LoanState::Recalled;
             let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
-            turn.decide(What::Recalls { borrower, lease, stored, expected, because });
-            loan.send(Message::MemLenFin { lease }, turn);
+            ctx.decide(What::Recalls { borrower, lease, stored, expected, because });
+            loan.send(Message::MemLenFin { lease }, ctx);
         }
     }
 
     /// Recalls all leases, as a host must that borrows as well, whatever the cause.
-    pub(crate) fn recall_all(&mut self, because: Because, turn: &mut Turn<'_>) {
-        self.recall_held(because, |_| true, turn);
+    pub(crate) fn recall_all(&mut self, because: Because, ctx: &mut StepContext<'_>) {
+        self.recall_held(because, |_| true, ctx);
     }
 
     fn recall_held(
         &mut self,
         because: Because,
         which: impl Fn(&Loan) -> bool,
-        turn: &mut Turn<'_>,
+        ctx: &mut StepContext<'_>,
     ) {
         let held = |loan: &&Loan| {
             matches!(loan.state, LoanState::Offered | LoanState::Held) && which(loan)
         };
         let all: Vec<_> = self.loans.values().filter(held).map(|loan| loan.lease.lease).collect();
-        let expected = turn.memory().used;
-        all.into_iter().for_each(|lease| self.recall_one(lease, expected, because, turn));
+        let expected = ctx.memory().used;
+        all.into_iter().for_each(|lease| self.recall_one(lease, expected, because, ctx));
     }
 
     pub(crate) fn status(&self) -> impl Iterator<Item = LentStatus> {

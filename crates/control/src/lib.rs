@@ -33,16 +33,16 @@
 //! | 1: 4-5 | Borrower runs Algorithm 3 | `controller::tick` | `1_lines_4_5_…` |
 //! | 1: 6-8 | Lender runs Algorithm 4 | `controller::tick` | `1_lines_6_8_…` |
 //! | 2: 1 | no request: stay Neutral | `neutral::tick` | `2_line_1_…` |
-//! | 2: 2-3 | M_req > M_s: `mem_bor_rej` | `Lender::requested` | `2_lines_2_3_…` |
+//! | 2: 2-3 | M_req > M_s: `mem_bor_rej` | `LenderRole::requested` | `2_lines_2_3_…` |
 //! | 2: 4-5 | M_u > T_upper M_t: `mem_bor_req` | `neutral::tick` | `2_lines_4_5_…` |
 //! | 2: 6-8 | ack: activate, Borrower | `Borrower::{acknowledged, activate}` | `2_lines_6_8_…` |
-//! | 2: 9-13 | grant: activate, ack, Lender | `Lender::{requested, opened}` | `2_lines_9_13_…` |
+//! | 2: 9-13 | grant: activate, ack | `LenderRole::{requested, opened}` | `2_lines_9_13_…` |
 //! | 3: 1-2 | needed and feasible: stay Borrower | `Borrower::tick` | `3_lines_1_2_…` |
 //! | 3: 1 | `mem_len_fin`: not feasible | `Borrower::recalled` | `3_line_1_…` |
 //! | 3: 3-6 | deactivate, fin, Neutral | `Borrower::{tick, deactivated}` | `3_lines_3_6_…` |
-//! | 4: 1-2 | no `mem_bor_fin`: stay Lender | `Lender::tick` | `4_lines_1_2_…` |
-//! | 4: 3-4 | M_u > T_upper M_t: `mem_len_fin` | `Lender::recall` | `4_lines_3_4_…` |
-//! | 4: 5-7 | `mem_bor_fin`: deactivate, Neutral | `Lender::{finished, freed}` | `4_lines_5_7_…` |
+//! | 4: 1-2 | no `mem_bor_fin`: stay Lender | `LenderRole::tick` | `4_lines_1_2_…` |
+//! | 4: 3-4 | M_u > T_upper M_t: `mem_len_fin` | `LenderRole::recall` | `4_lines_3_4_…` |
+//! | 4: 5-7 | `mem_bor_fin`: deactivate | `LenderRole::{finished, freed}` | `4_lines_5_7_…` |
 //!
 //! Equations 1 and 2 are [`Memory::shareable`], tested in `memory.rs`. `tests/control/protocol.rs`
 //! has several lenders, failures and restarts. `tests/control/network.rs` has reordering, loss,
@@ -56,17 +56,17 @@ mod controller;
 mod decision;
 mod evacuation;
 mod event;
-mod fins;
 pub mod group;
 mod lender;
 mod loan;
 mod memory;
 mod message;
 mod neutral;
+mod pending_release;
 mod placement;
 mod recall;
 mod round;
-mod turn;
+mod step_context;
 
 pub use borrower::{BorrowedStatus, VolumeState, VolumeStatus};
 pub use config::{Config, ConfigError, Shareable};

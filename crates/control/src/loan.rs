@@ -5,7 +5,7 @@ use std::time::Duration;
 use aquifer_page::Bytes;
 use serde::Serialize;
 
-use crate::turn::Turn;
+use crate::step_context::StepContext;
 use crate::{Action, LentLease, Message, What};
 
 /// The state of a lease.
@@ -60,15 +60,15 @@ impl Loan {
         Message::MemBorAck { request, lease, bytes, uris: self.uris.clone() }
     }
 
-    pub(crate) fn send(&mut self, message: Message, turn: &mut Turn<'_>) {
-        self.sent = turn.now();
-        turn.send(&self.lease.borrower, message);
+    pub(crate) fn send(&mut self, message: Message, ctx: &mut StepContext<'_>) {
+        self.sent = ctx.now();
+        ctx.send(&self.lease.borrower, message);
     }
 
-    pub(crate) fn free(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn free(&mut self, ctx: &mut StepContext<'_>) {
         self.state = LoanState::Freeing;
-        self.sent = turn.now();
-        turn.act(Action::FreeLease { lease: self.lease.lease });
+        self.sent = ctx.now();
+        ctx.act(Action::FreeLease { lease: self.lease.lease });
     }
 
     /// Notes that the borrower knows of the lease.
@@ -80,25 +80,25 @@ impl Loan {
     }
 
     /// Repeats the pending message or action; frees the lease when the grace is over.
-    pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
-        let silent = turn.now().saturating_sub(self.seen);
-        let grace = turn.config().grace;
-        let due = turn.passed(turn.config().resend, self.sent);
+    pub(crate) fn tick(&mut self, ctx: &mut StepContext<'_>) {
+        let silent = ctx.now().saturating_sub(self.seen);
+        let grace = ctx.config().grace;
+        let due = ctx.passed(ctx.config().resend, self.sent);
         let asks = match self.state {
             LoanState::Opening => return,
-            LoanState::Freeing if due => return self.free(turn),
+            LoanState::Freeing if due => return self.free(ctx),
             LoanState::Freeing => return,
             LoanState::Offered | LoanState::Recalled => due,
             LoanState::Held => due && silent >= grace / 4,
         };
         if silent >= grace {
             let LentLease { lease, borrower, .. } = self.lease.clone();
-            turn.decide(What::Expires { borrower, lease, stored: self.stored, silent });
-            self.free(turn);
+            ctx.decide(What::Expires { borrower, lease, stored: self.stored, silent });
+            self.free(ctx);
         } else if asks && self.state == LoanState::Recalled {
-            self.send(Message::MemLenFin { lease: self.lease.lease }, turn);
+            self.send(Message::MemLenFin { lease: self.lease.lease }, ctx);
         } else if asks {
-            self.send(self.ack(), turn);
+            self.send(self.ack(), ctx);
         }
     }
 }

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn equation_1_takes_the_reserved_memory_off_the_total_whatever_is_used() {
+    fn equation_1_subtracts_the_reserve_regardless_of_use() {
         for used in [0, 5, 10] {
             assert_eq!(memory(used).shareable(&preconfigured(3)), Bytes::gib(7));
         }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn borrowed_memory_is_needed_from_the_lower_threshold_up_with_swap_counted() {
+    fn borrowed_memory_is_needed_from_the_lower_threshold_up() {
         let config = Config::default();
         let at = Memory { used: Bytes::gib(2), swap_used: Bytes::gib(4), ..memory(0) };
         assert!(at.needs_borrowed(&config));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_keeps_room_for_what_is_promised_and_counts_what_is_stored_once() {
+    fn spare_keeps_room_for_promises_and_counts_stored_bytes_once() {
         let lent =
             |granted, stored| Lent { granted: Bytes::gib(granted), stored: Bytes::gib(stored) };
         let dynamic = Config::default();

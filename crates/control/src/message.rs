@@ -97,11 +97,11 @@ impl fmt::Display for Reason {
             Self::Borrowing => "it borrows itself",
             Self::Asking => "it is asking for memory itself",
             Self::Overloaded => "it is overloaded",
-            Self::Recalling => "it is taking back what it lent",
-            Self::Draining => "it lends nothing now",
+            Self::Recalling => "it is recalling leases",
+            Self::Draining => "it is draining",
             Self::NoRoom => "it cannot spare that much",
-            Self::Starting => "it is only starting",
-            Self::Settled => "the request is an old one",
+            Self::Starting => "it has only just started",
+            Self::Settled => "it has answered this request before",
             Self::Invalid => "the size is not in whole extents",
             Self::Failed => "it could not set up the lease",
         })
@@ -168,7 +168,10 @@ mod tests {
         let text = serde_json::to_string(&message).unwrap();
         assert_eq!(
             text,
-            r#"{"message":"mem_bor_req","request":"00000000000000000000000000000007","bytes":67108864,"group":"default"}"#
+            concat!(
+                r#"{"message":"mem_bor_req","request":"00000000000000000000000000000007","#,
+                r#""bytes":67108864,"group":"default"}"#
+            )
         );
         assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), message);
     }

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lender_with_most_spare_is_asked_first_and_ties_go_by_name() {
+    fn largest_spare_is_asked_first_and_ties_go_by_name() {
         let mut candidates =
             Candidates::new([offer("c", 128), offer("b", 640), offer("a", 128), offer("d", 256)]);
         let expected = [("b", 512), ("d", 256), ("a", 128), ("c", 128)]
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn lenders_are_asked_in_whole_extents_and_not_at_all_for_less_than_one() {
+    fn requests_are_for_whole_extents_and_at_least_one() {
         let mut candidates = Candidates::new([offer("a", 63), offer("b", 200)]);
         assert_eq!(order(&mut candidates, 1000), [("b".to_owned(), 192)]);
         assert_eq!(order(&mut Candidates::new([offer("b", 200)]), 65), [("b".to_owned(), 128)]);

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_leaving_already_counts_as_gone() {
+    fn bytes_that_are_leaving_count_as_gone() {
         assert_eq!(chosen(900, 300, 600, &[100, 200]), []);
         assert_eq!(chosen(900, 200, 600, &[100, 200]), [(0, 600)]);
     }

@@ -6,7 +6,7 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::Serialize;
 
 use crate::placement::{in_whole_extents, whole_extents};
-use crate::turn::Turn;
+use crate::step_context::StepContext;
 use crate::{BorrowedLease, Candidates, Cause, Message, Offer, Reason, RequestId, What};
 
 /// The purpose of a round.
@@ -91,16 +91,16 @@ impl Round {
     }
 
     /// Sends the next request. Returns false if there is enough, or no lender is left.
-    pub(crate) fn ask_next(&mut self, turn: &mut Turn<'_>) -> bool {
+    pub(crate) fn ask_next(&mut self, ctx: &mut StepContext<'_>) -> bool {
         let missing = self.wanted.saturating_sub(self.got_bytes());
         if missing == Bytes::ZERO {
             return false;
         }
         let Some((lender, bytes)) = self.candidates.take(missing) else { return false };
-        let (since, sent) = (turn.now(), turn.now());
-        let ask = Ask { request: turn.ids.request(), lender, bytes, since, sent };
-        turn.decide(What::Asks { lender: ask.lender.clone(), bytes, cause: self.purpose.cause() });
-        turn.send(&ask.lender, self.message(&ask));
+        let (since, sent) = (ctx.now(), ctx.now());
+        let ask = Ask { request: ctx.ids.request(), lender, bytes, since, sent };
+        ctx.decide(What::Asks { lender: ask.lender.clone(), bytes, cause: self.purpose.cause() });
+        ctx.send(&ask.lender, self.message(&ask));
         self.ask = Some(ask);
         true
     }
@@ -126,22 +126,27 @@ impl Round {
     }
 
     /// Takes the lease that answers the request in flight.
-    pub(crate) fn acknowledged(&mut self, lease: BorrowedLease, turn: &mut Turn<'_>) {
+    pub(crate) fn acknowledged(&mut self, lease: BorrowedLease, ctx: &mut StepContext<'_>) {
         self.ask = None;
         let (lender, id, bytes) = (lease.lender.clone(), lease.lease, lease.bytes);
         self.got.push(lease);
         let missing = self.wanted.saturating_sub(self.got_bytes());
-        turn.decide(What::Got { lender, lease: id, bytes, missing });
+        ctx.decide(What::Got { lender, lease: id, bytes, missing });
     }
 
     /// Ends the request in flight, which the lender rejected. Returns whether to skip this lender
     /// for a while. If not, the lender has less room than expected, and gets another request for
     /// that room.
-    pub(crate) fn rejected(&mut self, spare: Bytes, reason: Reason, turn: &mut Turn<'_>) -> bool {
+    pub(crate) fn rejected(
+        &mut self,
+        spare: Bytes,
+        reason: Reason,
+        ctx: &mut StepContext<'_>,
+    ) -> bool {
         let Some(Ask { lender, bytes, .. }) = self.ask.take() else { return false };
-        turn.decide(What::Rejected { lender: lender.clone(), bytes, spare, reason });
+        ctx.decide(What::Rejected { lender: lender.clone(), bytes, spare, reason });
         // Two hosts that ask each other must not do so again at the same moment.
-        self.yields |= reason == Reason::Asking && lender < turn.facts.host;
+        self.yields |= reason == Reason::Asking && lender < ctx.facts.host;
         if reason == Reason::NoRoom && whole_extents(spare) < bytes {
             let offer = Offer { host: lender, spare };
             let asked_again = offer.spare >= Bytes(aquifer_page::EXTENT_SIZE);
@@ -152,9 +157,9 @@ impl Round {
     }
 
     /// Ends the request in flight, which the lender refused to accept.
-    pub(crate) fn refused(&mut self, why: String, turn: &mut Turn<'_>) {
+    pub(crate) fn refused(&mut self, why: String, ctx: &mut StepContext<'_>) {
         if let Some(Ask { lender, bytes, .. }) = self.ask.take() {
-            turn.decide(What::Refused { lender, bytes, why });
+            ctx.decide(What::Refused { lender, bytes, why });
         }
     }
 
@@ -164,19 +169,19 @@ impl Round {
     }
 
     /// Sends the request again, or ends it after its timeout.
-    pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) -> Wait {
+    pub(crate) fn tick(&mut self, ctx: &mut StepContext<'_>) -> Wait {
         let Some(ask) = &mut self.ask else { return Wait::Goes };
-        if turn.passed(turn.config().give_up, ask.since) {
+        if ctx.passed(ctx.config().give_up, ask.since) {
             let lender = ask.lender.clone();
-            let waited = turn.now().saturating_sub(ask.since);
-            turn.decide(What::GivesUp { lender: lender.clone(), bytes: ask.bytes, waited });
+            let waited = ctx.now().saturating_sub(ask.since);
+            ctx.decide(What::GivesUp { lender: lender.clone(), bytes: ask.bytes, waited });
             self.ask = None;
             return Wait::Over(lender);
         }
-        if turn.passed(turn.config().resend, ask.sent) {
-            ask.sent = turn.now();
+        if ctx.passed(ctx.config().resend, ask.sent) {
+            ask.sent = ctx.now();
             let ask = ask.clone();
-            turn.send(&ask.lender, self.message(&ask));
+            ctx.send(&ask.lender, self.message(&ask));
         }
         Wait::Goes
     }

@@ -17,7 +17,7 @@ pub const PAUSE: Duration = Duration::from_millis(100);
 /// A failure does not end the loop. The loop logs the first failure of a series, pauses for
 /// [`PAUSE`] and accepts again.
 pub fn each<T>(
-    who: &str,
+    callers: &str,
     is_over: impl Fn() -> bool,
     mut accept: impl FnMut() -> io::Result<T>,
     mut begin: impl FnMut(T) -> io::Result<()>,
@@ -32,7 +32,7 @@ pub fn each<T>(
             Ok(()) => fails = false,
             Err(error) => {
                 if !mem::replace(&mut fails, true) {
-                    tracing::error!("cannot accept {who}: {error}; trying again");
+                    tracing::error!("cannot accept {callers}: {error}; trying again");
                 }
                 thread::sleep(PAUSE);
             }

@@ -15,10 +15,10 @@ mod lookout;
 pub mod names;
 pub mod nbd;
 pub mod nvme;
+pub mod poll_token;
 mod serving;
 pub mod sleep;
 pub mod tls;
-pub mod turn;
 
 pub use aquifer_store::Visitor;
 

@@ -10,8 +10,8 @@ thread_local! {
 /// thread.
 ///
 /// Replaces the thread's previous callback. `call` must be quick and must not wait. It is for
-/// threads that share a [`Turn`](crate::turn::Turn): a worker that need not sleep keeps it, which
-/// saves a wake-up.
+/// threads that share a [`PollToken`](crate::poll_token::PollToken): a worker that need not sleep
+/// keeps it, which saves a wake-up.
 pub fn before_sleep(call: impl Fn() + 'static) {
     BEFORE.set(Some(Box::new(call)));
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use aquifer_control::group::{reprovision, scan_rate};
 use aquifer_page::{Bytes, Group, RegionName, file};
-use aquifer_volume::{Seal, SealKey, Sealing};
 use aquifer_region::RegionError;
+use aquifer_volume::{Encryption, EncryptionKey, EncryptionMode};
 use serde::{Deserialize, Serialize};
 
 /// The terms on which the members of a group agree.
@@ -18,9 +18,9 @@ pub struct Agreement {
     /// Name of the group.
     pub name: Group,
     /// How the group's pages are encrypted when they leave a host.
-    pub sealed: Sealed,
+    pub encryption: GroupEncryption,
     /// The key that the members share.
-    pub key: SealKey,
+    pub key: EncryptionKey,
     /// Whether the group takes part in lending. Memory that its members save and do not need may
     /// then go to other groups of a host. The group may also borrow theirs, and then pays for their
     /// scanners.
@@ -64,7 +64,7 @@ pub struct Limits {
 /// How the pages of a group are encrypted when they leave a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sealed {
+pub enum GroupEncryption {
     /// With the group's key, so that equal pages have equal ciphertexts and a lender can share
     /// them.
     Deterministic,
@@ -77,11 +77,11 @@ pub enum Sealed {
 
 impl Agreement {
     /// Makes the agreement of a new group, with a random key.
-    pub fn new(name: Group, sealed: Sealed) -> Self {
+    pub fn new(name: Group, encryption: GroupEncryption) -> Self {
         Self {
             name,
-            sealed,
-            key: SealKey::random(),
+            encryption,
+            key: EncryptionKey::random(),
             lends: false,
             cgroup: None,
             members: Vec::new(),
@@ -115,14 +115,15 @@ impl Agreement {
         if let Some(most) = self.limits.members
             && there.len() >= most
         {
-            return Err(full(format!("it may have {most} members here, and has {}", there.len())));
+            let has = there.len();
+            return Err(full(format!("it may have {most} members here, and has {has}")));
         }
         let has = there.iter().fold(Bytes::ZERO, |sum, (_, size)| sum.saturating_add(*size));
         if let Some(most) = self.limits.memory
             && has.saturating_add(size) > most
         {
             return Err(full(format!(
-                "its members may have {most} here, and have {has} without '{name}', which wants {size}"
+                "its members may have {most} here, and have {has}; '{name}' needs {size} more"
             )));
         }
         Ok(())
@@ -140,13 +141,13 @@ impl Agreement {
     }
 
     /// Returns the encryption of a new lease of the group; `None` if its pages are not encrypted.
-    pub fn seal(&self) -> Option<Seal> {
-        match self.sealed {
-            Sealed::Deterministic => {
-                Some(Seal { key: self.key.clone(), sealing: Sealing::Deterministic })
+    pub fn lease_encryption(&self) -> Option<Encryption> {
+        match self.encryption {
+            GroupEncryption::Deterministic => {
+                Some(Encryption { key: self.key.clone(), mode: EncryptionMode::Deterministic })
             }
-            Sealed::Random => Some(Seal::own()),
-            Sealed::Off => None,
+            GroupEncryption::Random => Some(Encryption::random()),
+            GroupEncryption::Off => None,
         }
     }
 }
@@ -176,12 +177,14 @@ pub enum GroupError {
     },
     /// A group of that name exists.
     #[error(
-        "there is a group '{0}' already: 'aquifer group set {0}' changes it, 'aquifer group rm {0}' ends it"
+        "a group '{0}' exists already: change it with 'aquifer group set {0}', or remove it with \
+         'aquifer group rm {0}'"
     )]
     Exists(Group),
     /// The name is not among the group's members.
     #[error(
-        "'{name}' is no member of group '{group}', which are: {members}. 'aquifer group set {group} --member' names others"
+        "'{name}' is not a member of group '{group}'. Its members are: {members}. \
+         Change them with 'aquifer group set {group} --member'"
     )]
     NotMember {
         /// The group.
@@ -193,7 +196,8 @@ pub enum GroupError {
     },
     /// A limit of the group would be exceeded.
     #[error(
-        "group '{group}' is full: {why}. 'aquifer group set {group}' with --max-members or --max-memory changes that"
+        "group '{group}' is full: {why}. Raise --max-members or --max-memory with \
+         'aquifer group set {group}'"
     )]
     Full {
         /// The group.
@@ -203,7 +207,8 @@ pub enum GroupError {
     },
     /// No group of that name exists on this host.
     #[error(
-        "there is no group '{0}' on this host: 'aquifer group create {0}' makes it, and a copy of its file brings it from another host"
+        "this host has no group '{0}': make it with 'aquifer group create {0}', or copy its file \
+         from another host"
     )]
     Unknown(Group),
     /// An operation on the group's regions failed.
@@ -249,7 +254,7 @@ impl Agreements {
         let agreement: Agreement = toml::from_str(&text)
             .map_err(|error: toml::de::Error| malformed(error.message().to_owned()))?;
         if agreement.name != *name {
-            return Err(malformed(format!("it is that of '{}'", agreement.name)));
+            return Err(malformed(format!("it is the agreement of '{}'", agreement.name)));
         }
         Ok(Some(agreement))
     }
@@ -357,7 +362,7 @@ mod tests {
         let blue: Group = "blue".parse().unwrap();
         assert!(here.all().unwrap().is_empty() && here.find(&blue).unwrap().is_none());
         assert!(matches!(here.get(&blue), Err(GroupError::Unknown(_))));
-        let made = Agreement::new(blue.clone(), Sealed::Deterministic);
+        let made = Agreement::new(blue.clone(), GroupEncryption::Deterministic);
         assert!(matches!(here.change(&made), Err(GroupError::Unknown(_))));
         here.create(&made).unwrap();
         assert!(matches!(here.create(&made), Err(GroupError::Exists(_))));
@@ -365,21 +370,25 @@ mod tests {
 
         fs::create_dir(dir.path().join("there")).unwrap();
         fs::copy(here.file(&blue), there.file(&blue)).unwrap();
-        assert_eq!(there.get(&blue).unwrap().seal(), made.seal());
-        let changed = Agreement { sealed: Sealed::Random, ..made.clone() };
+        assert_eq!(there.get(&blue).unwrap().lease_encryption(), made.lease_encryption());
+        let changed = Agreement { encryption: GroupEncryption::Random, ..made.clone() };
         here.change(&changed).unwrap();
         assert_eq!(here.all().unwrap(), std::slice::from_ref(&changed));
-        assert_ne!(changed.seal(), changed.seal(), "each lease has a key of its own");
-        assert_eq!(Agreement { sealed: Sealed::Off, ..made }.seal(), None);
+        assert_ne!(
+            changed.lease_encryption(),
+            changed.lease_encryption(),
+            "each lease has a key of its own"
+        );
+        assert_eq!(Agreement { encryption: GroupEncryption::Off, ..made }.lease_encryption(), None);
 
         here.remove(&blue).unwrap();
         assert!(matches!(here.remove(&blue), Err(GroupError::Unknown(_))));
     }
 
     #[test]
-    fn who_is_named_joins_while_there_is_room() {
+    fn a_listed_member_joins_while_there_is_room() {
         let name = |name: &str| -> RegionName { name.parse().unwrap() };
-        let mut blue = Agreement::new("blue".parse().unwrap(), Sealed::Deterministic);
+        let mut blue = Agreement::new("blue".parse().unwrap(), GroupEncryption::Deterministic);
         let there = [(name("db"), Bytes::mib(600))];
         let says = |blue: &Agreement, name: RegionName, mib| {
             blue.admit(&name, Bytes::mib(mib), &there).map_err(|error| error.to_string())
@@ -387,10 +396,10 @@ mod tests {
         assert_eq!(says(&blue, name("anybody"), 1 << 20), Ok(()));
         blue.members = ["db", "web-*"].map(str::to_owned).to_vec();
         blue.limits.memory = Some(Bytes::mib(1024));
-        for (who, mib) in [("db", 424), ("web-1", 424), ("web-", 1)] {
-            assert_eq!(says(&blue, name(who), mib), Ok(()));
+        for (member, mib) in [("db", 424), ("web-1", 424), ("web-", 1)] {
+            assert_eq!(says(&blue, name(member), mib), Ok(()));
         }
-        assert!(says(&blue, name("db2"), 1).unwrap_err().contains("which are: db, web-*"));
+        assert!(says(&blue, name("db2"), 1).unwrap_err().contains("members are: db, web-*"));
         assert!(
             says(&blue, name("web-1"), 425)
                 .unwrap_err()
@@ -401,16 +410,17 @@ mod tests {
     }
 
     #[test]
-    fn an_agreement_of_before_is_one_still() {
+    fn an_agreement_without_later_keys_has_their_defaults() {
         let dir = tempfile::tempdir().unwrap();
         let all = Agreements::of(dir.path());
-        let made = Agreement::new("blue".parse().unwrap(), Sealed::Deterministic);
+        let made = Agreement::new("blue".parse().unwrap(), GroupEncryption::Deterministic);
         let text = toml::to_string(&made).unwrap();
         let old: Vec<_> = text
             .lines()
-            .filter(|line| ["name", "sealed", "key"].iter().any(|key| line.starts_with(key)))
+            .filter(|line| ["name", "encryption", "key"].iter().any(|key| line.starts_with(key)))
             .collect();
-        fs::write(all.file(&made.name), old.join("\n")).unwrap();
+        let old = old.join("\n");
+        fs::write(all.file(&made.name), old).unwrap();
         assert_eq!(all.get(&made.name).unwrap(), made);
         let full = Agreement {
             lends: true,
@@ -428,17 +438,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_said_and_no_key_shown() {
+    fn a_files_error_is_named_without_showing_the_key() {
         let dir = tempfile::tempdir().unwrap();
         let all = Agreements::of(dir.path());
         let blue: Group = "blue".parse().unwrap();
-        let good = toml::to_string(&Agreement::new(blue.clone(), Sealed::Random)).unwrap();
+        let good = toml::to_string(&Agreement::new(blue.clone(), GroupEncryption::Random)).unwrap();
         let key =
             good.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
         let cases = [
             (good.replace(key, &key[..40]), "64 hexadecimal digits"),
             (good.replace("random", "maybe"), "unknown variant `maybe`"),
-            (good.replace("blue", "red"), "it is that of 'red'"),
+            (good.replace("blue", "red"), "it is the agreement of 'red'"),
             (format!("more = 1\n{good}"), "unknown field `more`"),
         ];
         for (text, why) in cases {

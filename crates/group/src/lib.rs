@@ -13,4 +13,4 @@ mod member;
 pub mod scan;
 mod sys;
 
-pub use agreement::{Agreement, Agreements, GroupError, Limits, NamedAgreement, Sealed};
+pub use agreement::{Agreement, Agreements, GroupEncryption, GroupError, Limits, NamedAgreement};

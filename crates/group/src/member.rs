@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use aquifer_vm::process::client as vms;
 use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
 use aquifer_region::process::{Files, View, client};
 use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
+use aquifer_vm::process::client as vms;
 
-use crate::scan::Seen;
+use crate::scan::ScanHistory;
 
 /// Proposals that are sent together.
 const BATCH: usize = 256;
@@ -92,7 +92,7 @@ impl Members {
 pub(crate) struct Member {
     files: Files,
     view: View,
-    seen: Seen,
+    history: ScanHistory,
     proposals: Vec<Proposal>,
     /// Pages that can be proposed before mappings are counted again.
     room: u64,
@@ -109,8 +109,8 @@ impl Member {
         if !view.is_of(files) || client::record(files)?.group != *group {
             return Ok(None);
         }
-        let (files, seen) = (files.clone(), Seen::new(view.pages()));
-        Ok(Some(Self { files, view, seen, proposals: Vec::new(), room: 0, looked: None }))
+        let (files, history) = (files.clone(), ScanHistory::new(view.pages()));
+        Ok(Some(Self { files, view, history, proposals: Vec::new(), room: 0, looked: None }))
     }
 
     pub(crate) fn name(&self) -> &RegionName {
@@ -153,7 +153,7 @@ impl Member {
     /// `most` long. Also returns the page to continue at, and the number of shared pages skipped.
     pub(crate) fn next_run(&self, from: u64, most: u64, pass: u64) -> (Range<u64>, u64, u64) {
         let end = self.pages().min(from + 16 * most.max(1));
-        let is_meant = |page: &u64| self.view.is_here(*page) && self.seen.is_due(*page, pass);
+        let is_meant = |page: &u64| self.view.is_here(*page) && self.history.is_due(*page, pass);
         let first = (from..end).find(is_meant);
         let shared =
             (from..first.unwrap_or(end)).filter(|page| self.view.is_shared(*page)).count() as u64;
@@ -165,7 +165,7 @@ impl Member {
 
     /// Returns whether the page has the same content as at the last look.
     pub(crate) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
-        self.seen.is_calm(page, fingerprint)
+        self.history.is_calm(page, fingerprint)
     }
 
     /// Notes a proposal; returns whether a batch is complete.
@@ -213,7 +213,7 @@ impl Member {
     }
 
     pub(crate) fn broken(&self) -> u64 {
-        client::status(&self.files).map_or(0, |status| status.counts.broken)
+        client::status(&self.files).map_or(0, |status| status.counts.cow_breaks)
     }
 }
 

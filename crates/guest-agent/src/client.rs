@@ -9,7 +9,7 @@ use aquifer_page::Bytes;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use crate::asking::{Ask, Granted, LENIENCE, Reason, SOCKET, Status, Tell};
+use crate::application_message::{Ask, Granted, GuestStatus, LENIENCE, Reason, SOCKET, Tell};
 use crate::message::{LONGEST, encode};
 
 /// Timeout of the agent's own status; the agent may have to bring memory online first.
@@ -22,7 +22,11 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// No agent runs.
-    #[error("no agent runs in this guest (nobody listens at {socket}: {source}): start 'aquifer-guest run', as root; without it the host decides by itself how much memory the guest has", socket = .socket.display())]
+    #[error(
+        "no agent runs in this guest (cannot connect to {socket}: {source}): start \
+         'aquifer-guest run' as root",
+        socket = .socket.display()
+    )]
     NoAgent {
         /// The expected socket.
         socket: PathBuf,
@@ -30,7 +34,11 @@ pub enum RequestError {
         source: io::Error,
     },
     /// This user may not connect to the agent.
-    #[error("you may not ask the agent at {socket}: ask as root, or have it started with --socket-group and a group of yours", socket = .socket.display())]
+    #[error(
+        "this user may not connect to the agent at {socket}: run the command as root, or start the \
+         agent with --socket-group and one of this user's groups",
+        socket = .socket.display()
+    )]
     NotAllowed {
         /// The agent's socket.
         socket: PathBuf,
@@ -42,7 +50,11 @@ pub enum RequestError {
     #[error("{0}")]
     NoAnswer(String),
     /// The connection to the agent failed, or the agent did not answer in time.
-    #[error("the agent at {socket} does not answer any more ({source}): what was asked may have been done; 'aquifer-guest show' has the figures once it runs again", socket = .socket.display())]
+    #[error(
+        "the agent at {socket} did not answer ({source}), and may have carried the request out: \
+         check with 'aquifer-guest show' once the agent runs again",
+        socket = .socket.display()
+    )]
     Gone {
         /// The agent's socket.
         socket: PathBuf,
@@ -118,7 +130,7 @@ impl Client {
     ///
     /// # Errors
     /// If the agent does not answer.
-    pub fn show(&self) -> Result<Status, RequestError> {
+    pub fn show(&self) -> Result<GuestStatus, RequestError> {
         match self.ask(&Ask::Show, SHOWS_WITHIN)? {
             Tell::Shown(status) => Ok(status),
             other => Err(self.unexpected(&other)),
@@ -169,7 +181,7 @@ impl Client {
     }
 
     fn unexpected(&self, tell: &Tell) -> RequestError {
-        let source = io::Error::other(format!("it answers something else: {tell:?}"));
+        let source = io::Error::other(format!("unexpected answer: {tell:?}"));
         RequestError::Gone { socket: self.socket.clone(), source }
     }
 }

@@ -7,13 +7,13 @@
 //! follows \[Bielski18\], section III.
 
 pub mod agent;
-mod asking;
+mod application_message;
 mod client;
 mod figures;
 pub mod message;
 mod trace;
 mod urgency;
 
-pub use asking::{Granted, SOCKET, Status};
+pub use application_message::{Granted, GuestStatus, SOCKET};
 pub use client::{Client, RequestError, give_back, request};
 pub use figures::Online;

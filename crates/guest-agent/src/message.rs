@@ -34,13 +34,13 @@ pub enum ToHost {
         kernel: String,
     },
     /// The guest's figures, once each period of [`ToGuest::Watch`].
-    Report(Report),
+    Report(GuestReport),
     /// The answer to [`ToGuest::Check`].
     Checked {
         /// Number of the check.
         id: u64,
         /// The guest's figures, after it has brought memory online where that was needed.
-        report: Report,
+        report: GuestReport,
     },
     /// A request to be resized (\[Bielski18\], section III-C); the host answers with
     /// [`ToGuest::Answer`].
@@ -85,7 +85,7 @@ pub enum ToGuest {
     Check {
         /// Number of the check.
         id: u64,
-        /// The least value of [`Report`]'s `total` to wait for.
+        /// The least value of [`GuestReport`]'s `total` to wait for.
         #[serde(default)]
         total: Bytes,
     },
@@ -115,7 +115,7 @@ pub enum ToGuest {
 /// A guest's figures.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Report {
+pub struct GuestReport {
     /// Memory that the kernel manages (`MemTotal` of proc_meminfo(5)).
     pub total: Bytes,
     /// Memory that programs can still allocate without swapping (`MemAvailable`).
@@ -167,7 +167,7 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     if line.len() > LONGEST {
-        let what = format!("a message of {} bytes; the longest may have {LONGEST}", line.len());
+        let what = format!("a message of {} bytes exceeds the limit of {LONGEST}", line.len());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     Ok(line)
@@ -246,8 +246,11 @@ mod tests {
 
     #[test]
     fn every_message_of_a_guest_is_read_as_it_was_written() {
-        let report =
-            Report { total: Bytes::gib(1), pressure_some: Some(1.25), ..Report::default() };
+        let report = GuestReport {
+            total: Bytes::gib(1),
+            pressure_some: Some(1.25),
+            ..GuestReport::default()
+        };
         for message in [
             ToHost::Hello { version: VERSION, kernel: "6.12".to_owned() },
             ToHost::Report(report.clone()),
@@ -282,20 +285,21 @@ mod tests {
             missing: Bytes(0),
             why: None,
         };
-        let line = "{\"say\":\"answer\",\"id\":7,\"granted\":1048576,\"size\":1073741824,\"missing\":0,\"why\":null}\n";
+        let line = "{\"say\":\"answer\",\"id\":7,\"granted\":1048576,\"size\":1073741824,\
+                    \"missing\":0,\"why\":null}\n";
         assert_eq!(String::from_utf8(encode(&answer).unwrap()).unwrap(), line);
         assert_eq!(decode(&[line.as_bytes()]), [Line::Message(answer)]);
     }
 
     #[test]
-    fn fields_of_a_newer_side_do_no_harm_and_those_that_an_older_one_lacks_are_zero() {
+    fn unknown_fields_are_ignored_and_missing_ones_are_zero() {
         let line = b"{\"say\":\"report\",\"total\":4096,\"colour\":\"blue\"}\n";
-        let report = Report { total: Bytes(4096), ..Report::default() };
+        let report = GuestReport { total: Bytes(4096), ..GuestReport::default() };
         assert_eq!(decode(&[line]), [Line::Message(ToHost::Report(report))]);
     }
 
     #[test]
-    fn a_conversation_that_begins_in_the_middle_of_a_line_goes_on_with_the_next() {
+    fn a_decoder_that_starts_within_a_line_goes_on_with_the_next() {
         let check = ToGuest::Check { id: 1, total: Bytes::ZERO };
         let text = [
             b"iod_ms\":1000}\n\n{\"say\":\"dance\"}\n".as_slice(),

@@ -26,7 +26,7 @@ const BLOCK: Bytes = Bytes::mib(128);
 
 /// The state of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct SampledMemory {
     pub(crate) total: Bytes,
     pub(crate) available: Bytes,
     /// Size of a memory block.
@@ -67,7 +67,7 @@ impl Urgency {
 
     /// Takes a look at the memory; returns the bytes that the caller must request now, if it is
     /// urgent.
-    pub(crate) fn look(&mut self, now: Instant, memory: Memory) -> Option<Bytes> {
+    pub(crate) fn look(&mut self, now: Instant, memory: SampledMemory) -> Option<Bytes> {
         self.quick = memory.available < self.below || self.goes_quickly(now, memory.available);
         self.last = Some((now, memory.available));
         if memory.available >= self.below {
@@ -80,7 +80,7 @@ impl Urgency {
     ///
     /// There is no request while half of all memory is available: then only the limit of some
     /// cgroup is short.
-    pub(crate) fn stalls(&mut self, now: Instant, memory: Memory) -> Option<Bytes> {
+    pub(crate) fn stalls(&mut self, now: Instant, memory: SampledMemory) -> Option<Bytes> {
         if memory.available.0 > memory.total.0 / 2 {
             return None;
         }
@@ -101,7 +101,7 @@ impl Urgency {
         gone > Bytes::ZERO && soon < self.below
     }
 
-    fn ask(&mut self, now: Instant, memory: Memory) -> Option<Bytes> {
+    fn ask(&mut self, now: Instant, memory: SampledMemory) -> Option<Bytes> {
         if self.pending || self.rests_until.is_some_and(|until| now < until) {
             return None;
         }
@@ -117,8 +117,12 @@ impl Urgency {
 mod tests {
     use super::*;
 
-    fn has(available: u64) -> Memory {
-        Memory { total: Bytes::gib(1), available: Bytes::mib(available), block: Bytes::mib(128) }
+    fn has(available: u64) -> SampledMemory {
+        SampledMemory {
+            total: Bytes::gib(1),
+            available: Bytes::mib(available),
+            block: Bytes::mib(128),
+        }
     }
 
     fn watching(below: u64) -> (Urgency, Instant) {
@@ -128,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_below_its_limit_asks_at_once_for_whole_blocks_that_bring_it_well_above() {
+    fn a_guest_below_its_limit_asks_for_whole_blocks_at_once() {
         let (mut urgency, now) = watching(100);
         assert_eq!(urgency.look(now, has(100)), None);
         assert_eq!(urgency.look(now, has(99)), Some(Bytes::mib(128)));
@@ -137,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_ask_again_before_the_answer_nor_within_a_second_of_it() {
+    fn no_request_repeats_before_an_answer_or_within_a_second_of_it() {
         let (mut urgency, now) = watching(100);
         assert!(urgency.look(now, has(50)).is_some());
         assert_eq!(urgency.look(now + Duration::from_secs(60), has(10)), None);
@@ -149,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_when_tasks_wait_for_memory_even_if_nobody_has_named_a_limit() {
+    fn stalled_tasks_cause_a_request_even_without_a_limit() {
         let mut urgency = Urgency::default();
         assert_eq!(urgency.stalls(Instant::now(), has(300)), Some(Bytes::mib(128)));
         assert_eq!(urgency.interval(), None);
     }
 
     #[test]
-    fn tasks_that_wait_in_a_cgroup_while_the_guest_has_plenty_are_not_urgent() {
+    fn stalls_in_a_cgroup_are_not_urgent_if_the_guest_has_plenty() {
         assert_eq!(Urgency::default().stalls(Instant::now(), has(700)), None);
     }
 

@@ -10,9 +10,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr;
 
-use aquifer_region_client::{Region as Mapped, Run};
 use aquifer_page::Bytes;
 use aquifer_region::process::{Files, client};
+use aquifer_region_client::{Region as Mapped, Run};
 
 /// `struct aquifer_region`.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ fn open(file: &CStr, map: bool) -> Result<Region> {
     let name = path.file_name().and_then(OsStr::to_str).and_then(|name| name.parse().ok());
     let (Some(directory), Some(name)) = (path.parent(), name) else {
         return Err(format!(
-            "{} is not the file of a region: that is RUN_DIR/regions/NAME",
+            "{} is not a region's file; a region's file is RUN_DIR/regions/NAME",
             path.display()
         ));
     };
@@ -122,7 +122,7 @@ impl Region {
     fn extent(&self, index: u64) -> Result<Extent> {
         let all = client::extents(&self.files).map_err(text)?;
         let found = usize::try_from(index).ok().and_then(|index| all.get(index));
-        let found = found.ok_or_else(|| format!("there are {} extents with lenders", all.len()))?;
+        let found = found.ok_or_else(|| format!("only {} extents are with lenders", all.len()))?;
         let mut address = [0; 256];
         let name = found.lease.address.to_string();
         let room = address.get_mut(..name.len()).ok_or("the lender's address is too long")?;

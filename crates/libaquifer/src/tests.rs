@@ -53,7 +53,10 @@ fn structures_are_in_c_as_they_are_here() {
     macro_rules! offsets {
         ($name:literal, $structure:ty: $($field:ident)*) => {
             $(facts.push(format!(
-                "offsetof(struct {}, {}) == {}", $name, stringify!($field), offset_of!($structure, $field)
+                "offsetof(struct {}, {}) == {}",
+                $name,
+                stringify!($field),
+                offset_of!($structure, $field)
             ));)*
         };
     }

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size_is_refused_with_the_reason() {
+    fn a_malformed_size_is_refused_with_the_reason() {
         for (text, why) in [
             ("", "no number"),
             ("G", "no number"),

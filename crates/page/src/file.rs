@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_prepared_leaves_the_old_content() {
+    fn a_failed_preparation_leaves_the_old_content() {
         let directory = directory("unprepared");
         let path = directory.join("record.json");
         replace(&path, b"old").unwrap();

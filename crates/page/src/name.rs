@@ -11,7 +11,8 @@ pub enum NameError {
     /// The text is not a name. The rules resemble those of DNS labels, so that names fit
     /// certificates, paths and URLs.
     #[error(
-        "'{0}' cannot be a {1} name: use 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', starting with a letter or digit"
+        "'{0}' cannot be a {1} name: use 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', starting \
+         with a letter or digit"
     )]
     Name(String, &'static str),
     /// The text is not an id: an id has 32 hexadecimal digits.

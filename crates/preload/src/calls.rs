@@ -62,7 +62,7 @@ pub unsafe extern "C" fn mmap(
     let replaces = flags & libc::MAP_FIXED != 0
         && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
     if replaces && heap::part_of(&range(address, length)).is_some() {
-        regions::tell("nothing can be mapped in the place of a heap in a region");
+        regions::tell("mmap cannot replace memory of a heap in a region");
         return pointer(Err(io::Error::from_raw_os_error(libc::EINVAL)));
     }
     pointer(if replaces { regions::release(&range(address, length), map) } else { map() })
@@ -212,7 +212,7 @@ pub extern "C" fn ftruncate(fd: c_int, length: i64) -> c_int {
     if sys::size(fd) == Some(length) {
         return 0;
     }
-    regions::tell(&format!("a region keeps its size: make one of {length} bytes"));
+    regions::tell(&format!("a region's size is fixed; create one of {length} bytes"));
     sys::set_errno(libc::EINVAL);
     -1
 }
@@ -349,7 +349,7 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
 pub extern "C" fn fork() -> libc::pid_t {
     if heap::is_there() {
         regions::tell(
-            "a program with its heap in a region cannot fork; it can run others by vfork or posix_spawn",
+            "a program with its heap in a region cannot fork; run others by vfork or posix_spawn",
         );
         sys::set_errno(libc::ENOMEM);
         return -1;

@@ -56,7 +56,7 @@ extern "C" fn begin() {
     }
     let begun = set_up(fd);
     if let Err(error) = begun {
-        tell(&format!("the heap of this program cannot be in a region: {error}"));
+        tell(&format!("cannot place the program's heap in a region: {error}"));
         // Exits, as the operator did not want a heap in other memory.
         sys::exit(125);
     }
@@ -64,7 +64,7 @@ extern "C" fn begin() {
 
 fn set_up(fd: c_int) -> io::Result<()> {
     if !sys::has(c"mallctl") {
-        return Err(io::Error::other("jemalloc is not there (Debian: libjemalloc2)"));
+        return Err(io::Error::other("jemalloc is missing; install it (Debian: libjemalloc2)"));
     }
     allocator::stand_alone()?;
     let region = regions::region(fd)
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_can_be_had_again_as_one() {
+    fn freed_neighbours_merge_into_one_range() {
         let heap = Heap { all: 0..100, free: Mutex::new(BTreeMap::from([(0, 100)])) };
         let parts: Vec<_> = (0..10).map(|_| heap.take(10).unwrap()).collect();
         assert_eq!(
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_large_as_huge_pages_begins_as_they_do() {
+    fn large_ranges_start_at_huge_page_boundaries() {
         let heap = Heap { all: 100..4 * HUGE, free: Mutex::new(BTreeMap::from([(100, 4 * HUGE)])) };
         assert_eq!(
             [heap.take(HUGE), heap.take(50), heap.take(2 * HUGE)],

@@ -16,8 +16,8 @@ pub(crate) fn refuse() {
     REFUSED.call_once(|| {
         if let Err(error) = sys::refuse_pinning(sys::ALL_THREADS) {
             tell(&format!(
-                "cannot keep this program from pinning memory (seccomp: {error}): if it does, no page of \
-                 its regions can leave their caches, and what VFIO devices write to them can be lost"
+                "cannot refuse memory pinning (seccomp: {error}); if the program pins memory, \
+                 no page can leave the cache, and writes of VFIO devices to the region can be lost"
             ));
         }
     });
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pins_memory_is_refused_and_the_rest_is_not() {
+    fn only_calls_that_pin_memory_are_refused() {
         // A thread of its own, as the refusal stays in that thread.
         let refused = thread::spawn(|| {
             sys::refuse_pinning(0).unwrap();

@@ -8,8 +8,8 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use aquifer_region_client::{Mapping, Opened, Run};
 use aquifer_page::PAGE_SIZE;
+use aquifer_region_client::{Mapping, Opened, Run};
 
 use crate::{pinning, sys};
 
@@ -53,7 +53,7 @@ pub(crate) unsafe fn map(
     Opened { socket, offset: first }: Opened,
 ) -> io::Result<usize> {
     if flags & libc::MAP_TYPE == libc::MAP_PRIVATE {
-        tell("a region can only be mapped shared: what is not here would read as zeroes");
+        tell("a region must be mapped shared; a private mapping reads absent pages as zeroes");
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     pinning::refuse();

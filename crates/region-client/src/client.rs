@@ -36,7 +36,8 @@ pub enum AdoptError {
     },
     /// The engine cannot be reached.
     #[error(
-        "cannot reach the engine of the region at {path}: {source}; 'aquifer region list' shows whether it runs"
+        "cannot reach the region's engine at {path}: {source}; 'aquifer region list' shows whether \
+         it runs"
     )]
     Engine {
         /// The engine's socket.
@@ -45,7 +46,7 @@ pub enum AdoptError {
         source: io::Error,
     },
     /// The engine refuses the mapping, for this reason.
-    #[error("the engine of the region refuses: {0}")]
+    #[error("the region's engine refuses the mapping: {0}")]
     Refused(String),
 }
 
@@ -105,7 +106,8 @@ impl Mapping {
         is_locked: bool,
     ) -> Result<Self, AdoptError> {
         let userfault = Userfault::new().map_err(system(
-            "cannot serve page faults (it takes root or vm.unprivileged_userfaultfd=1, and Linux 6.7)",
+            "cannot create a userfaultfd (needs Linux 6.7, and root or \
+             vm.unprivileged_userfaultfd=1)",
         ))?;
         let sharing = Sharing::new().map_err(system("cannot guard shared pages"))?;
         // SAFETY: the caller's promise. The engine cannot serve a child of this process.
@@ -117,8 +119,8 @@ impl Mapping {
         if is_locked {
             // SAFETY: only `unmap` takes pages out.
             unsafe { sys::refuse_removal(address, length) }.map_err(system(
-                "cannot lock the mapping, so that no page is removed but by the engine (it takes CAP_IPC_LOCK, or a limit of locked memory \
-                 as large as the region)",
+                "cannot lock the mapping against removal of pages (needs CAP_IPC_LOCK, or an \
+                 RLIMIT_MEMLOCK as large as the region)",
             ))?;
         }
         let pages = Run { first, count: (length / PAGE_SIZE) as u64 };
@@ -190,7 +192,7 @@ impl Mapping {
     pub fn discard(&self, pages: Run) -> io::Result<()> {
         if !self.0.is_mine() {
             return Err(io::Error::other(
-                "the region is mapped in the process that forked this one, and not here",
+                "a forked child cannot use its parent's mapping of the region",
             ));
         }
         let mut asking = lock(&self.0.asking);

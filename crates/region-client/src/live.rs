@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unmapped_is_live_no_more() {
+    fn unmapped_pages_are_not_live() {
         let mut live = Live::new(&[run(10, 10)]);
         live.remove(&(12..14));
         live.remove(&(0..11));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn one_message_tells_of_all_live_pages_however_many_parts_they_are() {
+    fn one_message_names_all_live_pages() {
         let runs: Vec<_> = (0..5000).map(|at| run(at * 2, 1)).collect();
         let live = Live::new(&runs);
         let told = Live::new(&live.runs());

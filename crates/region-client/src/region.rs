@@ -88,11 +88,12 @@ impl Region {
             .write(true)
             .open(path)
             .map_err(system("cannot open the region"))?;
-        let length = file.metadata().map_err(system("cannot look at the region"))?.len() as usize;
+        let metadata = file.metadata().map_err(system("cannot read the region's size"))?;
+        let length = metadata.len() as usize;
         let memory = FileMap::closed(&file, length).map_err(system("cannot map the region"))?;
         let socket = socket_of(path)
             .ok_or(io::ErrorKind::InvalidInput.into())
-            .map_err(system("this is no region"))?;
+            .map_err(system("the file is not a region"))?;
         // SAFETY: this is a shared mapping of the whole file, and no other code has its address
         // yet.
         let mapping = unsafe { Mapping::adopt(memory.address(), length, 0, &socket, true) }?;

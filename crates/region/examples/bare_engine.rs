@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Operation, Target};
-use aquifer_region_client::{Listener, Reply, Request, Userfault, socket_of};
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_region_client::{Listener, Reply, Request, Userfault, socket_of};
 use rustix::event::{PollFd, PollFlags, poll};
 
 const TIMEOUT: Duration = Duration::from_secs(10);

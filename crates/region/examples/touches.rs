@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_region_client::Region;
 
 const WORDS: usize = PAGE_SIZE / 8;
 

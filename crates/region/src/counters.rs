@@ -75,7 +75,7 @@ counts! {
     /// Pages of zeroes that the scanner found, and that take no memory since.
     zero_merged,
     /// Shared pages that were unshared by a write.
-    broken,
+    cow_breaks,
 }
 
 /// The distribution of the times of remote faults, from the engine's notice until the page was

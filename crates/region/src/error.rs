@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use aquifer_page::{Bytes, RegionName};
-use aquifer_volume::PoolError;
+use aquifer_volume::VolumeError;
 
 /// An error of creating, serving or changing a region.
 #[derive(Debug, thiserror::Error)]
@@ -19,20 +19,24 @@ pub enum RegionError {
     },
     /// The region's volume failed.
     #[error(transparent)]
-    Pool(#[from] PoolError),
+    Pool(#[from] VolumeError),
     /// The host's certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] aquifer_fabric::tls::TlsError),
     /// A region of this name exists.
     #[error(
-        "there is a region '{0}' already: choose another name, or 'aquifer region rm {0}' first"
+        "a region '{0}' already exists; choose another name, or run 'aquifer region rm {0}' first"
     )]
     Exists(RegionName),
     /// No region of this name exists.
-    #[error("there is no region '{0}': 'aquifer region list' shows those that there are")]
+    #[error("there is no region '{0}'; 'aquifer region list' shows the existing regions")]
     Unknown(RegionName),
     /// No engine serves the region.
-    #[error("region '{name}' is there but nothing serves it: 'aquifer region start {name}' does; its log is {log}", log = .log.display())]
+    #[error(
+        "no engine serves region '{name}'; start one with 'aquifer region recover {name}'; \
+         its log is {log}",
+        log = .log.display()
+    )]
     Unserved {
         /// The region.
         name: RegionName,
@@ -40,7 +44,7 @@ pub enum RegionError {
         log: PathBuf,
     },
     /// Programs have the region mapped.
-    #[error("region '{name}' is in use by {programs}; end that first")]
+    #[error("region '{name}' is in use by {programs}; end these programs first")]
     InUse {
         /// The region.
         name: RegionName,
@@ -49,9 +53,9 @@ pub enum RegionError {
     },
     /// A program has memory pinned.
     #[error(
-        "{program} has {pinned} of memory pinned (fixed buffers of io_uring, RDMA): no page can leave \
-         the cache, as a device could still write to it; have the program unpin it, or give the region \
-         a cache of its own size"
+        "{program} has {pinned} of memory pinned (io_uring fixed buffers, RDMA); a device could \
+         write to pages that left, so none can leave the cache; unpin the memory, or make the \
+         cache as large as the region"
     )]
     Pinned {
         /// The program's name.
@@ -61,8 +65,8 @@ pub enum RegionError {
     },
     /// The page was only in the region's file, and another process has removed it there.
     #[error(
-        "page {0} is lost: it was only in the region's file, from which somebody else has taken it; \
-         its program waits for it: end that, or discard the page"
+        "page {0} is lost: it was only in the region's file, and another process removed it; \
+         the program waits; end the program, or discard the page"
     )]
     Lost(u64),
     /// The engine answered with this error.

@@ -5,8 +5,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
-use aquifer_region_client::FileMap;
 use aquifer_page::PAGE_SIZE;
+use aquifer_region_client::FileMap;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use crate::{effect, sys};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_region_client::FileMap;
 use aquifer_page::PAGE_SIZE;
+use aquifer_region_client::FileMap;
 
 use crate::{effect, lock};
 

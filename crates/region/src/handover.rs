@@ -6,8 +6,8 @@
 
 use std::io::{self, Read, Write};
 
-use aquifer_region_client::Run;
 use aquifer_page::LeaseId;
+use aquifer_region_client::Run;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -90,7 +90,7 @@ pub struct Sent {
     /// Purged from the other engine, where they were.
     pub purged: u64,
     /// Left behind, to be asked for.
-    pub left: u64,
+    pub left_at_source: u64,
     /// In the local cache when the round began.
     pub resident: u64,
     /// Dirty pages among these.
@@ -117,7 +117,7 @@ pub fn send(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> io::R
     let mut head = Vec::with_capacity(8 + message.len());
     for length in [message.len(), data.len()] {
         if length > LONGEST {
-            return Err(io::Error::other("a message is too long"));
+            return Err(io::Error::other("the message is longer than the limit"));
         }
         head.extend((length as u32).to_le_bytes());
     }
@@ -147,7 +147,7 @@ pub fn receive<T: DeserializeOwned>(
     if message > LONGEST || of_data > LONGEST {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "a message of an impossible length",
+            "the message is longer than the limit",
         ));
     }
     let mut head = vec![0; message];

@@ -1,20 +1,20 @@
 //! A volume as the memory of programs.
 //!
 //! A region is a file on a tmpfs, as large as the memory of a program. Only some pages are in the
-//! file: its local cache. The rest is in a [`Volume`](aquifer_volume::Volume), and so with lenders. A
+//! file: its local cache. The rest is in a [`Volume`](aquifer_volume::Volume), with lenders. A
 //! program maps the file and hands the mapping's userfaultfd to the region's [`Engine`] (crate
-//! `mapping`). The engine brings a page when the program touches it, and evicts victims when the
-//! cache is full.
+//! `region-client`). The engine brings a page when the program touches it, and evicts victims when
+//! the cache is full.
 
 mod counters;
 mod effect;
 mod engine;
 mod error;
+mod extent_map;
 mod file;
 mod frames;
 pub mod handover;
 mod named;
-mod places;
 pub mod policy;
 mod prefetch;
 pub mod process;

@@ -20,7 +20,11 @@ macro_rules! named {
             fn from_str(text: &str) -> Result<Self, String> {
                 match text {
                     $($name => Ok(Self::$value),)+
-                    _ => Err(format!("'{text}' is no {}: there are {}", $what, [$($name),+].join(", "))),
+                    _ => Err(format!(
+                        "'{text}' is not a {}; choose one of: {}",
+                        $what,
+                        [$($name),+].join(", ")
+                    )),
                 }
             }
         }

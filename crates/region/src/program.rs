@@ -10,8 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::sleep::going_to_sleep;
-use aquifer_region_client::{Attach, Connection, Filled, Live, Order, Reply, Run, Shared, Userfault};
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_region_client::{
+    Attach, Connection, Filled, Live, Order, Reply, Run, Shared, Userfault,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::prefetch::{Guess, PrefetchKind, Prefetcher, Proven};
@@ -77,7 +79,7 @@ pub(crate) struct Program {
     replaced: AtomicBool,
     /// The shared pages that it has unshared by writes, and whether it had too many mappings at the
     /// last check.
-    broken: AtomicU64,
+    cow_breaks: AtomicU64,
     crowded: AtomicBool,
 }
 
@@ -113,7 +115,7 @@ impl Program {
         let (address, pages) = (attach.address, attach.pages);
         let (ordering, prefetchers) = (Mutex::new(()), Mutex::default());
         let [gone, silent, replaced, crowded] = std::array::from_fn(|_| AtomicBool::new(false));
-        let broken = AtomicU64::new(0);
+        let cow_breaks = AtomicU64::new(0);
         Ok(Self {
             id,
             pid,
@@ -131,7 +133,7 @@ impl Program {
             gone,
             silent,
             replaced,
-            broken,
+            cow_breaks,
             crowded,
         })
     }
@@ -139,7 +141,7 @@ impl Program {
     /// Counts a write to a shared page, and returns whether the program should get no more
     /// mappings.
     pub(crate) fn is_crowded(&self) -> bool {
-        if self.broken.fetch_add(1, Ordering::Relaxed) % LOOK == LOOK - 1 {
+        if self.cow_breaks.fetch_add(1, Ordering::Relaxed) % LOOK == LOOK - 1 {
             self.crowded.store(mappings_left(self.pid, 0.85) == 0, Ordering::Relaxed);
         }
         self.crowded.load(Ordering::Relaxed)
@@ -182,7 +184,7 @@ impl Program {
                     return;
                 }
                 if hung_up {
-                    self.is_lost("its connection has ended");
+                    self.is_lost("its connection closed");
                 }
             } else if !is_mapped() || self.has_ended(SILENT_POLL_INTERVAL) {
                 return;
@@ -229,7 +231,7 @@ impl Program {
                 let program = self.name();
                 tracing::info!(
                     program,
-                    "takes no orders, so what it has in its page table stays: {why}"
+                    "the program does not answer, so its mapped pages stay in the cache: {why}"
                 );
             }
         }
@@ -407,7 +409,7 @@ impl Program {
             match sent.and_then(|()| self.answer()) {
                 Ok(Some(Reply::Refused(why))) => return Err(io::Error::other(why)),
                 Ok(Some(reply)) => return Ok(Some(reply)),
-                Ok(None) => self.is_lost("its connection has ended"),
+                Ok(None) => self.is_lost("its connection closed"),
                 Err(error) => self.is_lost(&error.to_string()),
             }
         }
@@ -415,7 +417,7 @@ impl Program {
         if self.live().is_empty() || self.has_ended(Duration::ZERO) {
             return Ok(None);
         }
-        Err(io::Error::other(format!("{} takes no orders just now", self.name())))
+        Err(io::Error::other(format!("{} does not answer at present", self.name())))
     }
 
     /// Waits for the answer, until the process ends or the timeout passes.
@@ -430,7 +432,7 @@ impl Program {
             match poll(&mut fds, Some(&left)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Ok(0) => {
-                    let why = format!("it has not answered for {ORDER_TIMEOUT:?}: is it stopped?");
+                    let why = format!("no answer within {ORDER_TIMEOUT:?}; it may be stopped");
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
                 }
                 polled => polled?,

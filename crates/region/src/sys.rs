@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::ptr;
 use std::slice;
 
-use aquifer_region_client::FileMap;
 use aquifer_page::PAGE_SIZE;
+use aquifer_region_client::FileMap;
 
 pub(crate) use linux_raw_sys::general::page_region;
 use linux_raw_sys::general::pm_scan_arg;

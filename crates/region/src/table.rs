@@ -44,17 +44,17 @@ pub(crate) struct Page {
     pub(crate) wanted: bool,
     /// The page is still with the engine on the source host, and comes from there. The volume has
     /// an older version.
-    pub(crate) coming: bool,
+    pub(crate) awaiting_source: bool,
 }
 
 const STORED: u8 = 1 << 4;
 const DIRTY: u8 = 1 << 5;
 const WANTED: u8 = 1 << 6;
-const COMING: u8 = 1 << 7;
+const AWAITING_SOURCE: u8 = 1 << 7;
 
 impl Page {
     const fn new(place: Place) -> Self {
-        Self { place, stored: false, dirty: false, wanted: false, coming: false }
+        Self { place, stored: false, dirty: false, wanted: false, awaiting_source: false }
     }
 
     fn from_byte(byte: u8) -> Self {
@@ -69,13 +69,19 @@ impl Page {
             _ => Place::Zero,
         };
         let is = |flag| byte & flag != 0;
-        Self { place, stored: is(STORED), dirty: is(DIRTY), wanted: is(WANTED), coming: is(COMING) }
+        Self {
+            place,
+            stored: is(STORED),
+            dirty: is(DIRTY),
+            wanted: is(WANTED),
+            awaiting_source: is(AWAITING_SOURCE),
+        }
     }
 
     fn byte(self) -> u8 {
         let flag = |is, flag| if is { flag } else { 0 };
         let flags = flag(self.stored, STORED) | flag(self.dirty, DIRTY) | flag(self.wanted, WANTED);
-        self.place as u8 | flags | flag(self.coming, COMING)
+        self.place as u8 | flags | flag(self.awaiting_source, AWAITING_SOURCE)
     }
 
     pub(crate) fn at(self, place: Place) -> Self {
@@ -83,7 +89,7 @@ impl Page {
     }
 
     /// Returns whether the page is not on its way.
-    pub(crate) fn is_settled(self) -> bool {
+    pub(crate) fn is_in_place(self) -> bool {
         !matches!(self.place, Place::Filling | Place::Leaving)
     }
 
@@ -95,7 +101,7 @@ impl Page {
     /// Returns the state of the page after its removal from the file.
     pub(crate) fn without_frame(self) -> Self {
         let place = if self.stored { Place::Remote } else { Place::Zero };
-        Self { stored: self.stored, coming: self.coming, ..Self::new(place) }
+        Self { stored: self.stored, awaiting_source: self.awaiting_source, ..Self::new(place) }
     }
 }
 

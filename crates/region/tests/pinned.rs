@@ -10,9 +10,9 @@ use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::Ordering;
 
-use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::{PolicyKind, Scheme};
+use aquifer_region_client::Region;
 use common::{PAGE, Setting};
 use io_uring::{IoUring, opcode, types};
 
@@ -34,7 +34,7 @@ fn read_zeroes(ring: &mut IoUring, into: *mut u8) {
 }
 
 #[test]
-fn what_a_device_writes_to_pinned_pages_is_kept() {
+fn device_writes_to_pinned_pages_are_kept() {
     let setting = Setting::new(PAGES);
     let serving = setting.serve(PAGES, PolicyKind::Fifo, Scheme::OnDemand);
     let region = setting.map();

@@ -9,10 +9,18 @@ use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The directory is not on a tmpfs: pages on a disk would be slow and would free no RAM.
-    #[error("{} is not on a tmpfs, so what is stored there would not be RAM; choose a directory under /dev/shm, or mount a tmpfs with mode=700 there", .0.display())]
+    #[error(
+        "{} is not on a tmpfs, so pages there would not be in RAM; choose a directory under \
+         /dev/shm, or mount a tmpfs with mode=700 there",
+        .0.display()
+    )]
     NotTmpfs(PathBuf),
     /// Another user could create or replace files in the directory.
-    #[error("{} {why}: others could exchange what is stored there; choose another directory, or remove this one and make it anew, for its owner only", .at.display())]
+    #[error(
+        "{} {why}: other users could replace the files there; choose another directory, or \
+         recreate this one with mode 700",
+        .at.display()
+    )]
     Unguarded {
         /// The directory, or one of its parents.
         at: PathBuf,
@@ -20,7 +28,10 @@ pub enum StoreError {
         why: String,
     },
     /// Another process serves this directory.
-    #[error("{} is already served by process {pid}; stop it first, or choose another directory", .dir.display())]
+    #[error(
+        "{} is already served by process {pid}; stop it first, or choose another directory",
+        .dir.display()
+    )]
     Busy {
         /// The store's directory.
         dir: PathBuf,
@@ -55,7 +66,8 @@ pub enum StoreError {
     },
     /// The lease stores as much as its quota allows.
     #[error(
-        "lease {lease} is full: it stores all of the {quota} it may; discard something or ask for a larger lease"
+        "lease {lease} is full: it stores its whole quota of {quota}; discard pages, or ask for \
+         a larger lease"
     )]
     Full {
         /// The lease.
@@ -65,7 +77,8 @@ pub enum StoreError {
     },
     /// The tmpfs or the process's memory limit is full.
     #[error(
-        "no memory for lease {lease}: the tmpfs or the memory limit of this process is full ({source})"
+        "no memory for lease {lease}: the tmpfs or the memory limit of this process is full \
+         ({source})"
     )]
     NoMemory {
         /// The lease.

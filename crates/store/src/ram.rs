@@ -29,7 +29,7 @@ impl RamLock {
         {
             tracing::warn!(
                 dir = %self.dir.display(),
-                "stored pages may be swapped out, as they cannot be locked in RAM ({error}); \
+                "cannot lock stored pages in RAM ({error}): the kernel may swap them out; \
                  raise RLIMIT_MEMLOCK (LimitMEMLOCK=infinity) or run as root"
             );
         }

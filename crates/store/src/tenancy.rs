@@ -58,7 +58,7 @@ pub struct Claim {
 
 /// The state that outlives all connections and the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct TenancyRecord {
     /// The owner, if its claim outlives its connections.
     pub(crate) claim: Option<Claim>,
     /// Owners whose pages another owner may have overwritten; they are not admitted again.
@@ -80,7 +80,7 @@ pub enum Denied {
     #[error("older connections of {0} have not ended yet")]
     Busy(String),
     /// The claim could not be recorded.
-    #[error("the claim cannot be recorded: {0}")]
+    #[error("cannot record the claim: {0}")]
     Unrecorded(String),
 }
 
@@ -111,7 +111,7 @@ struct Book {
     /// The newest client of each generation of the present owner, and its epoch.
     newest: BTreeMap<u32, (ClientId, u64)>,
     past: VecDeque<(OwnerId, ClientId)>,
-    /// See [`Memory`].
+    /// See [`TenancyRecord`].
     ousted: VecDeque<OwnerId>,
     /// The present owner's lowest admitted generation.
     from_generation: u32,
@@ -148,10 +148,11 @@ impl Drop for Stay {
 
 impl Tenancy {
     /// Makes the tenancy of a lease with this recorded state.
-    pub(crate) fn new(memory: Memory) -> Arc<Self> {
-        let from_generation = memory.claim.as_ref().map_or(0, |claim| claim.from_generation);
-        let claim = memory.claim.map(|claim| (claim, true));
-        let book = Book { claim, ousted: memory.ousted.into(), from_generation, ..Book::default() };
+    pub(crate) fn new(recorded: TenancyRecord) -> Arc<Self> {
+        let from_generation = recorded.claim.as_ref().map_or(0, |claim| claim.from_generation);
+        let claim = recorded.claim.map(|claim| (claim, true));
+        let book =
+            Book { claim, ousted: recorded.ousted.into(), from_generation, ..Book::default() };
         Arc::new(Self { book: Mutex::new(book), left: Condvar::new() })
     }
 
@@ -161,7 +162,7 @@ impl Tenancy {
         self: &Arc<Self>,
         visitor: &Visitor,
         is_empty: impl Fn() -> bool,
-        record: impl Fn(Memory) -> Result<(), String>,
+        record: impl Fn(TenancyRecord) -> Result<(), String>,
         end: End,
     ) -> Result<Stay, Denied> {
         let started = Instant::now();
@@ -186,7 +187,7 @@ impl Tenancy {
         let claim =
             Claim { owner, name: visitor.name.clone(), from_generation: book.from_generation };
         let ousted = book.ousted.iter().copied().collect();
-        record(Memory { claim: keeps.then(|| claim.clone()), ousted })
+        record(TenancyRecord { claim: keeps.then(|| claim.clone()), ousted })
             .map_err(Denied::Unrecorded)?;
         book.claim = Some((claim, keeps));
         book.next += 1;
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_second_owner_is_refused_by_name_until_the_first_has_gone() {
-        let tenancy = Tenancy::new(Memory::default());
+        let tenancy = Tenancy::new(TenancyRecord::default());
         let first = admit(&tenancy, &visitor(1, 1, 1)).unwrap();
         let refused = admit(&tenancy, &visitor(2, 2, 1)).unwrap_err();
         assert_eq!(refused, Denied::Claimed("owner 1".to_owned()));
@@ -317,14 +318,14 @@ mod tests {
     fn a_kept_claim_on_nothing_stands_in_nobodys_way() {
         let claim =
             Some(Claim { owner: OwnerId(1), name: "owner 1".to_owned(), from_generation: 0 });
-        let tenancy = Tenancy::new(Memory { claim, ousted: Vec::new() });
+        let tenancy = Tenancy::new(TenancyRecord { claim, ousted: Vec::new() });
         assert!(admit(&tenancy, &visitor(2, 2, 1)).is_err());
         tenancy.admit(&visitor(2, 2, 1), || true, |_| Ok(()), Box::new(|| {})).unwrap();
     }
 
     #[test]
     fn a_newer_epoch_waits_for_older_connections_to_end() {
-        let tenancy = Tenancy::new(Memory::default());
+        let tenancy = Tenancy::new(TenancyRecord::default());
         let told = Arc::new(AtomicBool::new(false));
         let heard = Arc::clone(&told);
         let end: End = Box::new(move || heard.store(true, Ordering::SeqCst));
@@ -348,8 +349,8 @@ mod tests {
     }
 
     #[test]
-    fn a_new_process_ends_the_one_before_and_another_generation_does_not() {
-        let tenancy = Tenancy::new(Memory::default());
+    fn a_new_process_ends_the_old_one_of_its_generation_only() {
+        let tenancy = Tenancy::new(TenancyRecord::default());
         let moving = admit(&tenancy, &Visitor { generation: 1, ..visitor(1, 9, 1) }).unwrap();
         drop(admit(&tenancy, &visitor(1, 1, 7)).unwrap());
         drop(admit(&tenancy, &visitor(1, 2, 1)).unwrap());
@@ -362,8 +363,9 @@ mod tests {
 
     #[test]
     fn a_move_for_good_ends_the_host_that_was_left() {
-        let tenancy = Tenancy::new(Memory::default());
-        let (told, memory) = (Arc::new(AtomicBool::new(false)), Mutex::new(Memory::default()));
+        let tenancy = Tenancy::new(TenancyRecord::default());
+        let (told, recorded) =
+            (Arc::new(AtomicBool::new(false)), Mutex::new(TenancyRecord::default()));
         let heard = Arc::clone(&told);
         let end: End = Box::new(move || heard.store(true, Ordering::SeqCst));
         let left = tenancy.admit(&visitor(1, 1, 1), || false, |_| Ok(()), end).unwrap();
@@ -372,7 +374,7 @@ mod tests {
         let moved = Visitor { ends_older: true, epoch: 2, ..moving };
         thread::scope(|scope| {
             let record = |kept| {
-                *memory.lock().unwrap() = kept;
+                *recorded.lock().unwrap() = kept;
                 Ok(())
             };
             let (tenancy, moved) = (&tenancy, &moved);
@@ -386,7 +388,7 @@ mod tests {
             admitted.join().unwrap().unwrap();
         });
         // A restarted server remembers it too.
-        for tenancy in [tenancy, Tenancy::new(memory.into_inner().unwrap())] {
+        for tenancy in [tenancy, Tenancy::new(recorded.into_inner().unwrap())] {
             let refused = admit(&tenancy, &visitor(1, 1, 9)).unwrap_err();
             assert_eq!(refused, Denied::Late("owner 1".to_owned()));
             drop(
@@ -397,16 +399,16 @@ mod tests {
 
     #[test]
     fn an_ousted_owner_is_remembered_by_the_next_process() {
-        let tenancy = Tenancy::new(Memory::default());
+        let tenancy = Tenancy::new(TenancyRecord::default());
         drop(admit(&tenancy, &Visitor { keeps: true, ..visitor(1, 1, 1) }).unwrap());
-        let memory = Mutex::new(Memory::default());
+        let recorded = Mutex::new(TenancyRecord::default());
         let record = |kept| {
-            *memory.lock().unwrap() = kept;
+            *recorded.lock().unwrap() = kept;
             Ok(())
         };
         let by_force = Visitor { takes_over: true, ..visitor(2, 2, 1) };
         drop(tenancy.admit(&by_force, || false, record, Box::new(|| {})).unwrap());
-        let tenancy = Tenancy::new(memory.into_inner().unwrap());
+        let tenancy = Tenancy::new(recorded.into_inner().unwrap());
         let refused = admit(&tenancy, &visitor(1, 1, 2)).unwrap_err();
         assert_eq!(refused, Denied::Claimed("another owner".to_owned()));
         drop(admit(&tenancy, &visitor(2, 2, 2)).unwrap());

@@ -49,8 +49,8 @@ pub fn mount(name: &str, directory: &Path, size: &str) -> io::Result<()> {
         Err(error @ (Errno::INVAL | Errno::PERM)) => {
             mounted(&options)?;
             tracing::warn!(
-                "{} is mounted without 'noswap', which the kernel refuses ({error}): pages there may be \
-                 swapped out on this host; turn swap off, or use Linux 6.4 outside of user namespaces",
+                "{} is mounted without 'noswap', which the kernel refuses ({error}): this host may \
+                 swap out pages there; turn swap off, or use Linux 6.4 outside of user namespaces",
                 directory.display()
             );
             Ok(())
@@ -89,8 +89,8 @@ pub(crate) fn warn_of_swap(directory: &Path) {
     let chosen = rustix::process::geteuid().is_root() && !directory.starts_with(STORES);
     if chosen && fs::metadata(directory).is_ok_and(|it| can_be_swapped_out(it.dev())) {
         tracing::warn!(
-            "{} can be swapped out while no process serves it; choose a directory below {STORES}, or \
-             mount a tmpfs there with 'noswap'",
+            "the kernel can swap out {} while no process serves it; choose a directory below \
+             {STORES}, or mount a tmpfs there with 'noswap'",
             directory.display()
         );
     }
@@ -117,8 +117,8 @@ fn mount_once(stores: &Path) -> Result<(), StoreError> {
     }
     if fs::read_dir(stores).map_err(what())?.next().is_some() {
         tracing::warn!(
-            "{} was in use before and is no mount of its own: pages there may be swapped out while \
-             nobody serves them; it becomes one when it is empty",
+            "{} is not a separate tmpfs, as it holds older files: the kernel may swap out pages \
+             there while no process serves them; once it is empty, the next start mounts a tmpfs",
             stores.display()
         );
         return Ok(());
@@ -127,7 +127,7 @@ fn mount_once(stores: &Path) -> Result<(), StoreError> {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let stores = stores.display();
             tracing::warn!(
-                "{stores} is no mount of its own ({error}): pages there may be swapped out"
+                "cannot mount a tmpfs at {stores} ({error}): the kernel may swap out pages there"
             );
             Ok(())
         }

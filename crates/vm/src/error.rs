@@ -8,7 +8,7 @@ use aquifer_region::RegionError;
 
 /// An error of an operation on a guest.
 #[derive(Debug, thiserror::Error)]
-pub enum GuestError {
+pub enum VmError {
     /// An operation on a file or a process failed.
     #[error("{what}: {source}")]
     Io {
@@ -21,10 +21,10 @@ pub enum GuestError {
     #[error(transparent)]
     Region(#[from] RegionError),
     /// A VM of that name exists.
-    #[error("there is a VM '{0}' already: choose another name, or 'aquifer vm stop {0}' first")]
+    #[error("a VM '{0}' exists already: choose another name, or run 'aquifer vm stop {0}' first")]
     Exists(RegionName),
     /// No VM of that name exists.
-    #[error("there is no VM '{0}': 'aquifer vm list' shows those that there are")]
+    #[error("there is no VM '{0}': 'aquifer vm list' lists the VMs of this host")]
     Unknown(RegionName),
     /// QEMU has exited.
     #[error("VM '{name}' does not run; its log is {log}", log = .log.display())]
@@ -47,12 +47,16 @@ pub enum GuestError {
     NotStarted(String),
     /// The VM's supervisor, an engine, QEMU or the other host reports an error.
     #[error("{0}")]
-    Keeper(String),
+    Reported(String),
     /// The guest did not power itself off within this time.
-    #[error("the guest has not powered itself off within {} s", .0.as_secs())]
+    #[error("the guest did not power itself off within {} s", .0.as_secs())]
     StillRunning(std::time::Duration),
     /// The guest dirties pages faster than pre-copy sends them.
-    #[error("the VM writes to its memory as fast as that goes over: after {rounds} rounds it would still stand still for longer than {} ms", limit.as_millis())]
+    #[error(
+        "the VM dirties its memory as fast as the migration sends it: after {rounds} rounds, the \
+         downtime would still exceed {} ms. Allow more with --max-downtime, or allow post-copy",
+        limit.as_millis()
+    )]
     Diverges {
         /// Rounds that ran.
         rounds: u32,
@@ -60,11 +64,13 @@ pub enum GuestError {
         limit: std::time::Duration,
     },
     /// The operator cancelled the migration, and the VM stays here.
-    #[error("the move was cancelled: the VM is here as before")]
+    #[error("the migration was cancelled: the VM stays on this host")]
     Cancelled,
     /// The destination's processor lacks a feature of the source's.
     #[error(
-        "the processor of the destination ({here}) cannot take a VM that has '-cpu {model}' of the source ({there}): {why}. Start the VM with 'aquifer vm start --cpu MODEL', a model that both hosts offer, to move it between them"
+        "the destination's processor ({here}) cannot run a VM that has '-cpu {model}' of the \
+         source's ({there}): {why}. To migrate between these hosts, start the VM with \
+         'aquifer vm start --cpu MODEL', a model that both offer"
     )]
     UnlikeCpu {
         /// QEMU's name of the VM's processor model.
@@ -78,9 +84,10 @@ pub enum GuestError {
     },
     /// The VM was handed over to another host.
     #[error(
-        "VM '{name}' is host {to}'s since it was moved: see there; if that host is lost, or does not have it, 'aquifer vm resume {name} --force' has it go on here"
+        "VM '{name}' moved to host {to} and belongs to it. If that host is lost or has no such VM, \
+         resume it here with 'aquifer vm resume {name} --force'"
     )]
-    Given {
+    HandedOver {
         /// The VM.
         name: RegionName,
         /// The host that owns the VM.
@@ -88,9 +95,11 @@ pub enum GuestError {
     },
     /// The VM has arrived here, but the source may still own it.
     #[error(
-        "VM '{name}' waits for the word of host {from}, whose it may be still: see there by 'aquifer vm show {name}'; only if it does not run there, and never will, 'aquifer vm resume {name} --force' has it go on here"
+        "VM '{name}' waits for host {from}, which may still own it, to confirm the hand-over. \
+         Run 'aquifer vm show {name}' there; only if the VM does not run there and never will, \
+         resume it here with 'aquifer vm resume {name} --force'"
     )]
-    Awaited {
+    Incoming {
         /// The VM.
         name: RegionName,
         /// The source.
@@ -98,7 +107,9 @@ pub enum GuestError {
     },
     /// The VM was handed over, and the destination has not confirmed that.
     #[error(
-        "VM '{name}' is host {to}'s now, which does not confirm that it has it ({why}): see there by 'aquifer vm show {name}', and have it go on by 'aquifer vm resume {name} --force'"
+        "host {to} owns VM '{name}' now, but does not confirm the hand-over ({why}). \
+         Run 'aquifer vm show {name}' there, and resume the VM there with \
+         'aquifer vm resume {name} --force'"
     )]
     Unconfirmed {
         /// The VM.
@@ -110,8 +121,10 @@ pub enum GuestError {
     },
     /// The memory that this host has set aside for guests does not suffice.
     #[error(
-        "{needs} more is needed, and {free} is free of the memory that is set aside for guests: of {reserved}, they have {used}{}: shrink or stop one, or set more aside by 'aquifer vm budget'",
-        if *promised > Bytes::ZERO { format!(", and {promised} is kept for VMs that are out of memory") } else { String::new() }
+        "the VM needs {needs} more, but only {free} of the memory set aside for guests is free: \
+         guests use {used} of {reserved}{}. Shrink or stop a VM, or set more aside with \
+         'aquifer vm budget'",
+        promised_part(*promised)
     )]
     NoRoom {
         /// Memory that the request needs.
@@ -130,9 +143,17 @@ pub enum GuestError {
     Misuse(String),
 }
 
-impl GuestError {
+/// Returns the part of the message of [`VmError::NoRoom`] about reserved memory.
+fn promised_part(promised: Bytes) -> String {
+    if promised == Bytes::ZERO {
+        return String::new();
+    }
+    format!(", and {promised} is reserved for VMs that run out of memory")
+}
+
+impl VmError {
     /// Returns a function that turns an I/O error of the operation `what` into a
-    /// [`GuestError::Io`].
+    /// [`VmError::Io`].
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what: what.into(), source }
     }

@@ -1,9 +1,9 @@
 //! QEMU guests whose memory is a region, or can be resized.
 //!
 //! QEMU is the distribution's, unmodified: it maps the region's file as the guest's memory, with
-//! the library of crate `preload` preloaded. [`VmSpec`] describes a guest. [`process`] starts, queries
-//! and stops VMs, [`memory`] grows and shrinks them, and [`migrate`] moves them. [`Qmp`] speaks to
-//! QEMU, and [`Initrd`] makes the file system from which a guest without a disk boots.
+//! the library of crate `preload` preloaded. [`VmSpec`] describes a guest. [`process`] starts,
+//! queries and stops VMs, [`memory`] grows and shrinks them, and [`migrate`] moves them. [`Qmp`]
+//! speaks to QEMU, and [`Initrd`] makes the file system from which a guest without a disk boots.
 
 mod error;
 pub mod initrd;
@@ -14,7 +14,7 @@ pub mod process;
 mod qmp;
 mod spec;
 
-pub use error::GuestError;
+pub use error::VmError;
 pub use initrd::Initrd;
 pub use qmp::Qmp;
 pub use spec::{Accelerator, Backing, VmSpec};

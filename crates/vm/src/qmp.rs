@@ -8,7 +8,7 @@ use std::time::Duration;
 use aquifer_region::process::{ControlCall, next_answer};
 use serde_json::{Value, json};
 
-use crate::error::GuestError;
+use crate::error::VmError;
 
 /// A connection to QEMU's monitor, ready for commands. A monitor serves one client at a time; the
 /// next one waits until this one is dropped.
@@ -23,16 +23,17 @@ impl Qmp {
     /// including the events before it.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if no process listens there, QEMU does not greet within `timeout`, or
+    /// [`VmError::Io`] if no process listens there, QEMU does not greet within `timeout`, or
     /// the greeting is not QMP's. QEMU does not greet while it is stopped or another client has the
     /// monitor.
-    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, GuestError> {
-        let fail = || GuestError::io(format!("cannot speak with QEMU at {}", path.display()));
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, VmError> {
+        let fail =
+            || VmError::io(format!("cannot connect to QEMU's monitor at {}", path.display()));
         let call = ControlCall::connect(path, "greeting", timeout).map_err(fail())?;
         let mut qmp = Self { stream: BufReader::new(call), timeout };
         let greeting = qmp.receive().map_err(fail())?;
         if greeting["QMP"].is_null() {
-            return Err(fail()(io::Error::other(format!("it says '{greeting}'"))));
+            return Err(fail()(io::Error::other(format!("unexpected greeting: {greeting}"))));
         }
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -41,10 +42,10 @@ impl Qmp {
     /// Executes a command and returns QEMU's answer.
     ///
     /// # Errors
-    /// [`GuestError::Refused`] if QEMU answers with an error; [`GuestError::Io`] if it does not
+    /// [`VmError::Refused`] if QEMU answers with an error; [`VmError::Io`] if it does not
     /// answer in time, or has exited.
-    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, GuestError> {
-        let fail = || GuestError::io(format!("QEMU does not answer '{command}'"));
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, VmError> {
+        let fail = || VmError::io(format!("QEMU does not answer '{command}'"));
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
         self.stream.get_mut().begin(command, self.timeout);
@@ -56,8 +57,8 @@ impl Qmp {
             }
             if !message["error"].is_null() {
                 let why =
-                    message["error"]["desc"].as_str().unwrap_or("it does not say why").to_owned();
-                return Err(GuestError::Refused { command: command.to_owned(), why });
+                    message["error"]["desc"].as_str().unwrap_or("QEMU names no reason").to_owned();
+                return Err(VmError::Refused { command: command.to_owned(), why });
             }
             // Anything else is an event.
         }
@@ -67,7 +68,7 @@ impl Qmp {
     ///
     /// # Errors
     /// Those of [`execute`](Self::execute).
-    pub fn migration(&mut self) -> Result<String, GuestError> {
+    pub fn migration(&mut self) -> Result<String, VmError> {
         let answer = self.execute("query-migrate", json!({}))?;
         Ok(answer["status"].as_str().unwrap_or("none").to_owned())
     }
@@ -113,7 +114,7 @@ mod tests {
         let refused = qmp.execute("nothing", json!({})).unwrap_err();
         assert_eq!(refused.to_string(), "QEMU refuses 'nothing': no such thing");
         qemu.join().unwrap();
-        assert!(matches!(qmp.execute("query-status", json!({})), Err(GuestError::Io { .. })));
+        assert!(matches!(qmp.execute("query-status", json!({})), Err(VmError::Io { .. })));
     }
 
     #[test]

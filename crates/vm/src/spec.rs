@@ -11,11 +11,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_guest_agent::message::PORT;
-use aquifer_region_client::window;
 use aquifer_page::{Bytes, RegionName};
+use aquifer_region_client::window;
 use serde::{Deserialize, Serialize};
 
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::process::Files;
 
 /// The engine that executes the guest's code.
@@ -184,20 +184,17 @@ pub struct VmSpec {
 
 /// Refused arguments, and why.
 const UNFIT: [(&str, &str); 11] = [
-    ("-m", "the size of the memory is that of the region"),
-    ("-M", "the machine is given by its own option, and has the region as its memory"),
-    ("-machine", "the machine is given by its own option, and has the region as its memory"),
-    ("-accel", "the accelerator is given by its own option"),
-    (
-        "-cpu",
-        "the processor is given by its own option, so that it is known where the VM can move to",
-    ),
-    ("-incoming", "a VM comes to a host by 'aquifer vm migrate'"),
-    ("-daemonize", "a VM is in the background always"),
-    ("mem-lock=on", "locked memory cannot leave for the pool"),
-    ("vfio", "a device of the host would write to pages that have left for the pool"),
-    ("vhost-user", "another process would see what is not here as zeroes"),
-    ("vhost-vdpa", "a device of the host would write to pages that have left for the pool"),
+    ("-m", "set the memory's size with --memory"),
+    ("-M", "set the machine type with --machine"),
+    ("-machine", "set the machine type with --machine"),
+    ("-accel", "set the accelerator with --accel"),
+    ("-cpu", "set the processor model with --cpu, which migrations check"),
+    ("-incoming", "migrate a VM with 'aquifer vm migrate'"),
+    ("-daemonize", "Aquifer always runs VMs in the background"),
+    ("mem-lock=on", "the engine cannot evict locked memory to the pool"),
+    ("vfio", "the device would write to pages that the engine has evicted"),
+    ("vhost-user", "the other process would read evicted pages as zeroes"),
+    ("vhost-vdpa", "the device would write to pages that the engine has evicted"),
 ];
 
 /// Keeps a guest that has broken into QEMU from starting programs, raising its privileges and
@@ -229,32 +226,31 @@ impl VmSpec {
     /// Checks the specification.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] if a size or a combination is invalid, or an extra argument is
+    /// [`VmError::Misuse`] if a size or a combination is invalid, or an extra argument is
     /// refused.
-    pub(crate) fn check(&self) -> Result<(), GuestError> {
+    pub(crate) fn check(&self) -> Result<(), VmError> {
         let mib = Bytes::mib(1).0;
         if self.memory.0 == 0 || !self.memory.0.is_multiple_of(mib) {
-            let why = format!("a VM's memory is of whole MiB; {} is not", self.memory);
-            return Err(GuestError::Misuse(why));
+            let why = format!("a VM's memory must be whole MiB, and {} is not", self.memory);
+            return Err(VmError::Misuse(why));
         }
         if self.max_memory < self.memory || !self.growth().0.is_multiple_of(Self::BLOCK.0) {
             let why = format!(
-                "a VM grows by whole {}; from {} to {} are no such",
+                "a VM grows by whole {}, and {} to {} is not a multiple",
                 Self::BLOCK,
                 self.memory,
                 self.max_memory
             );
-            return Err(GuestError::Misuse(why));
+            return Err(VmError::Misuse(why));
         }
         if !self.cached_disks.is_empty() && self.backing != Backing::Region {
-            let why = "disks are cached for a group, and only a VM in the pool is in one: have its memory be there (--cache, --group), or its disks be its own (--disk)";
-            return Err(GuestError::Misuse(why.to_owned()));
+            let why = "a group caches the disks, and only a VM in the pool is in one: put the \
+                       VM's memory into the pool (--cache, --group), or use --disk";
+            return Err(VmError::Misuse(why.to_owned()));
         }
         for argument in &self.extra {
             if let Some((_, why)) = UNFIT.iter().find(|(what, _)| is(argument, what)) {
-                return Err(GuestError::Misuse(format!(
-                    "QEMU cannot be given '{argument}': {why}"
-                )));
+                return Err(VmError::Misuse(format!("cannot pass '{argument}' to QEMU: {why}")));
             }
         }
         Ok(())
@@ -298,7 +294,8 @@ impl VmSpec {
             // With `prealloc`, a lack of huge pages shows when they are plugged, and not at the
             // first touch.
             let device = format!(
-                "virtio-mem-pci,id={GROWTH},memdev={GROWN},node=0,requested-size=0,block-size={}M,prealloc={}",
+                "virtio-mem-pci,id={GROWTH},memdev={GROWN},node=0,requested-size=0,\
+                 block-size={}M,prealloc={}",
                 Self::BLOCK.0 >> 20,
                 if huge { "on" } else { "off" }
             );
@@ -397,7 +394,8 @@ fn cached_disk(qemu: &mut Command, number: usize, disk: &Path, cache: &Path) {
     let id = format!("aquifer-cached-{number}");
     let node = if is_qcow2(disk) { format!("{id}-file") } else { id.clone() };
     let options = format!(
-        "driver=nbd,node-name={node},discard=unmap,server.type=unix,reconnect-delay={RECONNECT_SECONDS}"
+        "driver=nbd,node-name={node},discard=unmap,server.type=unix,\
+         reconnect-delay={RECONNECT_SECONDS}"
     );
     qemu.arg("-blockdev").arg(with(options, &[("server.path", cache), ("export", disk)]));
     if node != id {
@@ -461,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_lose_memory_is_refused_with_the_reason() {
+    fn arguments_that_would_lose_memory_are_refused_with_a_reason() {
         for extra in [
             &["-m", "1G"][..],
             &["--machine", "pc"],
@@ -469,7 +467,7 @@ mod tests {
             &["-device", "vfio-pci,host=1"],
         ] {
             let refused = spec(extra).check().unwrap_err().to_string();
-            assert!(refused.contains("QEMU cannot be given"), "{refused}");
+            assert!(refused.contains("to QEMU: "), "{refused}");
         }
         spec(&["-monitor", "stdio", "-nic", "user,model=virtio"]).check().unwrap();
         spec(&["-drive", "file=/disks/vfio.img"]).check().unwrap();
@@ -495,7 +493,9 @@ mod tests {
         let pooled = arguments(&large);
         assert!(
             pooled.contains(
-                &"memory-backend-file,id=growth,size=134217728,share=on,prealloc=off,dump=off,mem-path=/run/regions/.one/from-67108864".to_owned()
+                &"memory-backend-file,id=growth,size=134217728,share=on,prealloc=off,dump=off,\
+                  mem-path=/run/regions/.one/from-67108864"
+                    .to_owned()
             ),
             "{pooled:?}"
         );

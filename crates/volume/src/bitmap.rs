@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_touch_a_page_mark_it_and_only_those_that_cover_it_clear_it() {
+    fn a_partly_written_page_is_set_and_only_a_whole_one_cleared() {
         let bitmap = Bitmap::new();
         bitmap.set(&(4095..4097));
         assert_eq!(bitmap.count(), 2);

@@ -9,7 +9,7 @@ use crate::holder::{HolderError, LinkError};
 
 /// The reason why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
-pub enum PoolError {
+pub enum VolumeError {
     /// A lender, or the spill file, failed. Data that the operation did not concern stays intact.
     #[error("volume {volume}, page {page}: {place}: {source}")]
     Holder {
@@ -24,11 +24,12 @@ pub enum PoolError {
     },
     /// No lease has a free extent, and there is no spill file, or it is full too.
     #[error(
-        "volume {0}: no lease has room for another extent, and no spill directory can take it: borrow more, or configure one"
+        "volume {0}: no lease has room for another extent, and no spill directory can take it: \
+         borrow more memory, or configure a spill directory"
     )]
     NoRoom(VolumeId),
     /// The range is not inside the volume.
-    #[error("volume {volume}: {length} bytes at {offset} are outside of its {capacity}")]
+    #[error("volume {volume}: {length} bytes at {offset} are outside its {capacity}")]
     OutOfRange {
         /// The volume.
         volume: VolumeId,
@@ -46,11 +47,12 @@ pub enum PoolError {
     #[error("volume {0} has lease {1} already")]
     LeaseInUse(VolumeId, LeaseId),
     /// The lease is being evacuated already.
-    #[error("lease {1} is already being moved out of volume {0}")]
+    #[error("volume {0} is already evacuating lease {1}")]
     Evacuating(VolumeId, LeaseId),
     /// The evacuation of a lease has ended, but extents are still there.
     #[error(
-        "volume {volume}: {lease} still holds {extents} extents after all were moved, so it is kept: move it out again"
+        "volume {volume}: {lease} still holds {extents} extents after the evacuation, \
+         so the volume keeps the lease: evacuate it again"
     )]
     StillUsed {
         /// The volume.
@@ -81,7 +83,10 @@ pub enum PoolError {
         source: Box<LinkError>,
     },
     /// A secret could not be read.
-    #[error("cannot use lease {lease} of {lender}: the secret in {path}: {why}", path = path.display())]
+    #[error(
+        "cannot use lease {lease} of {lender}: the secret in {path}: {why}",
+        path = path.display()
+    )]
     Secret {
         /// The lease.
         lease: LeaseId,
@@ -102,7 +107,7 @@ pub enum PoolError {
     },
 }
 
-impl PoolError {
+impl VolumeError {
     /// Returns whether a lender no longer has the data that was stored there.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Holder { source: HolderError::Lost(_), .. })
@@ -114,18 +119,18 @@ impl PoolError {
     }
 }
 
-impl From<PoolError> for io::Error {
+impl From<VolumeError> for io::Error {
     /// Converts the error for block devices. A full lender or volume becomes `StorageFull`, an
     /// unreachable lender `TimedOut`, a bad range `InvalidInput`, and the rest `Other`.
-    fn from(error: PoolError) -> Self {
+    fn from(error: VolumeError) -> Self {
         let kind = match &error {
-            PoolError::NoRoom(_) | PoolError::Holder { source: HolderError::Full(_), .. } => {
+            VolumeError::NoRoom(_) | VolumeError::Holder { source: HolderError::Full(_), .. } => {
                 io::ErrorKind::StorageFull
             }
-            PoolError::Holder { source: HolderError::Unreachable { .. }, .. } => {
+            VolumeError::Holder { source: HolderError::Unreachable { .. }, .. } => {
                 io::ErrorKind::TimedOut
             }
-            PoolError::OutOfRange { .. } => io::ErrorKind::InvalidInput,
+            VolumeError::OutOfRange { .. } => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::Other,
         };
         Self::new(kind, error)

@@ -70,7 +70,8 @@ impl fmt::Display for Happening {
             Self::LenderLost { lease, lender, why } => {
                 write!(
                     f,
-                    "lender lost: {lender}, lease {lease}: {why}; its pages cannot be read unless it comes back with them"
+                    "lender lost: {lender}, lease {lease}: {why}; \
+                     its pages cannot be read unless it comes back with them"
                 )
             }
             Self::LenderBack { lease, lender, away_ms } => {
@@ -80,7 +81,8 @@ impl fmt::Display for Happening {
             Self::PageLost { page, place, why } => {
                 write!(
                     f,
-                    "page lost: page {page} on {place} cannot be read: {why}; a program that needs it gets SIGBUS"
+                    "page lost: page {page} on {place} cannot be read: {why}; \
+                     a program that needs it gets SIGBUS"
                 )
             }
             Self::SpillStarted => {
@@ -91,12 +93,12 @@ impl fmt::Display for Happening {
     }
 }
 
-/// The latest events, and the bell that wakes the upkeep thread.
+/// The latest events, and the wakeup of the upkeep thread.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     latest: Mutex<(u64, VecDeque<Event>)>,
-    rung: Mutex<bool>,
-    bell: Condvar,
+    is_woken: Mutex<bool>,
+    wakeup: Condvar,
 }
 
 impl Events {
@@ -109,7 +111,7 @@ impl Events {
             }
             latest.push_back(Event { number: *number, at_ms: now_ms(), what });
         }
-        self.ring();
+        self.wake();
     }
 
     /// Returns the remembered events with a higher number.
@@ -118,25 +120,27 @@ impl Events {
     }
 
     /// Wakes the upkeep thread.
-    pub(crate) fn ring(&self) {
-        *lock(&self.rung) = true;
-        self.bell.notify_all();
+    pub(crate) fn wake(&self) {
+        *lock(&self.is_woken) = true;
+        self.wakeup.notify_all();
     }
 
-    /// Waits for the bell, for at most this long.
+    /// Waits for a wakeup, for at most this long.
     pub(crate) fn wait(&self, most: Option<Duration>) {
-        let rung = lock(&self.rung);
-        let is_silent = |rung: &mut bool| !*rung;
-        let mut rung = match most {
-            None => self.bell.wait_while(rung, is_silent).unwrap_or_else(PoisonError::into_inner),
+        let is_woken = lock(&self.is_woken);
+        let is_asleep = |is_woken: &mut bool| !*is_woken;
+        let mut is_woken = match most {
+            None => {
+                self.wakeup.wait_while(is_woken, is_asleep).unwrap_or_else(PoisonError::into_inner)
+            }
             Some(most) => {
-                self.bell
-                    .wait_timeout_while(rung, most, is_silent)
+                self.wakeup
+                    .wait_timeout_while(is_woken, most, is_asleep)
                     .unwrap_or_else(PoisonError::into_inner)
                     .0
             }
         };
-        *rung = false;
+        *is_woken = false;
     }
 }
 
@@ -157,7 +161,7 @@ mod tests {
         assert_eq!((all.len(), all[0].number, all[63].number), (64, 37, 100));
         assert_eq!(events.after(99).len(), 1);
         assert!(events.after(100).is_empty());
-        // The events rang the bell, so this wait ends at once.
+        // The events woke the thread, so this wait ends at once.
         events.wait(None);
         events.wait(Some(Duration::from_millis(1)));
         let text = serde_json::to_string(&all[0]).unwrap();

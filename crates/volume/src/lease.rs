@@ -41,7 +41,7 @@ struct Slots {
     open: bool,
 }
 
-const ZEROES: &str = "it gives zeroes for a page that it stored and that was not zero";
+const ZEROES: &str = "it returned zeroes for a page that held other data";
 
 /// The place of an extent, taken until it is [given back](Slot::give_back).
 #[derive(Clone)]

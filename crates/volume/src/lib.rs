@@ -5,21 +5,21 @@
 //! ([`Volume::evacuate`]). If no lender has room, it goes to a local spill file. Leases and the
 //! spill file hold extents by a [`Holder`](holder::Holder).
 
+mod add_lease;
 mod bitmap;
 mod claim;
 mod config;
+mod encryption;
 mod error;
 mod events;
 mod extent;
 pub mod holder;
-mod joining;
 mod lease;
 mod ledger;
 mod mover;
 mod nonzero;
 mod placement;
 mod restore;
-mod seal;
 mod status;
 mod target;
 mod upkeep;
@@ -31,11 +31,11 @@ use aquifer_fabric::sleep::going_to_sleep;
 
 pub use claim::Claim;
 pub use config::VolumeConfig;
-pub use error::PoolError;
+pub use encryption::{Encryption, EncryptionKey, EncryptionMode, PageCipher};
+pub use error::VolumeError;
 pub use events::{Event, Happening};
 pub use ledger::Ledger;
 pub use mover::{Evacuated, Moved, Progress};
-pub use seal::{Seal, SealKey, Sealer, Sealing};
 pub use status::{LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus};
 pub use target::{LeaseTarget, NvmeAccess, Protocol};
 pub use upkeep::Upkeep;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE, is_zero};
 use serde::{Deserialize, Serialize};
 
-use crate::error::PoolError;
+use crate::error::VolumeError;
 use crate::extent::{Extent, Move, Place};
 use crate::holder::{HolderError, Piece};
 use crate::lease::{Lease, Slot};
@@ -76,18 +76,18 @@ impl Volume {
     /// at the same time.
     ///
     /// # Errors
-    /// [`PoolError::UnknownLease`] and [`PoolError::Evacuating`]. Otherwise when the lender fails,
-    /// or no other lease has room. No data is lost: moved extents stay moved, the others stay, and
-    /// the lease is in use again.
+    /// [`VolumeError::UnknownLease`] and [`VolumeError::Evacuating`]. Otherwise when the lender
+    /// fails, or no other lease has room. No data is lost: moved extents stay moved, the others
+    /// stay, and the lease is in use again.
     pub fn evacuate(
         &self,
         lease: LeaseId,
         mut progress: impl FnMut(Progress),
-    ) -> Result<Evacuated, PoolError> {
-        let unknown = || PoolError::UnknownLease(self.id(), lease);
+    ) -> Result<Evacuated, VolumeError> {
+        let unknown = || VolumeError::UnknownLease(self.id(), lease);
         let source = self.leases.find(lease).ok_or_else(unknown)?;
         if !source.set_open(false) {
-            return Err(PoolError::Evacuating(self.id(), lease));
+            return Err(VolumeError::Evacuating(self.id(), lease));
         }
         // Waits for a move in flight, which may have taken a slot of the lease before it was
         // closed.
@@ -123,7 +123,7 @@ impl Volume {
         &self,
         source: &Arc<Lease>,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Evacuated, PoolError> {
+    ) -> Result<Evacuated, VolumeError> {
         let total = source.taken();
         let (of, done) = &source.leaving;
         of.store(total, Ordering::Relaxed);
@@ -146,7 +146,7 @@ impl Volume {
             // To give up the lease now would lose these extents.
             extents => Err(self.failed(
                 lease_id(source),
-                PoolError::StillUsed { volume: self.id(), lease: source.to_string(), extents },
+                VolumeError::StillUsed { volume: self.id(), lease: source.to_string(), extents },
             )),
         }
     }
@@ -157,7 +157,7 @@ impl Volume {
         &self,
         index: usize,
         source: &Arc<Lease>,
-    ) -> Result<Option<(Arc<Lease>, Bytes)>, PoolError> {
+    ) -> Result<Option<(Arc<Lease>, Bytes)>, VolumeError> {
         let mut buffer = self.mover();
         let mut tried = vec![source.clone()];
         let mut last = None;
@@ -198,7 +198,7 @@ impl Volume {
     ///
     /// # Errors
     /// When the lender or the spill file fails; the extent then stays in the spill file.
-    pub(crate) fn bring_back(&self, lease: &Arc<Lease>) -> Result<bool, PoolError> {
+    pub(crate) fn bring_back(&self, lease: &Arc<Lease>) -> Result<bool, VolumeError> {
         let Some(spill) = &self.leases.spill else { return Ok(false) };
         let Some(index) = self.extents.iter().position(|extent| extent.is_on(spill)) else {
             return Ok(false);

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_page_that_is_written_with_zeroes_leaves_nothing_known() {
+    fn writing_zeroes_to_part_of_a_page_forgets_the_page() {
         let nonzero = NonZero::new();
         nonzero.remember(100, &[1; 8]);
         assert!(nonzero.disproves(0, &ZEROES));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use aquifer_page::LeaseId;
 
-use crate::error::PoolError;
+use crate::error::VolumeError;
 use crate::extent::Place;
 use crate::volume::Volume;
 
@@ -16,16 +16,16 @@ impl Volume {
     /// The caller calls this after it added the leases, and before any I/O.
     ///
     /// # Errors
-    /// [`PoolError::UnknownLease`] if the volume has no such lease or extent, or if the slot is not
-    /// free.
+    /// [`VolumeError::UnknownLease`] if the volume has no such lease or extent, or if the slot is
+    /// not free.
     pub fn restore(
         &self,
         extent: usize,
         (lease, slot): (LeaseId, u32),
         stored: impl IntoIterator<Item = Range<u64>>,
         unsure: impl IntoIterator<Item = Range<u64>>,
-    ) -> Result<(), PoolError> {
-        let unknown = || PoolError::UnknownLease(self.id(), lease);
+    ) -> Result<(), VolumeError> {
+        let unknown = || VolumeError::UnknownLease(self.id(), lease);
         let slot =
             self.leases.find(lease).and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
         let extent = self.extents.get(extent).ok_or_else(unknown)?;

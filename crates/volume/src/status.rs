@@ -8,10 +8,10 @@ use aquifer_fabric::Address;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
+use crate::encryption::EncryptionMode;
 use crate::events::{Event, now_ms};
 use crate::lease::Lease;
 use crate::lock;
-use crate::seal::Sealing;
 
 /// The state of a volume at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub struct LeaseStatus {
     pub used_extents: u64,
     /// The encryption mode of its pages; `None` if they are not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sealed: Option<Sealing>,
+    pub encryption: Option<EncryptionMode>,
     /// The state of the lease.
     #[serde(flatten)]
     pub state: LeaseState,
@@ -108,9 +108,7 @@ impl fmt::Display for LeaseState {
         match self {
             Self::Ok => f.write_str("ok"),
             Self::Full => f.write_str("its lender is full"),
-            Self::Lost => {
-                f.write_str("lost: its lender does not have what was stored there any more")
-            }
+            Self::Lost => f.write_str("lost: its lender no longer has the pages"),
             Self::Unreachable { for_ms: ms @ ..10_000 } => {
                 write!(f, "unreachable for {:.1} s", *ms as f64 / 1000.0)
             }
@@ -156,7 +154,7 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
         address: target.address.clone(),
         extents: lease.total,
         used_extents: lease.taken(),
-        sealed: target.seal.as_ref().map(|seal| seal.sealing),
+        encryption: target.encryption.as_ref().map(|encryption| encryption.mode),
         state,
     })
 }

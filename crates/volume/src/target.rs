@@ -12,9 +12,9 @@ use aquifer_page::{Bytes, HostName, LeaseId};
 use serde::{Deserialize, Serialize};
 
 use crate::claim::Claim;
-use crate::error::PoolError;
+use crate::encryption::Encryption;
+use crate::error::VolumeError;
 use crate::holder::Source;
-use crate::seal::Seal;
 
 /// A lease for a volume: its lender, and the address of its pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct LeaseTarget {
     /// The usable size of the lease, of which the volume uses whole extents.
     pub capacity: Bytes,
     /// The encryption of its pages; `None` if they are not encrypted.
-    pub seal: Option<Seal>,
+    pub encryption: Option<Encryption>,
     /// The claim that the lender is told. Without one, the lender does not know the owner.
     pub claim: Option<Claim>,
 }
@@ -79,19 +79,19 @@ struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     nvme: Option<NvmeAccess>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    seal: Option<Seal>,
+    encryption: Option<Encryption>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     claim: Option<Claim>,
 }
 
 impl From<LeaseTarget> for Record {
     fn from(target: LeaseTarget) -> Self {
-        let LeaseTarget { lease, lender, address, protocol, capacity, seal, claim } = target;
+        let LeaseTarget { lease, lender, address, protocol, capacity, encryption, claim } = target;
         let (export, secure, nvme) = match protocol {
             Protocol::Nbd { export, secure } => (Some(export), Some(secure), None),
             Protocol::Nvme(access) => (None, None, Some(access)),
         };
-        Self { lease, lender, address, export, capacity, secure, nvme, seal, claim }
+        Self { lease, lender, address, export, capacity, secure, nvme, encryption, claim }
     }
 }
 
@@ -99,13 +99,14 @@ impl TryFrom<Record> for LeaseTarget {
     type Error = &'static str;
 
     fn try_from(record: Record) -> Result<Self, Self::Error> {
-        let Record { lease, lender, address, export, capacity, secure, nvme, seal, claim } = record;
+        let Record { lease, lender, address, export, capacity, secure, nvme, encryption, claim } =
+            record;
         let protocol = match (export, secure, nvme) {
             (Some(export), Some(secure), None) => Protocol::Nbd { export, secure },
             (None, None, Some(access)) => Protocol::Nvme(access),
-            _ => return Err("a lease has either an export and whether it is secure, or nvme"),
+            _ => return Err("a lease needs either `export` and `secure`, or `nvme`"),
         };
-        Ok(Self { lease, lender, address, protocol, capacity, seal, claim })
+        Ok(Self { lease, lender, address, protocol, capacity, encryption, claim })
     }
 }
 
@@ -127,9 +128,9 @@ impl LeaseTarget {
     ///
     /// A loopback address proves nothing: a tunnel to another host may listen there.
     #[must_use]
-    pub fn sealed(self) -> Self {
+    pub fn encrypted(self) -> Self {
         let is_here = matches!(self.address, Address::Unix(_));
-        Self { seal: (!is_here).then(Seal::own), ..self }
+        Self { encryption: (!is_here).then(Encryption::random), ..self }
     }
 
     /// Returns whether the other target is the same place, so that two volumes would ruin each
@@ -150,7 +151,7 @@ impl LeaseTarget {
     /// # Errors
     /// When the lease demands TLS and this host has no certificate, or when a secret cannot be
     /// read.
-    pub fn source(&self, identity: Option<&Identity>) -> Result<Source, PoolError> {
+    pub fn source(&self, identity: Option<&Identity>) -> Result<Source, VolumeError> {
         let source = self.way(identity)?;
         Ok(match &self.claim {
             Some(claim) => source.claimed(claim.clone(), false),
@@ -158,7 +159,7 @@ impl LeaseTarget {
         })
     }
 
-    fn way(&self, identity: Option<&Identity>) -> Result<Source, PoolError> {
+    fn way(&self, identity: Option<&Identity>) -> Result<Source, VolumeError> {
         let address = self.address.clone();
         match &self.protocol {
             Protocol::Nbd { export, secure } => {
@@ -169,7 +170,7 @@ impl LeaseTarget {
                         let why =
                             "it demands TLS and this host has no certificate: see 'aquifer init'";
                         let (lease, lender) = (self.lease, self.lender.to_string());
-                        return Err(PoolError::Unusable { lease, lender, why: why.to_owned() });
+                        return Err(VolumeError::Unusable { lease, lender, why: why.to_owned() });
                     }
                 };
                 Ok(nbd::Target { address, export: export.clone(), tls }.into())
@@ -182,9 +183,9 @@ impl LeaseTarget {
         }
     }
 
-    fn secrets(&self, access: &NvmeAccess) -> Result<Option<Secrets>, PoolError> {
+    fn secrets(&self, access: &NvmeAccess) -> Result<Option<Secrets>, VolumeError> {
         let Some(path) = &access.secrets else { return Ok(None) };
-        let bad = |why: String| PoolError::Secret {
+        let bad = |why: String| VolumeError::Secret {
             lease: self.lease,
             lender: self.lender.to_string(),
             path: path.clone(),
@@ -201,10 +202,13 @@ mod tests {
 
     use super::*;
 
-    const NBD: &str = r#"{"lease":"00000000000000000000000000000001","lender":"b","address":"10.0.0.2:7001","export":"x","capacity":67108864,"secure":true}"#;
+    const NBD: &str = concat!(
+        r#"{"lease":"00000000000000000000000000000001","lender":"b","address":"10.0.0.2:7001","#,
+        r#""export":"x","capacity":67108864,"secure":true}"#
+    );
 
     #[test]
-    fn records_of_before_there_was_nvme_are_read_and_written_as_ever() {
+    fn old_nbd_records_are_read_and_written_as_before() {
         let target: LeaseTarget = serde_json::from_str(NBD).unwrap();
         assert_eq!(target.protocol, Protocol::Nbd { export: "x".to_owned(), secure: true });
         assert_eq!(serde_json::to_string(&target).unwrap(), NBD);
@@ -212,15 +216,15 @@ mod tests {
     }
 
     #[test]
-    fn only_pages_for_a_unix_socket_leave_unsealed() {
+    fn only_pages_for_a_unix_socket_leave_unencrypted() {
         let target: LeaseTarget = serde_json::from_str(NBD).unwrap();
-        let is_sealed = |address: &str| {
+        let is_encrypted = |address: &str| {
             let address = address.parse().unwrap();
-            LeaseTarget { address, ..target.clone() }.sealed().seal.is_some()
+            LeaseTarget { address, ..target.clone() }.encrypted().encryption.is_some()
         };
-        assert!(!is_sealed("unix:/run/nbd"));
+        assert!(!is_encrypted("unix:/run/nbd"));
         for address in ["10.0.0.2:10809", "127.0.0.1:10809", "[::1]:10809", "localhost:10809"] {
-            assert!(is_sealed(address), "{address} may lead to another host");
+            assert!(is_encrypted(address), "{address} may lead to another host");
         }
     }
 

@@ -82,7 +82,7 @@ impl Upkeep {
 impl Drop for Upkeep {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        self.events.ring();
+        self.events.wake();
     }
 }
 

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 
 use crate::config::VolumeConfig;
-use crate::error::PoolError;
+use crate::encryption::{Encryption, PageCipher};
+use crate::error::VolumeError;
 use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Fault, Place};
-use crate::holder::{FileHolder, HolderError, Piece, SealedHolder};
+use crate::holder::{EncryptedHolder, FileHolder, HolderError, Piece};
 use crate::lease::Lease;
 use crate::mover;
 use crate::placement::Leases;
-use crate::seal::{Seal, Sealer};
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 
 /// The number of full lenders in a row that one write may meet.
@@ -36,8 +36,8 @@ pub struct Volume {
     /// The number of threads that wait for the mover and must not wait long.
     pub(crate) hurried: AtomicUsize,
     pub(crate) events: Arc<Events>,
-    /// Held while a lease joins.
-    pub(crate) joining: Mutex<()>,
+    /// Held while a lease is added: one at a time.
+    pub(crate) adding_lease: Mutex<()>,
     counters: Counters,
 }
 
@@ -55,17 +55,17 @@ impl Volume {
     /// is one.
     ///
     /// # Errors
-    /// [`PoolError::Spill`] if the spill file cannot be made.
-    pub fn new(mut config: VolumeConfig) -> Result<Self, PoolError> {
+    /// [`VolumeError::Spill`] if the spill file cannot be made.
+    pub fn new(mut config: VolumeConfig) -> Result<Self, VolumeError> {
         config.workers = config.workers.max(1);
         let extents = config.capacity.extents();
         let spill = config.spill.as_ref().map(|path| {
             let size = Bytes(extents * EXTENT_SIZE);
             let file = FileHolder::create(path, size, config.workers + 1)
-                .map_err(|source| PoolError::Spill { path: path.clone(), source })?;
+                .map_err(|source| VolumeError::Spill { path: path.clone(), source })?;
             // The file ends with this process, so no other process needs the key.
-            let sealer = Sealer::new(&Seal::own(), LeaseId::random());
-            let file = SealedHolder::new(file, sealer, config.workers + 1);
+            let cipher = PageCipher::new(&Encryption::random(), LeaseId::random());
+            let file = EncryptedHolder::new(file, cipher, config.workers + 1);
             Ok(Lease::new(None, Box::new(file), extents as u32, |_| true))
         });
         Ok(Self {
@@ -74,7 +74,7 @@ impl Volume {
             mover_buffer: Mutex::new(mover::buffer()),
             hurried: AtomicUsize::new(0),
             events: Arc::default(),
-            joining: Mutex::new(()),
+            adding_lease: Mutex::new(()),
             counters: Counters::default(),
             config,
         })
@@ -99,8 +99,8 @@ impl Volume {
     /// request.
     ///
     /// # Errors
-    /// [`PoolError`]; the buffer's contents are then unspecified.
-    pub fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), PoolError> {
+    /// [`VolumeError`]; the buffer's contents are then unspecified.
+    pub fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
         self.check(offset, into.len() as u64)?;
         let worker = worker % self.config.workers;
         let mut rest = &mut *into;
@@ -124,8 +124,8 @@ impl Volume {
     /// Writes the data. An extent is placed at its first write, and moves if its lender is full.
     ///
     /// # Errors
-    /// [`PoolError`]; any part may then have been written.
-    pub fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), PoolError> {
+    /// [`VolumeError`]; any part may then have been written.
+    pub fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), VolumeError> {
         self.check(offset, data.len() as u64)?;
         let worker = worker % self.config.workers;
         let mut rest = data;
@@ -143,7 +143,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn write_many(&self, worker: usize, runs: &[Piece<'_>]) -> Result<(), PoolError> {
+    pub fn write_many(&self, worker: usize, runs: &[Piece<'_>]) -> Result<(), VolumeError> {
         let worker = worker % self.config.workers;
         let mut parts = Vec::with_capacity(runs.len());
         for (offset, data) in runs {
@@ -176,7 +176,7 @@ impl Volume {
         index: usize,
         at: u64,
         data: &[u8],
-    ) -> Result<(), PoolError> {
+    ) -> Result<(), VolumeError> {
         let mut relocations = 0;
         loop {
             match self.extents[index].write(worker, at, data) {
@@ -199,7 +199,7 @@ impl Volume {
     }
 
     /// Gives the extent a place, if it has none.
-    fn place(&self, worker: usize, index: usize) -> Result<(), PoolError> {
+    fn place(&self, worker: usize, index: usize) -> Result<(), VolumeError> {
         let mut place = self.extents[index].alone();
         if matches!(*place, Place::Nowhere) {
             match self.leases.take(worker, &mut Vec::new()) {
@@ -222,8 +222,8 @@ impl Volume {
     /// any more give back their place.
     ///
     /// # Errors
-    /// [`PoolError`]; any part may then have been discarded.
-    pub fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), PoolError> {
+    /// [`VolumeError`]; any part may then have been discarded.
+    pub fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), VolumeError> {
         self.check(offset, length)?;
         let worker = worker % self.config.workers;
         for (index, bytes) in pieces(offset, length) {
@@ -242,7 +242,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`discard`](Self::discard).
-    pub fn write_zeroes(&self, worker: usize, offset: u64, length: u64) -> Result<(), PoolError> {
+    pub fn write_zeroes(&self, worker: usize, offset: u64, length: u64) -> Result<(), VolumeError> {
         self.discard(worker, offset, length)
     }
 
@@ -250,8 +250,8 @@ impl Volume {
     /// RAM.
     ///
     /// # Errors
-    /// [`PoolError`], of the first lender that failed.
-    pub fn flush(&self, worker: usize) -> Result<(), PoolError> {
+    /// [`VolumeError`], of the first lender that failed.
+    pub fn flush(&self, worker: usize) -> Result<(), VolumeError> {
         let worker = worker % self.config.workers;
         let mut at = 0;
         // Does not hold the list's lock, because a flush may take long.
@@ -306,11 +306,11 @@ impl Volume {
         self.events.after(number)
     }
 
-    fn check(&self, offset: u64, length: u64) -> Result<(), PoolError> {
+    fn check(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
         if offset.checked_add(length).is_some_and(|end| end <= self.config.capacity.0) {
             return Ok(());
         }
-        Err(PoolError::OutOfRange {
+        Err(VolumeError::OutOfRange {
             volume: self.id(),
             offset,
             length,
@@ -357,9 +357,9 @@ impl Volume {
     }
 
     /// Counts a failed read, and reports a lost page once for each loss of a lender.
-    fn lost_page(&self, lease: &Lease, error: &PoolError) {
+    fn lost_page(&self, lease: &Lease, error: &VolumeError) {
         self.counters.failed_read();
-        let PoolError::Holder { page, place, source, .. } = error else { return };
+        let VolumeError::Holder { page, place, source, .. } = error else { return };
         if !lease.lost_page.swap(true, Ordering::Relaxed) {
             let (place, why) = (place.clone(), source.to_string());
             self.events.happened(Happening::PageLost { page: *page, place, why });
@@ -394,12 +394,12 @@ impl Volume {
         self.config.workers
     }
 
-    pub(crate) fn no_room(&self) -> PoolError {
-        self.failed(None, PoolError::NoRoom(self.id()))
+    pub(crate) fn no_room(&self) -> VolumeError {
+        self.failed(None, VolumeError::NoRoom(self.id()))
     }
 
     /// Records and returns the error. The status shows it until its lease answers again.
-    pub(crate) fn failed(&self, lease: Option<LeaseId>, error: PoolError) -> PoolError {
+    pub(crate) fn failed(&self, lease: Option<LeaseId>, error: VolumeError) -> VolumeError {
         self.counters.failed(error.to_string(), lease);
         error
     }
@@ -411,7 +411,7 @@ impl Volume {
         at: u64,
         lease: &Lease,
         source: HolderError,
-    ) -> PoolError {
+    ) -> VolumeError {
         let page = (extent as u64 * EXTENT_SIZE + at) / PAGE_SIZE as u64;
         let target = lease.target.as_ref();
         if let Some(target) = target.filter(|_| !lease.answers())
@@ -423,7 +423,7 @@ impl Volume {
         let id = target.map(|target| target.lease);
         self.failed(
             id,
-            PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source },
+            VolumeError::Holder { volume: self.id(), page, place: lease.to_string(), source },
         )
     }
 }

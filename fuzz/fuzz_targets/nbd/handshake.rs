@@ -8,7 +8,7 @@ use aquifer_fuzz::{Number, Twist, Twisted};
 use arbitrary::{Arbitrary, Unstructured};
 use zerocopy::IntoBytes;
 
-use crate::reply::CONTEXT;
+use crate::reply::ALLOCATION_CONTEXT_ID;
 
 #[derive(Debug)]
 pub enum Handshake<'a> {
@@ -75,7 +75,8 @@ impl Good {
         messages.push(answer(option::STRUCTURED_REPLY, structured, &[]));
         if self.structured {
             if self.holes {
-                let context = [&CONTEXT.to_be_bytes(), BASE_ALLOCATION.as_bytes()].concat();
+                let id = ALLOCATION_CONTEXT_ID.to_be_bytes();
+                let context = [&id, BASE_ALLOCATION.as_bytes()].concat();
                 messages.push(answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &context));
             }
             messages.push(answer(

@@ -10,9 +10,9 @@ use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::U64;
 
 /// The longest read or write, in bytes.
-pub const LONGEST: u64 = 64 << 10;
+pub const MAX_IO_BYTES: u64 = 64 << 10;
 /// The id that the server gives `base:allocation`.
-pub const CONTEXT: u32 = 7;
+pub const ALLOCATION_CONTEXT_ID: u32 = 7;
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Asked {
@@ -103,12 +103,12 @@ impl Reply<'_> {
         };
         let message = match *self {
             Self::Simple { to, error, data } => {
-                simple(cookie(to), error.into(), data.bytes().min(LONGEST) as usize)
+                simple(cookie(to), error.into(), data.bytes().min(MAX_IO_BYTES) as usize)
             }
             Self::None { to, done } => whole(cookie(to), done.into(), chunk::NONE, &[]),
             Self::Data { to, done, offset, length } => {
                 let (at, data) =
-                    (U64::new(offset.bytes()), vec![9; length.bytes().min(LONGEST) as usize]);
+                    (U64::new(offset.bytes()), vec![9; length.bytes().min(MAX_IO_BYTES) as usize]);
                 whole(cookie(to), done.into(), chunk::OFFSET_DATA, &[at.as_bytes(), &data])
             }
             Self::Hole { to, done, offset, length } => {
@@ -117,7 +117,7 @@ impl Reply<'_> {
                 whole(cookie(to), done.into(), chunk::OFFSET_HOLE, &[hole.as_bytes()])
             }
             Self::Status { to, done, context, ref runs, times } => {
-                let context = context.map_or(CONTEXT, u32::from).to_be_bytes();
+                let context = context.map_or(ALLOCATION_CONTEXT_ID, u32::from).to_be_bytes();
                 let run = |&(length, status): &(Number, u8)| StatusRun {
                     length: (length.bytes() as u32).into(),
                     status: u32::from(status).into(),
@@ -162,7 +162,7 @@ impl Asked {
     pub fn range(self) -> (u64, u64) {
         match self {
             Self::Read { offset, length } | Self::Write { offset, length } => {
-                (offset.bytes(), length.bytes().min(LONGEST))
+                (offset.bytes(), length.bytes().min(MAX_IO_BYTES))
             }
             Self::Trim { offset, length }
             | Self::WriteZeroes { offset, length }
@@ -190,7 +190,7 @@ impl Asked {
             Self::Read { .. } => messages.push(simple(cookie, 0, length as usize)),
             Self::BlockStatus { .. } => {
                 let run = StatusRun { length: (length as u32).into(), status: 3.into() };
-                let payload: &[&[u8]] = &[&CONTEXT.to_be_bytes(), run.as_bytes()];
+                let payload: &[&[u8]] = &[&ALLOCATION_CONTEXT_ID.to_be_bytes(), run.as_bytes()];
                 messages.push(a_chunk(cookie, done, chunk::BLOCK_STATUS, 12, payload));
             }
             _ => messages.push(simple(cookie, 0, 0)),

@@ -9,8 +9,8 @@ use std::thread;
 use aquifer_fabric::nvme::proto::pdu::{
     CapsuleResp, CommonHeader, Data, R2t, Shape, TermReq, kind,
 };
-use aquifer_fabric::nvme::proto::{Completion, Status};
-use aquifer_fuzz::{Delivery, MOST, Number, Twist, Twisted};
+use aquifer_fabric::nvme::proto::{Completion, NvmeStatus};
+use aquifer_fuzz::{Delivery, MAX_SENT_BYTES, Number, Twist, Twisted};
 use arbitrary::Arbitrary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -18,13 +18,13 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::script::finish;
 
 /// The byte of invented data; the target never sends it.
-pub const FOREIGN: u8 = 0xEE;
+pub const FOREIGN_BYTE: u8 = 0xEE;
 /// The time that a deceived initiator waits in vain before the middle closes its connection.
-const IN_VAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+const DECEIVED_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 /// The number of small pieces before the rest goes out at once.
-const PIECES: usize = 64;
+const MAX_PIECES: usize = 64;
 /// The longest invented data, in bytes.
-const LONGEST: u64 = 128 << 10;
+const MAX_INVENTED_BYTES: u64 = 128 << 10;
 
 /// The changes to the target's PDUs on one connection.
 #[derive(Arbitrary, Debug)]
@@ -105,7 +105,8 @@ pub fn carry<const COUNT: usize>(
                 polled.push(PollFd::new(&pair.target, wants(&pair.to_target)));
             }
             let deceived = pairs.iter().any(|pair| pair.done != Done::default());
-            let happened = poll(&mut polled, deceived.then_some(&IN_VAIN)).expect("it polls");
+            let timeout = deceived.then_some(&DECEIVED_WAIT);
+            let happened = poll(&mut polled, timeout).expect("poll(2) failed");
             let (connecting, stopped) =
                 (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
             for (pair, done) in pairs.iter().zip(&mut done) {
@@ -116,9 +117,9 @@ pub fn carry<const COUNT: usize>(
                 return;
             }
             if connecting {
-                let (host, _) = listener.accept().expect("there are descriptors");
+                let (host, _) = listener.accept().expect("no file descriptor is free");
                 if let Some(mischief) = mischiefs.get(pairs.len()) {
-                    let (target, theirs) = UnixStream::pair().expect("there are descriptors");
+                    let (target, theirs) = UnixStream::pair().expect("no file descriptor is free");
                     let serve = &serve;
                     scope.spawn(move || serve(theirs));
                     pairs.push(Pair::new(host, target, shape, mischief));
@@ -138,7 +139,7 @@ pub fn carry<const COUNT: usize>(
 impl<'a> Pair<'a> {
     fn new(host: UnixStream, target: UnixStream, shape: Shape, mischief: &'a Mischief<'a>) -> Self {
         for stream in [&host, &target] {
-            stream.set_nonblocking(true).expect("it is a socket");
+            stream.set_nonblocking(true).expect("the descriptor is a socket");
         }
         let (to_host, to_target, started) = (Vec::new(), Vec::new(), Vec::new());
         let (count, pieces, done, over) = (0, 0, Done::default(), false);
@@ -162,7 +163,8 @@ impl<'a> Pair<'a> {
         let asks = hear(&self.host, &mut self.to_target);
         let answers = hear(&self.target, &mut self.started);
         self.deceive();
-        let piece = if self.pieces < PIECES { self.mischief.delivery.piece() } else { usize::MAX };
+        let is_small = self.pieces < MAX_PIECES;
+        let piece = if is_small { self.mischief.delivery.piece() } else { usize::MAX };
         self.pieces += 1;
         let taken = say(&self.target, &mut self.to_target, usize::MAX);
         let told = say(&self.host, &mut self.to_host, piece);
@@ -192,7 +194,7 @@ impl<'a> Pair<'a> {
             self.count += 1;
         }
         messages.twist(&twists);
-        let room = MOST.saturating_sub(self.to_host.len());
+        let room = MAX_SENT_BYTES.saturating_sub(self.to_host.len());
         let bytes = messages.bytes();
         self.to_host.extend(&bytes[..bytes.len().min(room)]);
     }
@@ -264,11 +266,11 @@ impl Said<'_> {
                 let mut completion = Completion::new_zeroed();
                 completion.command_id = id.number(next).into();
                 completion.result = result.into();
-                completion.status = Status(status).to_field();
+                completion.status = NvmeStatus(status).to_field();
                 finish(shape, CapsuleResp { header, completion }.as_bytes(), &header, &[])
             }
             Self::Data { id, offset, length, flags } => {
-                let data = vec![FOREIGN; length.bytes().min(LONGEST) as usize];
+                let data = vec![FOREIGN_BYTE; length.bytes().min(MAX_INVENTED_BYTES) as usize];
                 let header =
                     shape.header(kind::C2H_DATA, flags & 0xC, size_of::<Data>(), data.len());
                 let (command_id, tag) = (id.number(next).into(), 0.into());

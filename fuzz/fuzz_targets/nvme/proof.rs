@@ -15,7 +15,7 @@ use crate::host::HOST;
 use crate::queue::{Answer, Queue};
 
 /// The longest message that the host receives, in bytes.
-const ROOM: u32 = 4096;
+const MAX_MESSAGE_BYTES: u32 = 4096;
 
 /// One step of an authentication.
 #[derive(Arbitrary, Debug)]
@@ -45,7 +45,7 @@ pub fn run(steps: &[Step<'_>], queue: &mut Queue<'_>, subsystem: &Nqn) {
             Step::Negotiate { hash, group, others, secure_channel } => {
                 send(queue, &negotiation(hash, group, others, secure_channel))
             }
-            Step::Receive { length } => receive(queue, length.map_or(ROOM, u32::from)),
+            Step::Receive { length } => receive(queue, length.map_or(MAX_MESSAGE_BYTES, u32::from)),
             Step::Reply { challenge: ours, spoilt } => {
                 let mut bytes = reply(&challenge, ours, subsystem);
                 if let Some(Spoilt { at, bits, cut }) = spoilt {
@@ -61,7 +61,8 @@ pub fn run(steps: &[Step<'_>], queue: &mut Queue<'_>, subsystem: &Nqn) {
             // The target completes it late or never, so the host must not wait for it.
             Step::Command { opcode: admin::ASYNC_EVENT_REQUEST, .. } => continue,
             Step::Command { opcode, kind, dwords } => {
-                let command = Command::new(opcode, 0, kind.into(), Sgl::transport(ROOM));
+                let data = Sgl::transport(MAX_MESSAGE_BYTES);
+                let command = Command::new(opcode, 0, kind.into(), data);
                 queue.execute(crate::admin::with_all(command, dwords), &[])
             }
         };
@@ -138,7 +139,7 @@ fn reply(challenge: &[u8], ours: Option<u8>, subsystem: &Nqn) -> Vec<u8> {
         sequence: head.sequence.get(),
         transaction: head.transaction.get(),
         secure_channel: 0,
-        host: &HOST.parse().expect("a name"),
+        host: &HOST.parse().expect("HOST is a valid NQN"),
         subsystem,
     };
     let mut reply = Reply::new_zeroed();

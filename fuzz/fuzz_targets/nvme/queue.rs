@@ -11,7 +11,7 @@ use arbitrary::Arbitrary;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::host::HOST;
-use crate::script::{QUEUE, capsule, ic_req};
+use crate::script::{QUEUE_ENTRIES, capsule, ic_req};
 
 /// The negotiable properties of a connection.
 #[derive(Arbitrary, Clone, Copy, Debug, Default)]
@@ -91,12 +91,14 @@ impl<'a> Queue<'a> {
             let pdu = self.pdu()?;
             match pdu[0] {
                 kind::CAPSULE_RESP => {
-                    let (response, _) = CapsuleResp::read_from_prefix(&pdu).expect("a completion");
+                    let (response, _) =
+                        CapsuleResp::read_from_prefix(&pdu).expect("the PDU holds a completion");
                     assert_eq!(response.completion.command_id, command.id);
                     return Some(Answer { completion: Some(response.completion), ..answer });
                 }
                 kind::C2H_DATA => {
-                    let (head, _) = Data::read_from_prefix(&pdu).expect("data");
+                    let (head, _) =
+                        Data::read_from_prefix(&pdu).expect("the PDU holds a data header");
                     assert_eq!(head.command_id, command.id);
                     let start = usize::from(head.header.data_offset);
                     answer.data.extend(&pdu[start..][..head.length.get() as usize]);
@@ -105,14 +107,14 @@ impl<'a> Queue<'a> {
                     }
                 }
                 kind::R2T | kind::C2H_TERM_REQ => return None,
-                other => panic!("a PDU of type {other:#x}"),
+                other => panic!("the target sent a PDU of type {other:#x}"),
             }
         }
     }
 
     fn pdu(&mut self) -> Option<Vec<u8>> {
         let mut bytes = self.peer.take(size_of::<CommonHeader>())?;
-        let header = CommonHeader::read_from_bytes(&bytes).expect("a header");
+        let header = CommonHeader::read_from_bytes(&bytes).expect("a header has 8 bytes");
         let rest = header.length.get() as usize - bytes.len();
         bytes.extend(self.peer.take(rest)?);
         Some(bytes)
@@ -127,13 +129,14 @@ pub fn connect(
     flow_control: bool,
 ) -> (Command, ConnectData) {
     let attributes = if flow_control { 0 } else { connect::NO_FLOW_CONTROL };
-    let wanted = Connect { format: 0, queue: number, size: QUEUE - 1, attributes, keep_alive: 0 };
+    let size = QUEUE_ENTRIES - 1;
+    let wanted = Connect { format: 0, queue: number, size, attributes, keep_alive: 0 };
     let sgl = Sgl::in_capsule(size_of::<ConnectData>() as u32);
     let command = wanted.put(Command::new(FABRICS, 1, fabrics::CONNECT.into(), sgl));
     let mut data = ConnectData::new_zeroed();
     data.host_id = [7; 16];
     data.controller_id = if number == 0 { ANY_CONTROLLER } else { controller }.into();
     data.subsystem = subsystem.to_field();
-    data.host = HOST.parse::<Nqn>().expect("a name").to_field();
+    data.host = HOST.parse::<Nqn>().expect("HOST is a valid NQN").to_field();
     (command, data)
 }

@@ -10,7 +10,7 @@ use arbitrary::Arbitrary;
 use zerocopy::IntoBytes;
 
 /// Number of entries of each queue.
-pub const QUEUE: u16 = 32;
+pub const QUEUE_ENTRIES: u16 = 32;
 
 /// The PDUs of a host, in order.
 pub struct Script {
@@ -53,7 +53,7 @@ impl Place {
 
 impl Script {
     pub fn new(shape: Shape) -> Self {
-        let free = (0..QUEUE).rev().collect();
+        let free = (0..QUEUE_ENTRIES).rev().collect();
         Self { shape, messages: Twisted::default(), next_id: 100, asked: Vec::new(), free }
     }
 

@@ -19,7 +19,7 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 const THREADS: u64 = 4;
 
 /// Pages in a part; no operation crosses a part's border.
-const PART: u64 = 64;
+const PART_PAGES: u64 = 64;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -71,22 +71,22 @@ impl Share {
             .open(path)
             .with_context(|| format!("cannot open {path}"))?;
         let pages = device.seek(SeekFrom::End(0))? / PAGE_SIZE as u64;
-        let parts = pages / PART / THREADS;
+        let parts = pages / PART_PAGES / THREADS;
         ensure!(parts > 0, "{path} is too small: {pages} pages");
         Ok(Self {
             device,
             index,
-            generations: vec![0; (parts * PART) as usize],
+            generations: vec![0; (parts * PART_PAGES) as usize],
             random: mix(seed ^ index << 32),
-            buffer: Aligned::new(PART as usize * PAGE_SIZE),
+            buffer: Aligned::new(PART_PAGES as usize * PAGE_SIZE),
         })
     }
 
     /// Writes, reads or discards a few pages somewhere in the share.
     fn operate(&mut self) -> Result<()> {
-        let parts = self.generations.len() as u64 / PART;
-        let first = self.below(parts) * PART + self.below(PART);
-        let count = 1 + self.below(PART - first % PART);
+        let parts = self.generations.len() as u64 / PART_PAGES;
+        let first = self.below(parts) * PART_PAGES + self.below(PART_PAGES);
+        let count = 1 + self.below(PART_PAGES - first % PART_PAGES);
         match self.below(100) {
             0..45 => self.write(first, count),
             45..85 => self.check(first, count),
@@ -125,7 +125,7 @@ impl Share {
             if let Some(wrong) = self.content(page).difference(&self.buffer[at..at + PAGE_SIZE]) {
                 let offset = offset as usize + at + wrong * 8;
                 bail!(
-                    "the word at {offset:#x} is wrong (generation {})",
+                    "the word at {offset:#x} has wrong content (generation {})",
                     self.generations[page as usize]
                 );
             }
@@ -136,13 +136,14 @@ impl Share {
     /// Checks the whole share; returns its number of pages.
     fn verify(&mut self) -> Result<u64> {
         let pages = self.generations.len() as u64;
-        (0..pages / PART).try_for_each(|part| self.check(part * PART, PART))?;
+        (0..pages / PART_PAGES).try_for_each(|part| self.check(part * PART_PAGES, PART_PAGES))?;
         Ok(pages)
     }
 
     /// Returns the device offset of a page of the share; the parts of the shares alternate.
     fn offset(&self, page: u64) -> u64 {
-        ((page / PART * THREADS + self.index) * PART + page % PART) * PAGE_SIZE as u64
+        let part = page / PART_PAGES * THREADS + self.index;
+        (part * PART_PAGES + page % PART_PAGES) * PAGE_SIZE as u64
     }
 
     fn content(&self, page: u64) -> Content {

@@ -11,7 +11,8 @@ use crate::command;
 /// Unpacks the kernel of `image` to `vmlinux`.
 pub(super) fn unpack(image: &Path, vmlinux: &Path) -> Result<()> {
     let bytes = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
-    let payload = payload(&bytes).with_context(|| format!("{} is no bzImage", image.display()))?;
+    let payload =
+        payload(&bytes).with_context(|| format!("{} is not a bzImage", image.display()))?;
     let tool = match payload {
         [0xfd, b'7', b'z', b'X', ..] => "xz",
         [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
@@ -19,7 +20,7 @@ pub(super) fn unpack(image: &Path, vmlinux: &Path) -> Result<()> {
         other => {
             let start = &other[..other.len().min(4)];
             bail!(
-                "{} is compressed in a way not known here: it starts with {start:x?}",
+                "{} has an unknown compression: its payload starts with {start:x?}",
                 image.display()
             )
         }

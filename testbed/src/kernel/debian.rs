@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::command;
 
 /// Environment variable that names a mirror other than the one of the machine's apt.
-const MIRROR: &str = "DEBIAN_MIRROR";
+const MIRROR_VARIABLE: &str = "DEBIAN_MIRROR";
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -26,7 +26,7 @@ pub(super) fn download(suite: &str, dir: &Path) -> Result<PathBuf> {
         format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n"),
     )?;
     let way_out = || {
-        format!("is {mirror} a mirror of Debian that has {suite}? {MIRROR}=URI names another one")
+        format!("is {mirror} a mirror of Debian with {suite}? {MIRROR_VARIABLE}=URI names another")
     };
     command::run(private(dir, "apt-get").arg("update")).with_context(way_out)?;
     let depends =
@@ -34,14 +34,14 @@ pub(super) fn download(suite: &str, dir: &Path) -> Result<PathBuf> {
     let depends = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     let image = depends.into_iter().find(|name| name.starts_with("linux-image-"));
     let image =
-        image.with_context(|| format!("{suite} names no kernel image for linux-image-amd64"))?;
+        image.with_context(|| format!("{suite} has no kernel image for linux-image-amd64"))?;
     command::run(private(dir, "apt-get").args(["download", image]).current_dir(dir))
         .with_context(way_out)?;
     let package = fs::read_dir(dir)?
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|extension| extension == "deb"));
-    package.with_context(|| format!("apt-get download {image} has left no package"))
+    package.with_context(|| format!("apt-get download {image} left no package file"))
 }
 
 fn private(dir: &Path, tool: &str) -> Command {
@@ -62,9 +62,9 @@ fn private(dir: &Path, tool: &str) -> Command {
     command
 }
 
-/// Returns the mirror from [`MIRROR`] or else from this machine's apt.
+/// Returns the mirror from [`MIRROR_VARIABLE`] or else from this machine's apt.
 fn mirror() -> Result<String> {
-    if let Ok(mirror) = std::env::var(MIRROR) {
+    if let Ok(mirror) = std::env::var(MIRROR_VARIABLE) {
         return Ok(mirror);
     }
     let mut apt = Command::new("apt-get");
@@ -76,7 +76,7 @@ fn mirror() -> Result<String> {
     ]))?;
     match choose(&targets) {
         Some(mirror) => Ok(mirror.to_owned()),
-        None => bail!("this machine's apt names no mirror of Debian: name one with {MIRROR}=URI"),
+        None => bail!("apt has no mirror of Debian here: set {MIRROR_VARIABLE}=URI"),
     }
 }
 

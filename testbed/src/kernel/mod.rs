@@ -51,7 +51,7 @@ impl Kernel {
             let _ = fs::remove_dir_all(&work);
             let built = self.build(&work).and_then(|()| Ok(fs::rename(&work, &dir)?));
             let _ = fs::remove_dir_all(&work);
-            built.with_context(|| format!("cannot make kernel {self} ready"))?;
+            built.with_context(|| format!("cannot prepare kernel {self}"))?;
         }
         let release = fs::read_to_string(dir.join("release"))?.trim().to_owned();
         Ok(Prepared { dir, release })
@@ -68,7 +68,7 @@ impl Kernel {
             Some((path, release))
         });
         let Some((image, release)) = image else {
-            bail!("{} has no kernel in it", package.display())
+            bail!("{} contains no kernel", package.display())
         };
         bzimage::unpack(&image, &work.join("vmlinux"))?;
         fs::rename(unpacked.join("lib"), work.join("lib"))?;
@@ -93,7 +93,7 @@ impl FromStr for Kernel {
 
     fn from_str(text: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|kernel| kernel.to_string() == text);
-        found.with_context(|| format!("there is no kernel '{text}': it is 6.1 or 6.12"))
+        found.with_context(|| format!("there is no kernel '{text}': choose 6.1 or 6.12"))
     }
 }
 

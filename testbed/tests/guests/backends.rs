@@ -10,7 +10,7 @@ use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
 
 use crate::support::{example, test};
 
-const LIMIT: Duration = Duration::from_secs(240);
+const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
 #[test]
 fn of_kernel_6_1_nbd_and_fuse_loop() -> Result<()> {
@@ -35,7 +35,7 @@ fn backends_pass(spec: Spec, backends: &str) -> Result<()> {
     for room in ["allocation::", "backends::", "process::"] {
         let test = format!("/tests/deps/device {room} --test-threads 2");
         let test = format!("AQUIFER_TEST_BACKENDS='{backends}' RUST_BACKTRACE=1 {test}");
-        hosts.hosts()[0].sh_within(&test, LIMIT)?;
+        hosts.hosts()[0].sh_within(&test, TEST_TIMEOUT)?;
     }
     Ok(())
 }

@@ -16,10 +16,10 @@ use serde_json::Value;
 use crate::support::{Here, TIMEOUT, aquifer, step};
 
 /// Size of the disk that the guest copies.
-const DISK: Bytes = Bytes::mib(32);
+const DISK_SIZE: Bytes = Bytes::mib(32);
 
 #[test]
-fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<()> {
+fn a_guest_waits_for_its_disk_cache_and_finds_its_writes() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root");
         return Ok(());
@@ -27,28 +27,33 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     let host =
         Here::new(Spec::new("guest").modules(["virtio_blk", "virtio_balloon"]), Bytes::mib(256))?;
     let groups = host.dir.path().join("groups");
-    let groups = groups.to_str().context("a path that is no text")?;
+    let groups = groups.to_str().context("the path is not UTF-8")?;
     host.done(&["group", "create", "blue", "--groups", groups])?;
     let (from, to) = (host.dir.path().join("from"), host.dir.path().join("to.qcow2"));
     let mut file = File::create(&from)?;
-    for block in 0..DISK.0 / 8 {
+    for block in 0..DISK_SIZE.0 / 8 {
         file.write_all(&block.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())?;
     }
     let mut image = Command::new("qemu-img");
-    let made =
-        image.args(["create", "-q", "-f", "qcow2"]).arg(&to).arg(DISK.0.to_string()).status()?;
-    ensure!(made.success(), "no image was made");
+    let made = image
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&to)
+        .arg(DISK_SIZE.0.to_string())
+        .status()?;
+    ensure!(made.success(), "qemu-img did not create an image");
 
-    let (lender, from_name) = (host.lender(), from.to_str().context("no text")?);
-    let to_name = to.to_str().context("no text")?;
+    let (lender, from_name) = (host.lender(), from.to_str().context("the path is not UTF-8")?);
+    let to_name = to.to_str().context("the path is not UTF-8")?;
     let disks = ["--cached-disk", from_name, "--cached-disk", to_name];
     let memory = ["--memory", "160M", "--cache", "160M", "--lender", &lender];
     let words = [&memory[..], &["--group", "blue", "--groups", groups], &disks].concat();
     let refused =
-        host.start("one", &words, &[]).err().context("it started without a cache")?.to_string();
-    ensure!(refused.contains("'aquifer group cache blue' does"), "{refused}");
+        host.start("one", &words, &[]).err().context("the VM started without a cache")?.to_string();
+    ensure!(refused.contains("'aquifer group cache blue'"), "{refused}");
     let local = [&["--memory", "160M"], &disks[..]].concat();
-    let refused = host.start("one", &local, &[]).err().context("it has no group")?.to_string();
+    let refused = host.start("one", &local, &[]).err();
+    let refused = refused.context("a VM outside the pool started with a group's disks")?;
+    let refused = refused.to_string();
     ensure!(refused.contains("only a VM in the pool is in one"), "{refused}");
 
     // This machine also plays the other host.
@@ -57,9 +62,11 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     let borrows = format!("nbd://{at}/");
     let mut cache = start_cache(&host, groups, &borrows)?;
     let guest = host.start("one", &words, &[])?;
-    step("the guest copies a disk to the other, and its cache dies");
+    step("kill the cache while the guest copies one disk to the other");
     for round in 0..3 {
-        let copy = "dd if=/dev/vda of=/dev/vdb bs=1M conv=fsync && echo 3 >/proc/sys/vm/drop_caches && cmp /dev/vda /dev/vdb && echo copied";
+        let copy = "dd if=/dev/vda of=/dev/vdb bs=1M conv=fsync \
+                    && echo 3 >/proc/sys/vm/drop_caches \
+                    && cmp /dev/vda /dev/vdb && echo copied";
         let copy = guest
             .spawn(&format!("dd if=/dev/zero of=/dev/vdb bs=1M count=32 conv=fsync && {copy}"))?;
         for _ in 0..3 {
@@ -78,12 +85,12 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
         let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
         step(&format!("round {round}: {}", shown["cache"]));
     }
-    wait_until("the guest reads what the other host keeps", TIMEOUT, || {
+    wait_until("the guest reads blocks from the other host's cache", TIMEOUT, || {
         guest.sh("echo 3 >/proc/sys/vm/drop_caches; cmp /dev/vda /dev/vdb")?;
         let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
         let lender = &shown["cache"]["lenders"][0];
         ensure!(lender["wrong_bytes"] == 0, "{shown}");
-        Ok(lender["read_bytes"].as_u64() > Some(DISK.0 / 2)
+        Ok(lender["read_bytes"].as_u64() > Some(DISK_SIZE.0 / 2)
             && shown["cache"]["hits"].as_u64() > Some(1000))
     })?;
     let vm = host.done(&["vm", "show", "one"])?;
@@ -91,14 +98,14 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     host.done(&["vm", "stop", "--force", "one"])?;
     kill_softly(&mut cache)?;
     kill_softly(&mut lending)?;
-    ensure!(!host.has_mounts()?, "files are left");
+    ensure!(!host.has_mounts()?, "the VM left mounts behind");
 
     let copied = host.dir.path().join("copied");
     let converted =
         Command::new("qemu-img").args(["convert", "-O", "raw"]).args([&to, &copied]).status()?;
     ensure!(
         converted.success() && fs::read(&from)? == fs::read(&copied)?,
-        "the disk is not what was written"
+        "the copied disk differs from the original"
     );
     Ok(())
 }
@@ -112,7 +119,7 @@ fn start_cache(host: &Here, groups: &str, lender: &str) -> Result<Child> {
 fn start_lender(run_dir: &Path, groups: &str, address: &str) -> Result<(Child, String)> {
     let words = ["--groups", groups, "--size", "64M", "--lend", address];
     let (child, status) = start(run_dir, &words)?;
-    Ok((child, status["lends"][0].as_str().context("it does not lend")?.to_owned()))
+    Ok((child, status["lends"][0].as_str().context("the cache does not lend")?.to_owned()))
 }
 
 fn start(run_dir: &Path, words: &[&str]) -> Result<(Child, Value)> {
@@ -123,8 +130,9 @@ fn start(run_dir: &Path, words: &[&str]) -> Result<(Child, Value)> {
         .stdout(Stdio::piped())
         .spawn()?;
     let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().context("no output")?).read_line(&mut line)?;
-    Ok((child, serde_json::from_str(&line).context("there is no cache")?))
+    BufReader::new(child.stdout.as_mut().context("the cache has no output")?)
+        .read_line(&mut line)?;
+    Ok((child, serde_json::from_str(&line).context("the cache did not print its status")?))
 }
 
 fn kill_softly(cache: &mut Child) -> Result<()> {
@@ -132,6 +140,6 @@ fn kill_softly(cache: &mut Child) -> Result<()> {
         rustix::process::Pid::from_child(cache),
         rustix::process::Signal::TERM,
     )?;
-    ensure!(cache.wait()?.success(), "the cache did not end well");
+    ensure!(cache.wait()?.success(), "the cache did not end with success");
     Ok(())
 }

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first process of a guest that does nothing but check and rewrite its memory, and says so on its console.
+# Process 1 of a guest that only checks and rewrites its memory, and reports that on its console.
 /bin/busybox mount -t devtmpfs dev /dev
 while read -r module parameters; do
     /bin/busybox insmod "/modules/$module" $parameters

@@ -7,10 +7,10 @@ use aquifer_testbed::{Host, Kernel, Process, Shell as _, Spec, Testbed, wait_unt
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Aquifer as _, Load, TIMEOUT, SOFT_ROCE, aquifer, example, step, tool};
+use crate::support::{Aquifer as _, Load, SOFT_ROCE, TIMEOUT, aquifer, example, step, tool};
 
-const SMALL: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a";
-const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000b";
+const SMALL_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a";
+const OTHER_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000b";
 
 #[test]
 fn of_kernel_6_1_swaps_over_nvme_tcp() -> Result<()> {
@@ -39,13 +39,13 @@ fn of_kernel_6_12_swaps_over_nvme_rdma() -> Result<()> {
     export.uri("tcp")?;
     swaps_to(small, export.uri("rdma")?, &export)?;
 
-    step("an export that was killed is swept by the next one");
+    step("the next export removes the leftovers of a killed one");
     export.process.signal(Signal::KILL);
     export.process.output(TIMEOUT)?;
     assert_eq!(
         lender.sh("ls /sys/kernel/config/nvmet/ports")?,
         "43264\n43265\n",
-        "the kernel serves on"
+        "the kernel must still serve the export"
     );
     let next = Export::start(lender, "")?;
     assert_ne!(next.ready["nqn"], export.ready["nqn"]);
@@ -56,7 +56,7 @@ fn of_kernel_6_12_swaps_over_nvme_rdma() -> Result<()> {
             .count(),
         1
     );
-    assert_eq!(zrams(lender)?, 1);
+    assert_eq!(count_zrams(lender)?, 1);
     next.ends()
 }
 
@@ -68,7 +68,7 @@ fn hosts(kernel: Kernel) -> [Spec; 2] {
     [small.file(example("device", "touch"), "/bin/checked-memory"), lender]
 }
 
-/// `aquifer export --kernel` on a host, for `SMALL` alone.
+/// `aquifer export --kernel` on a host, for `SMALL_NQN` alone.
 struct Export<'a> {
     host: &'a Host,
     process: Process,
@@ -79,7 +79,8 @@ impl<'a> Export<'a> {
     fn start(host: &'a Host, more: &str) -> Result<Self> {
         let address = host.address();
         let export = format!(
-            "exec aquifer export 256M --json --kernel --nvme {address}:4420 --allow-host {SMALL} {more}"
+            "exec aquifer export 256M --json --kernel --nvme {address}:4420 \
+             --allow-host {SMALL_NQN} {more}"
         );
         let process = host.spawn(&export)?;
         let ready = serde_json::from_str(&process.wait_for("uris", TIMEOUT)?)?;
@@ -89,7 +90,9 @@ impl<'a> Export<'a> {
     fn uri(&self, transport: &str) -> Result<&str> {
         let scheme = format!("nvme+{transport}://");
         let uris = self.ready["uris"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        uris.into_iter().find(|uri| uri.starts_with(&scheme)).context("it is not served so")
+        uris.into_iter()
+            .find(|uri| uri.starts_with(&scheme))
+            .context("the export has no URI for this transport")
     }
 
     /// Returns the amount of stored data, and the RAM that it takes.
@@ -97,7 +100,7 @@ impl<'a> Export<'a> {
         let device = self.ready["device"].as_str().unwrap_or_default().trim_start_matches("/dev/");
         let text =
             self.host.sh(&format!("awk '{{ print $1, $3 }}' /sys/block/{device}/mm_stat"))?;
-        let (data, ram) = text.trim().split_once(' ').context("no statistics")?;
+        let (data, ram) = text.trim().split_once(' ').context("zram reports no statistics")?;
         Ok([Bytes(data.parse()?), Bytes(ram.parse()?)])
     }
 
@@ -110,32 +113,32 @@ impl<'a> Export<'a> {
         let nvmet = "/sys/kernel/config/nvmet";
         let left =
             self.host.sh(&format!("ls {nvmet}/subsystems; ls {nvmet}/ports; ls {nvmet}/hosts"))?;
-        assert_eq!((left.as_str(), zrams(self.host)?), ("", 0));
+        assert_eq!((left.as_str(), count_zrams(self.host)?), ("", 0));
         Ok(())
     }
 }
 
-fn zrams(host: &Host) -> Result<usize> {
+fn count_zrams(host: &Host) -> Result<usize> {
     Ok(host.sh("ls /sys/block")?.matches("zram").count())
 }
 
 fn refusals_are_explained(host: &Host, uri: &str) -> Result<()> {
     step("refusals are explained");
-    refused(host, uri, OTHER, "have the lender allow")?;
-    refused(host, &format!("{uri}x"), SMALL, "check the NQN")?;
-    refused(host, &uri.replace(":4420", ":4421"), SMALL, "nobody serves NVMe over tcp")?;
-    refused(host, &uri.replace("+tcp", "+rdma"), SMALL, "modprobe nvme-rdma")?;
+    check_refusal(host, uri, OTHER_NQN, "on the lender, allow the host")?;
+    check_refusal(host, &format!("{uri}x"), SMALL_NQN, "check the NQN")?;
+    check_refusal(host, &uri.replace(":4420", ":4421"), SMALL_NQN, "no NVMe/tcp target listens")?;
+    check_refusal(host, &uri.replace("+tcp", "+rdma"), SMALL_NQN, "modprobe nvme-rdma")?;
     host.sh("ip link set eth0 mtu 9000")?;
-    refused(host, &format!("--swap {uri}"), SMALL, "ip link set eth0 mtu 1500")?;
+    check_refusal(host, &format!("--swap {uri}"), SMALL_NQN, "ip link set eth0 mtu 1500")?;
     host.sh("ip link set eth0 mtu 1500").map(drop)
 }
 
-fn refused(host: &Host, what: &str, host_nqn: &str, part: &str) -> Result<()> {
-    let output = host.run(&format!("aquifer attach --direct --host-nqn {host_nqn} {what}"))?;
+fn check_refusal(host: &Host, target: &str, host_nqn: &str, part: &str) -> Result<()> {
+    let output = host.run(&format!("aquifer attach --direct --host-nqn {host_nqn} {target}"))?;
     assert_eq!(output.code, 1);
-    assert!(output.stderr.contains(part), "{what}: {}", output.stderr);
+    assert!(output.stderr.contains(part), "{target}: {}", output.stderr);
     let left = host.run("cat /run/aquifer/direct/* /sys/class/nvme/*/address")?;
-    assert_eq!(left.stdout, "", "{what}");
+    assert_eq!(left.stdout, "", "{target}");
     Ok(())
 }
 
@@ -145,7 +148,7 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     // Checking reads memory in order; 32 pages a request keep that short.
     host.sh("echo 5 >/proc/sys/vm/page-cluster")?;
     let attach = format!(
-        "aquifer attach --direct --swap --io-timeout forever --json --host-nqn {SMALL} {uri}"
+        "aquifer attach --direct --swap --io-timeout forever --json --host-nqn {SMALL_NQN} {uri}"
     );
     let attached: Value = serde_json::from_str(&host.sh(&attach)?)?;
     let again = host.run(&attach)?;
@@ -159,18 +162,16 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     load.is_done()?;
     let swapped = Bytes(host.pages_swapped_out()? * 4096);
     let [stored, ram] = export.stored()?;
-    step(&format!(
-        "{swapped} were swapped out, {stored} are stored in {ram}; every page is checked"
-    ));
+    step(&format!("{swapped} swapped out, {stored} stored in {ram}; checking every page"));
     assert!(swapped > Bytes::mib(24) && stored > Bytes::mib(16));
     load.verify()?;
     load.end()?;
 
-    step("it is detached");
+    step("detach");
     host.sh(&format!("aquifer detach {device}"))?;
     assert_eq!(host.sh("cat /proc/swaps")?.lines().count(), 1);
     assert_eq!(host.sh("ls /sys/class/nvme /run/aquifer/direct")?.matches("nvme0").count(), 0);
-    wait_until("what was swapped out is given back", TIMEOUT, || {
+    wait_until("the export has freed the swapped pages", TIMEOUT, || {
         Ok(export.stored()?[0] <= Bytes::mib(1))
     })?;
     let complaints =

@@ -27,21 +27,21 @@ const MODULES: [&str; 9] = [
 const ATTACH: &str = "d=$(aquifer attach 'nbd+unix:///?socket=/run/export.sock'";
 const DETACH: &str = ") && test -b $d && aquifer detach $d";
 
-const CAPABLE: &str = "awk '/^CapEff/ { print \"0x\" $2 }' /proc/self/status";
+const READ_CAPABILITIES: &str = "awk '/^CapEff/ { print \"0x\" $2 }' /proc/self/status";
 
 #[test]
 fn of_kernel_6_1_is_right() -> Result<()> {
-    is_right(Kernel::V6_1, &MODULES, "nbd")
+    check_doctor(Kernel::V6_1, &MODULES, "nbd")
 }
 
 #[test]
 fn of_kernel_6_12_is_right() -> Result<()> {
-    is_right(Kernel::V6_12, &[&MODULES[..], &["ublk_drv"]].concat(), "ublk")
+    check_doctor(Kernel::V6_12, &[&MODULES[..], &["ublk_drv"]].concat(), "ublk")
 }
 
 /// Begins with a host without drivers and ends with all of `modules` loaded, where volumes use
 /// `backend`.
-fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
+fn check_doctor(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
     let spec = Spec::new("host").kernel(kernel).memory(Bytes::mib(512));
     let hosts = Testbed::start([spec
         .file(aquifer(), "/bin/aquifer")
@@ -53,21 +53,21 @@ fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
     export.wait_for("exporting", TIMEOUT)?;
 
     step("nothing is loaded");
-    let report = Report::of(host, "")?;
+    let report = DoctorReport::of(host, "")?;
     report.is_true()?;
-    assert!(!report.able(), "there is no way to make a block device");
+    assert!(!report.able(), "doctor must find no way to make a block device");
 
-    step("what can be loaded is");
+    step("all available modules are loaded");
     let mut done = Vec::new();
     while let Some(advice) =
-        Report::of(host, "")?.advice().find(|advice| advice.starts_with("modprobe "))
+        DoctorReport::of(host, "")?.advice().find(|advice| advice.starts_with("modprobe "))
     {
         assert!(!done.contains(&advice.to_owned()), "'{advice}' does not help");
         host.sh(advice)?;
         done.push(advice.to_owned());
     }
-    Report::of(host, "")?.follow("nvmet")?;
-    let report = Report::of(host, "")?;
+    DoctorReport::of(host, "")?.follow("nvmet")?;
+    let report = DoctorReport::of(host, "")?;
     report.is_true()?;
     assert!(report.able());
     assert_eq!(report.check("block device")?["found"], format!("{backend} would be used"));
@@ -83,21 +83,21 @@ fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
     ] {
         step(spoil);
         host.sh(spoil)?;
-        let report = Report::of(host, "")?;
+        let report = DoctorReport::of(host, "")?;
         report.is_true_of(name)?;
         assert_ne!(report.check(name)?["verdict"], "ok");
         report.follow(name)?;
-        let report = Report::of(host, "")?;
+        let report = DoctorReport::of(host, "")?;
         report.is_true_of(name)?;
         assert_eq!(report.check(name)?["verdict"], "ok");
     }
 
-    step("less may be done");
-    let weak = Report::of(host, "/bin/setpriv --bounding-set -sys_resource,-ipc_lock")?;
+    step("with fewer privileges");
+    let weak = DoctorReport::of(host, "/bin/setpriv --bounding-set -sys_resource,-ipc_lock")?;
     weak.is_true()?;
     assert!(weak.able());
     assert_eq!(weak.not_ok_of(&["swap path", "locked memory"]), 2);
-    let nobody = Report::of(host, "/bin/setpriv --reuid 65534 --regid 65534 --clear-groups")?;
+    let nobody = DoctorReport::of(host, "/bin/setpriv --reuid 65534 --regid 65534 --clear-groups")?;
     assert!(!nobody.able());
     let names = [
         "root",
@@ -116,7 +116,7 @@ fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
 fn install(host: &Host, kernel: Kernel, modules: &[&str]) -> Result<()> {
     let kernel = kernel.prepare()?;
     let vmlinux = kernel.vmlinux();
-    let root = vmlinux.parent().context("a kernel is in a folder")?;
+    let root = vmlinux.parent().context("vmlinux has no parent directory")?;
     let list = format!("lib/modules/{}/modules.dep", kernel.release());
     host.push(&root.join(&list), &format!("/{list}"))?;
     for module in modules {
@@ -129,14 +129,14 @@ fn install(host: &Host, kernel: Kernel, modules: &[&str]) -> Result<()> {
 }
 
 /// The report of `aquifer doctor`.
-struct Report<'a> {
+struct DoctorReport<'a> {
     host: &'a Host,
     /// The command under which doctor ran, which may take privileges away.
     under: &'a str,
     said: Value,
 }
 
-impl<'a> Report<'a> {
+impl<'a> DoctorReport<'a> {
     fn of(host: &'a Host, under: &'a str) -> Result<Self> {
         let output = host.run(&format!("{under} aquifer doctor --json"))?;
         let said: Value = serde_json::from_str(&output.stdout).context(output.stderr)?;
@@ -186,14 +186,15 @@ impl<'a> Report<'a> {
 
     fn is_true_of(&self, name: &str) -> Result<()> {
         let check = self.check(name)?;
-        let truth = self.host.run(&format!("{} sh -c {}", self.under, quoted(&truth(name)?)))?;
+        let command = quoted(&truth_command(name)?);
+        let truth = self.host.run(&format!("{} sh -c {command}", self.under))?;
         assert_eq!(check["verdict"] == "ok", truth.success(), "{check}: {truth:?}");
         Ok(())
     }
 }
 
 /// Returns a command that succeeds if the check `name` should be ok.
-fn truth(name: &str) -> Result<String> {
+fn truth_command(name: &str) -> Result<String> {
     let is_loaded = |module: &str| format!("test -d /sys/module/{}", module.replace('-', "_"));
     Ok(match name {
         "root" => "test $(id -u) = 0".to_owned(),
@@ -201,16 +202,18 @@ fn truth(name: &str) -> Result<String> {
         "kernel" => "uname -r | grep -E '^6[.](1|12)[.]'".to_owned(),
         "memory cgroup" => "grep -w memory /sys/fs/cgroup/cgroup.controllers".to_owned(),
         "swap accounting" => {
-            "cd /sys/fs/cgroup && echo +memory >cgroup.subtree_control && mkdir one && ls one/memory.swap.max; s=$?; rmdir one; exit $s"
+            "cd /sys/fs/cgroup && echo +memory >cgroup.subtree_control && mkdir one \
+             && ls one/memory.swap.max; s=$?; rmdir one; exit $s"
                 .to_owned()
         }
         "pressure" => "grep some /proc/pressure/memory".to_owned(),
-        "/dev/shm" => {
-            "awk '$2 == \"/dev/shm\" { print $3 }' /proc/mounts | grep tmpfs && total=$(awk '/MemTotal/ { print $2 }' /proc/meminfo) &&
-             test $(df -k /dev/shm | awk 'END { print $2 }') -ge $((total / 8 * 4))"
-                .to_owned()
-        }
-        "locked memory" => format!("test $(ulimit -l) = unlimited || test $(($({CAPABLE}) >> 14 & 1)) = 1"),
+        "/dev/shm" => "awk '$2 == \"/dev/shm\" { print $3 }' /proc/mounts | grep tmpfs \
+             && total=$(awk '/MemTotal/ { print $2 }' /proc/meminfo) \
+             && test $(df -k /dev/shm | awk 'END { print $2 }') -ge $((total / 8 * 4))"
+            .to_owned(),
+        "locked memory" => format!(
+            "test $(ulimit -l) = unlimited || test $(($({READ_CAPABILITIES}) >> 14 & 1)) = 1"
+        ),
         // Regions need Linux 6.7.
         "regions" => "test $(id -u) = 0 && uname -r | grep -E '^6[.]12[.]'".to_owned(),
         "overcommit" => "test $(cat /proc/sys/vm/overcommit_memory) != 2".to_owned(),
@@ -219,9 +222,9 @@ fn truth(name: &str) -> Result<String> {
         "nvmet" => "test -d /sys/kernel/config/nvmet".to_owned(),
         "RAM disks" => "test -e /sys/class/zram-control/hot_add".to_owned(),
         "RDMA links" => "ls /sys/class/infiniband | grep .".to_owned(),
-        "large frames" => {
-            "test $(cat /sys/class/net/eth0/mtu) -le 1500 || test $(cat /proc/sys/vm/min_free_kbytes) -ge 16384".to_owned()
-        }
+        "large frames" => "test $(cat /sys/class/net/eth0/mtu) -le 1500 \
+             || test $(cat /proc/sys/vm/min_free_kbytes) -ge 16384"
+            .to_owned(),
         _ => match name.strip_prefix("backend ") {
             Some(kind) => format!("{ATTACH} --backend {kind} {DETACH}"),
             None => is_loaded(name),

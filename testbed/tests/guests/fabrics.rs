@@ -7,8 +7,8 @@ use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Kernel, Shell as _, Spec, Testbed, wait_until};
 
-use crate::sharing::{MEMORY, SETTINGS, one_then_the_other, overloaded};
-use crate::support::{Aquifer as _, Cluster, Load, TIMEOUT, SOFT_ROCE, member, step, tool};
+use crate::sharing::{HOST_MEMORY, SETTINGS, one_then_the_other, overloaded};
+use crate::support::{Aquifer as _, Cluster, Load, SOFT_ROCE, TIMEOUT, member, step, tool};
 
 /// Lends over NVMe, from the agent's store or, with `FROM_KERNEL`, from the kernel's zram devices.
 const FROM_STORE: &str = "lend.nvme = '{address}:4420'";
@@ -17,7 +17,7 @@ const FROM_KERNEL: [&str; 2] = [FROM_STORE, "lend.backend = 'kernel'"];
 #[test]
 fn two_hosts_share_over_nvme_tcp() -> Result<()> {
     let settings = with(&[FROM_STORE, "borrow.protocol = 'nvme-tcp'"]);
-    let hosts = ["a", "b"].map(|name| member(name).memory(MEMORY));
+    let hosts = ["a", "b"].map(|name| member(name).memory(HOST_MEMORY));
     let cluster = Cluster::of(hosts).settings(settings);
     cluster
         .picture("sharing-nvme-tcp", "Two hosts share their RAM over NVMe/TCP")
@@ -75,7 +75,7 @@ fn by_kernel(protocol: &'static str) -> [&'static str; 2] {
 fn kernel_member(name: &str, kernel: Kernel) -> Spec {
     member(name)
         .kernel(kernel)
-        .memory(MEMORY)
+        .memory(HOST_MEMORY)
         .modules(["nvme-tcp", "nvmet-tcp"])
         .module("zram num_devices=0")
 }
@@ -86,7 +86,7 @@ fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
     // borrow, so the third load waits for room. A borrower asks for more once it uses three
     // quarters of its leases.
     let (first, second) = overloaded(borrower, &lenders, Bytes::mib(44), 300)?;
-    wait_until("it has a second lease", TIMEOUT, || {
+    wait_until("the borrower has a second lease", TIMEOUT, || {
         Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 2)
     })?;
     let third = Load::start(borrower, Bytes::mib(60), 300)?;
@@ -113,7 +113,7 @@ fn two_borrow_from_one(hosts: &Testbed, borrowers: [&str; 2], lender: &str) -> R
     for borrower in borrowers {
         loads.push(overloaded(&hosts[borrower], &[lender], Bytes::mib(24), 300)?);
     }
-    wait_until("it lends to both", TIMEOUT, || Ok(lender.status()?.lent.len() >= 2))?;
+    wait_until("the lender lends to both", TIMEOUT, || Ok(lender.status()?.lent.len() >= 2))?;
     for (first, second) in &loads {
         second.is_done()?;
         first.verify()?;

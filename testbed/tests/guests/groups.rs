@@ -16,10 +16,10 @@ use serde_json::Value;
 use crate::support::{Here, Load, TIMEOUT, aquifer, example, step};
 
 /// Memory that every guest fills with the same content.
-const LOAD: Bytes = Bytes::mib(48);
+const LOAD_SIZE: Bytes = Bytes::mib(48);
 
 #[test]
-fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Result<()> {
+fn guests_of_a_group_keep_equal_pages_once_while_engines_die() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root");
         return Ok(());
@@ -27,7 +27,7 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     let spec = Spec::new("guest").file(example("device", "touch"), "/bin/checked-memory");
     let host = Here::new(spec.modules(["virtio_balloon"]), Bytes::mib(768))?;
     let groups = host.dir.path().join("groups");
-    let groups = groups.to_str().context("a path that is no text")?;
+    let groups = groups.to_str().context("the path is not UTF-8")?;
     let mut guests: Vec<(&str, Guest, Load)> = Vec::new();
     for group in ["blue", "red"] {
         host.done(&["group", "create", group, "--groups", groups])?;
@@ -40,7 +40,7 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
             &[&memory[..], &["--group", group, "--groups", groups]].concat(),
             &[],
         )?;
-        let load = Load::start(&guest, LOAD, 2000)?;
+        let load = Load::start(&guest, LOAD_SIZE, 2000)?;
         load.filled()?;
         load.is_done()?;
         guests.push((name, guest, load));
@@ -55,37 +55,36 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     let mut red = Scanner::start(&host, "red", groups)?;
     let mut blue = Scanner::start(&host, "blue", groups)?;
     // Each guest rewrote two thousand random pages, which may differ.
-    let most = LOAD.0 - 4096 * 4000;
-    let shared = blue.until("what is alike is kept once", |report| {
-        report["saved_bytes"].as_u64() > Some(most)
-    })?;
+    let most = LOAD_SIZE.0 - 4096 * 4000;
+    let shared = blue
+        .until("equal pages are kept once", |report| report["saved_bytes"].as_u64() > Some(most))?;
     step(&format!("blue: {shared}"));
     let alone =
-        red.until("it was looked at twice", |report| report["passes"].as_u64() >= Some(2))?;
+        red.until("the scanner makes two passes", |report| report["passes"].as_u64() >= Some(2))?;
     step(&format!("red: {alone}"));
     // A guest has some equal pages itself. The guest shares none with the other group, although all
     // pages are equal.
     ensure!(alone["saved_bytes"].as_u64() < Some(most / 2), "{alone}");
     ensure!(before - host_bytes("resident")? > most, "{before}");
 
-    step("all read and write on, and engines die");
+    step("kill the engines while all guests read and write");
     for round in 0..3 {
         guests.iter().for_each(|(.., load)| load.again());
         for (name, ..) in &guests {
             let pid = host.done(&["region", "show", name])?["pid"].as_i64();
             let pid = pid
                 .and_then(|pid| rustix::process::Pid::from_raw(pid as i32))
-                .context("no process")?;
+                .context("the region has no engine")?;
             rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
         }
         for (name, guest, load) in &guests {
             load.is_done()?;
             load.verify()?;
             guest.sh("echo 3 >/proc/sys/vm/drop_caches")?;
-            step(&format!("{name} is right, round {round}"));
+            step(&format!("{name} has correct memory in round {round}"));
         }
     }
-    let end = blue.until("all that is alike is found again", |report| {
+    let end = blue.until("the equal pages are shared again", |report| {
         report["saved_bytes"].as_u64() > Some(most / 4)
             && report["passes"].as_u64() > shared["passes"].as_u64()
     })?;
@@ -97,12 +96,12 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
         host.done(&["vm", "stop", "--force", name])?;
     }
     drop((blue, red));
-    ensure!(!host.has_mounts()?, "files are left");
+    ensure!(!host.has_mounts()?, "the VMs left mounts behind");
     Ok(())
 }
 
 #[test]
-fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() -> Result<()> {
+fn the_demo_gives_savings_to_the_needy_guest_and_cleans_up() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root");
         return Ok(());
@@ -120,7 +119,7 @@ fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() ->
     let number =
         |of: &Value| of.as_u64().with_context(|| format!("a number is missing in {summary}"));
     let base = number(&summary["base_bytes"])?;
-    for group in summary["groups"].as_array().context("no groups")? {
+    for group in summary["groups"].as_array().context("the summary has no groups")? {
         ensure!(
             number(&group["saved_bytes"])? > 0 && number(&group["mapped_bytes"])? > 0,
             "{summary}"
@@ -130,7 +129,7 @@ fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() ->
             "{summary}"
         );
         ensure!(group["balloon_bytes"].as_array().is_some_and(|all| all.len() == 2), "{summary}");
-        for vm in group["vms"].as_array().context("no VMs")? {
+        for vm in group["vms"].as_array().context("the group has no VMs")? {
             let is_needy = vm["name"] == summary["need"]["vm"];
             ensure!((number(&vm["most_bytes"])? > base) == is_needy, "{summary}");
         }
@@ -146,7 +145,7 @@ fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() ->
     fs::remove_file(&picture)?;
     ensure!(
         fs::read_dir(dir.path())?.count() == 0,
-        "something is left in {}",
+        "the demo left files in {}",
         dir.path().display()
     );
     Ok(())
@@ -168,7 +167,8 @@ impl Scanner {
             .env("AQUIFER_RUN_DIR", host.dir.path())
             .stdout(Stdio::piped())
             .spawn()?;
-        let reports = BufReader::new(child.stdout.take().context("no output")?).lines();
+        let output = child.stdout.take().context("the scanner has no output")?;
+        let reports = BufReader::new(output).lines();
         Ok(Self { child, reports })
     }
 
@@ -180,7 +180,7 @@ impl Scanner {
             if is(&report) {
                 return Ok(report);
             }
-            ensure!(Instant::now() < deadline, "still not: {what}: {report}");
+            ensure!(Instant::now() < deadline, "timed out waiting for: {what}: {report}");
         }
     }
 }

@@ -9,11 +9,10 @@ use rustix::process::Signal;
 
 use crate::support::all_steps;
 
-const SOON: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]
-fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by_name() -> Result<()>
-{
+fn both_kernels_boot_with_modules_and_reach_each_other_by_name() -> Result<()> {
     let modules =
         ["fuse", "loop", "nbd", "brd rd_nr=1 rd_size=4096", "nvmet-tcp", "nvme-tcp", "sch_netem"];
     let hosts = Testbed::start([
@@ -37,7 +36,7 @@ fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by
 }
 
 #[test]
-fn hosts_run_commands_lose_links_and_power_and_show_why_they_fail() -> Result<()> {
+fn hosts_run_commands_lose_links_and_power_and_show_failures() -> Result<()> {
     let hosts = Testbed::start(["a", "b", "c"].map(Spec::new))?;
     all_steps(
         &hosts,
@@ -63,19 +62,20 @@ fn commands_and_files(hosts: &Testbed) -> Result<()> {
     let echo =
         a.spawn("while read -r line; do echo \"heard $line\"; done; echo end; sleep 1000")?;
     echo.write("one\ntwo\n");
-    assert_eq!(echo.wait_for("heard", SOON)?, "heard one");
+    assert_eq!(echo.wait_for("heard", ANSWER_TIMEOUT)?, "heard one");
     assert_eq!(a.sh("echo meanwhile")?, "meanwhile\n");
-    assert_eq!(echo.wait_for("heard", SOON)?, "heard two");
+    assert_eq!(echo.wait_for("heard", ANSWER_TIMEOUT)?, "heard two");
     echo.end_input();
-    echo.wait_for("end", SOON)?;
+    echo.wait_for("end", ANSWER_TIMEOUT)?;
     echo.signal(Signal::TERM);
-    assert_eq!(echo.output(SOON)?.code, 128 + Signal::TERM.as_raw());
+    assert_eq!(echo.output(ANSWER_TIMEOUT)?.code, 128 + Signal::TERM.as_raw());
 
     // Every byte, and more bytes than any pipe on the way holds.
     let content: Vec<u8> =
         (0..1_000_000_u32).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
     a.write("/tmp/deep/down/it's here", &content)?;
-    assert!(a.read("/tmp/deep/down/it's here")? == content, "a file came back as another one");
+    let read = a.read("/tmp/deep/down/it's here")?;
+    assert!(read == content, "the file's content changed on the way");
     Ok(())
 }
 
@@ -95,9 +95,9 @@ fn plugs(hosts: &Testbed) -> Result<()> {
     let waiting = b.spawn("sleep 1000")?;
     let pulled = Instant::now();
     b.pull_plug()?;
-    let error = waiting.output(SOON).unwrap_err().to_string();
+    let error = waiting.output(ANSWER_TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("host b") && error.contains("the host stopped"), "{error}");
-    assert!(pulled.elapsed() < SOON);
+    assert!(pulled.elapsed() < ANSWER_TIMEOUT);
     assert!(b.sh("true").unwrap_err().to_string().contains("host b is switched off"));
     assert!(!a.run("ping -c 1 -W 2 b")?.success());
 
@@ -118,7 +118,7 @@ fn consoles(hosts: &Testbed) -> Result<()> {
         a.console()
     );
     let crash = a.spawn("echo c >/proc/sysrq-trigger")?;
-    let crashes = crash.output(SOON).unwrap_err().to_string();
+    let crashes = crash.output(ANSWER_TIMEOUT).unwrap_err().to_string();
     assert!(crashes.contains("the host stopped") && crashes.contains("Kernel panic"), "{crashes}");
     Ok(())
 }

@@ -7,22 +7,22 @@ use anyhow::Result;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Shell as _};
 
-use crate::sharing::{MEMORY, SETTINGS, SURPLUS, overloaded};
+use crate::sharing::{HOST_MEMORY, SETTINGS, SURPLUS, overloaded};
 use crate::support::{Aquifer as _, Cluster, member, step};
 
 /// Several times as long as a client waits for an answer before it reconnects.
 const OUTAGE: Duration = Duration::from_secs(30);
 
 /// More accesses than a load can finish.
-const FOR_EVER: u64 = 10_000_000;
+const ENDLESS_ACCESSES: u64 = 10_000_000;
 
 #[test]
 fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.io_timeout = '20s'"]].concat();
-    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(
+    Cluster::of(["a", "b"].map(|name| member(name).memory(HOST_MEMORY))).settings(settings).play(
         |hosts| {
             let (a, b) = (&hosts["a"], &hosts["b"]);
-            let (_first, second) = overloaded(a, &[b], SURPLUS, FOR_EVER)?;
+            let (_first, second) = overloaded(a, &[b], SURPLUS, ENDLESS_ACCESSES)?;
             let lease = b.status()?.lent[0].lease;
             step("b's plug is pulled");
             b.pull_plug()?;
@@ -44,7 +44,7 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
 #[test]
 fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.io_timeout = '5m'"]].concat();
-    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(
+    Cluster::of(["a", "b"].map(|name| member(name).memory(HOST_MEMORY))).settings(settings).play(
         |hosts| {
             let (a, b) = (&hosts["a"], &hosts["b"]);
             let (first, second) = overloaded(a, &[b], SURPLUS, 5_000)?;
@@ -52,7 +52,7 @@ fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> 
             b.cut();
             // Host a answers nothing meanwhile: every process that takes memory there waits.
             thread::sleep(OUTAGE);
-            assert!(first.is_running() && second.is_running(), "who waits has not failed");
+            assert!(first.is_running() && second.is_running(), "a waiting load must not fail");
             step("b's link is mended");
             b.mend();
 

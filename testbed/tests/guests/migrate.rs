@@ -15,10 +15,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use aquifer_api::client::Client;
 use aquifer_api::order;
 use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
-use aquifer_vm::migrate::{Mode, Order};
-use aquifer_vm::process::{Files, client};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_testbed::{Kernel, wait_until};
+use aquifer_vm::migrate::{Mode, Order};
+use aquifer_vm::process::{Files, client};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ fn with_a_vm() -> Result<Option<Hosts>> {
 fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
     let Some(hosts) = with_a_vm()? else { return Ok(()) };
     let moves = std::env::var("AQUIFER_MOVES").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
-    hosts.resize("a", "one", Hosts::MORE)?;
+    hosts.resize("a", "one", Hosts::MAX_GROWTH)?;
     for number in 0..moves {
         let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
         let before = hosts.ticks(from, "one")?;
@@ -59,14 +59,14 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
         step(&format!("{from} to {to}: {moved}"));
         let after = hosts.goes_on(to, "one")?;
         ensure!(after[0] > before[0] && after[2] == 0, "{before:?} {after:?}");
-        wait_until("nothing is left of it where it was", TIMEOUT, || hosts.is_empty(from))?;
+        wait_until("the source host is empty", TIMEOUT, || hosts.is_empty(from))?;
     }
     let here = if moves.is_multiple_of(2) { "a" } else { "b" };
     // The memory that the VM had grown by moved with it.
     let share = hosts.done(here, &["vm", "show", "one"])?["share"].clone();
-    ensure!(share["pool"] == (hosts::MEMORY.0 + Hosts::MORE.0), "{share}");
+    ensure!(share["pool"] == (hosts::VM_MEMORY.0 + Hosts::MAX_GROWTH.0), "{share}");
     hosts.resize(here, "one", Bytes::ZERO)?;
-    hosts.resize(here, "one", Hosts::MORE)?;
+    hosts.resize(here, "one", Hosts::MAX_GROWTH)?;
     let last = hosts.goes_on(here, "one")?;
     ensure!(last[2] == 0, "{last:?}");
     hosts.done(here, &["vm", "stop", "one", "--force"])?;
@@ -110,7 +110,7 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
     fs::remove_file(&picture)?;
     ensure!(
         fs::read_dir(dir.path())?.count() == 0,
-        "something is left in {}",
+        "the demo left files in {}",
         dir.path().display()
     );
     Ok(())
@@ -120,7 +120,7 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
 #[test]
 fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
     let Some(hosts) = with_a_vm()? else { return Ok(()) };
-    let limits = Limits { memory: SMALL, swap: Swap::Forbidden };
+    let limits = Limits { memory: SMALL_HOST_MEMORY, swap: Swap::Forbidden };
     let name = format!("aquifer-small-{}", std::process::id());
     let small = Cgroup::create(&Hierarchy::find()?, &name, limits)?;
     // The limit covers the processes that the agent starts, too.
@@ -132,10 +132,10 @@ fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
     let [_, _, wrong] = hosts.goes_on("b", "one")?;
     let used = small.memory_used()?;
     step(&format!(
-        "a VM of {} runs on a host of {SMALL}, of which {used} are used: {moved}",
-        hosts::MEMORY
+        "a VM of {} runs on a host of {SMALL_HOST_MEMORY}, of which {used} are used: {moved}",
+        hosts::VM_MEMORY
     ));
-    ensure!(wrong == 0 && used <= SMALL && hosts::MEMORY > SMALL);
+    ensure!(wrong == 0 && used <= SMALL_HOST_MEMORY && hosts::VM_MEMORY > SMALL_HOST_MEMORY);
     let region = &hosts.done("b", &["vm", "show", "one"])?["region"];
     ensure!(region["usage"]["cache"] == Bytes::mib(48).0, "{region}");
     // And back, to the host with more room.
@@ -151,12 +151,12 @@ fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
 }
 
 /// Memory of host b for its agent, an emulating QEMU, an engine and its cache.
-const SMALL: Bytes = Bytes::mib(192);
+const SMALL_HOST_MEMORY: Bytes = Bytes::mib(192);
 
 /// Checks that refused and cancelled moves do not happen, and that the downtime limit decides the
 /// mode.
 #[test]
-fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() -> Result<()> {
+fn a_refused_cancelled_or_endless_move_leaves_the_vm_in_place() -> Result<()> {
     let Some(hosts) = with_a_vm()? else { return Ok(()) };
     // The other host's agreement of its group has no room for the VM.
     hosts.done("b", &["group", "create", "default", "--max-memory", "64M"])?;
@@ -169,16 +169,16 @@ fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() ->
     let slow = ["vm", "migrate", "one", "--to", "b", "--mode", "precopy", "--bandwidth", "4M"];
     let cancelled = thread::scope(|scope| {
         let moving = scope.spawn(|| hosts.ask("a", &slow));
-        wait_until("it is being moved", TIMEOUT, || Ok(state(&hosts, "b") == "inmigrate"))?;
-        wait_until("it can be cancelled", TIMEOUT, || {
+        wait_until("host b receives the VM", TIMEOUT, || Ok(state(&hosts, "b") == "inmigrate"))?;
+        wait_until("the move is cancelled", TIMEOUT, || {
             Ok(hosts.ask("a", &["vm", "migrate", "one", "--cancel"])?.status.success())
         })?;
-        moving.join().map_err(|_| anyhow::anyhow!("the mover panicked"))?
+        moving.join().map_err(|_| anyhow::anyhow!("the thread that moves the VM panicked"))?
     })?;
     let why = String::from_utf8_lossy(&cancelled.stderr).into_owned();
     ensure!(!cancelled.status.success() && why.contains("cancelled"), "{why}");
     ensure!(state(&hosts, "a") == "running");
-    wait_until("nothing is left of it there", TIMEOUT, || hosts.is_empty("b"))?;
+    wait_until("host b is empty", TIMEOUT, || hosts.is_empty("b"))?;
     let too_late = hosts.ask("a", &["vm", "migrate", "one", "--cancel"])?;
     ensure!(String::from_utf8_lossy(&too_late.stderr).contains("is not being moved"));
 
@@ -186,10 +186,11 @@ fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() ->
     let strict = ["vm", "migrate", "one", "--to", "b", "--max-downtime", "1ms"];
     let refused = hosts.ask("a", &[&strict[..], &["--no-postcopy"]].concat())?;
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(!refused.status.success() && why.contains("as fast as that goes over"), "{why}");
+    let is_refused = !refused.status.success();
+    ensure!(is_refused && why.contains("as fast as the migration sends it"), "{why}");
     ensure!(state(&hosts, "a") == "running");
     let moved = hosts.done("a", &strict)?;
-    step(&format!("left behind, as rounds do not end: {moved}"));
+    step(&format!("post-copy, as the rounds do not converge: {moved}"));
     ensure!(moved["mode"] == "postcopy" && moved["left_pages"].as_u64() > Some(0), "{moved}");
     let [_, _, wrong] = hosts.goes_on("b", "one")?;
     ensure!(wrong == 0);
@@ -200,14 +201,14 @@ fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() ->
 
 /// The process or link that fails while a VM moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum Party {
     AgentHere,
     EngineHere,
-    KeeperHere,
-    Asker,
+    SupervisorHere,
+    MoveClient,
     AgentThere,
     EngineThere,
-    KeeperThere,
+    SupervisorThere,
     QemuThere,
     /// The lender stops answering for three seconds.
     Lender,
@@ -215,52 +216,54 @@ enum Who {
     Link,
 }
 
-use Who::*;
+use Party::*;
 
-const ALL: [Who; 10] = [
+const ALL_PARTIES: [Party; 10] = [
     AgentHere,
     EngineHere,
-    KeeperHere,
-    Asker,
+    SupervisorHere,
+    MoveClient,
     AgentThere,
     EngineThere,
-    KeeperThere,
+    SupervisorThere,
     QemuThere,
     Lender,
     Link,
 ];
 
 /// The phase of post-copy: the VM runs, but part of its memory is still at the source.
-const LEFT: &str = "sending what was left behind";
+const POSTCOPY_PHASE: &str = "sending the pages left at the source";
 
-/// The parties that post-copy needs, or seems to need; in a short test only the first [`FEW`] fail.
-const NEEDED: [Who; 7] =
-    [KeeperThere, EngineHere, KeeperHere, EngineThere, AgentHere, AgentThere, Link];
-const FEW: usize = 2;
+/// The parties that post-copy needs, or seems to need; in a short test only the first
+/// [`SHORT_TEST_PARTIES`] fail.
+const POSTCOPY_PARTIES: [Party; 7] =
+    [SupervisorThere, EngineHere, SupervisorHere, EngineThere, AgentHere, AgentThere, Link];
+const SHORT_TEST_PARTIES: usize = 2;
 
-/// The phases in which one of [`ALL`] fails.
-const STEPS: [&str; 4] = ["writing back to the pool", "stopping", "handing over", "giving away"];
+/// The phases in which one of [`ALL_PARTIES`] fails.
+const PHASES: [&str; 4] = ["writing back to the pool", "stopping", "handing over", "giving away"];
 
 #[test]
-fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
+fn a_vm_is_on_one_side_and_whole_if_a_process_dies_in_its_move() -> Result<()> {
     let Some(mut hosts) = with_a_vm()? else { return Ok(()) };
     let matrix = std::env::var("AQUIFER_MATRIX").unwrap_or_default();
     let (all, only_left) = (matrix == "all" || matrix == "left", matrix == "left");
     let mut here = "a";
-    for (number, who) in ALL.into_iter().enumerate().filter(|_| !only_left) {
-        for (at, when) in STEPS.into_iter().enumerate() {
-            if !all && at != (number + 2) % STEPS.len() {
+    for (number, party) in ALL_PARTIES.into_iter().enumerate().filter(|_| !only_left) {
+        for (at, when) in PHASES.into_iter().enumerate() {
+            if !all && at != (number + 2) % PHASES.len() {
                 continue;
             }
-            here = dies(&hosts, here, who, when)
-                .with_context(|| format!("{who:?} died at '{when}'"))?;
+            here = move_with_failure(&hosts, here, party, when)
+                .with_context(|| format!("{party:?} died at '{when}'"))?;
             hosts.start_agent("a")?;
             hosts.start_agent("b")?;
         }
     }
-    for who in NEEDED.into_iter().take(if all { NEEDED.len() } else { FEW }) {
-        here =
-            dies(&hosts, here, who, LEFT).with_context(|| format!("{who:?} died at '{LEFT}'"))?;
+    let count = if all { POSTCOPY_PARTIES.len() } else { SHORT_TEST_PARTIES };
+    for party in POSTCOPY_PARTIES.into_iter().take(count) {
+        here = move_with_failure(&hosts, here, party, POSTCOPY_PHASE)
+            .with_context(|| format!("{party:?} died at '{POSTCOPY_PHASE}'"))?;
         hosts.start_agent("a")?;
         hosts.start_agent("b")?;
     }
@@ -273,23 +276,28 @@ fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
 
 /// Moves the VM, fails one process or link in the phase `when`, and returns the VM's host after
 /// that.
-fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'static str> {
+fn move_with_failure(
+    hosts: &Hosts,
+    here: &'static str,
+    party: Party,
+    when: &str,
+) -> Result<&'static str> {
     let there = if here == "a" { "b" } else { "a" };
-    let mut order = awaited(hosts, here, there)?;
-    if when == LEFT {
+    let mut order = prepare_destination(hosts, here, there)?;
+    if when == POSTCOPY_PHASE {
         // The limit makes this phase last.
         (order.how.mode, order.how.bandwidth) = (Mode::PostCopy, Some(Bytes::mib(16)));
     }
     // Find the victim first, as a phase may be over soon.
-    let victim = match who {
+    let victim = match party {
         AgentHere => hosts.agent(here)?,
-        EngineHere => engine(hosts, here)?,
-        KeeperHere => process(&format!("vm-serve {}", hosts.run_dir(here).display()))?,
+        EngineHere => engine_pid(hosts, here)?,
+        SupervisorHere => process_like(&format!("vm-serve {}", hosts.run_dir(here).display()))?,
         AgentThere => hosts.agent(there)?,
-        EngineThere => engine(hosts, there)?,
-        KeeperThere => process(&format!("vm-serve {}", hosts.run_dir(there).display()))?,
-        QemuThere => process(&format!("qemu.*{}/", hosts.run_dir(there).display()))?,
-        Lender | Link | Asker => hosts.lending()?,
+        EngineThere => engine_pid(hosts, there)?,
+        SupervisorThere => process_like(&format!("vm-serve {}", hosts.run_dir(there).display()))?,
+        QemuThere => process_like(&format!("qemu.*{}/", hosts.run_dir(there).display()))?,
+        Lender | Link | MoveClient => hosts.lending()?,
     };
     let mut done: Option<Result<()>> = None;
     let files = Files::new(&hosts.run_dir(here), &order.vm);
@@ -297,44 +305,42 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
         if progress.phase != when || done.is_some() {
             return true;
         }
-        done = Some(strike(hosts, who, victim));
+        done = Some(fail(hosts, party, victim));
         // The move must go on without the client that asked for it.
-        who != Asker && when != LEFT
+        party != MoveClient && when != POSTCOPY_PHASE
     });
-    done.with_context(|| format!("it never came to '{when}'"))??;
+    done.with_context(|| format!("the move never reached '{when}'"))??;
     let moved = match moved {
         Ok(report) => format!("moved, {:.0} ms", report.total_ms),
         Err(error) => error.to_string(),
     };
     let is = where_it_runs(hosts, here, there)?;
-    step(&format!("{who:?} at '{when}': {moved}; the VM runs on {is}"));
+    step(&format!("{party:?} at '{when}': {moved}; the VM runs on {is}"));
     let other = if is == "a" { "b" } else { "a" };
-    if when == LEFT {
-        ensure!(is == there, "it was given away");
+    if when == POSTCOPY_PHASE {
+        ensure!(is == there, "the VM must run at the destination");
         // `vm resume` starts a killed supervisor again, which sends or fetches the remaining pages.
         let _ = hosts.ask(there, &["vm", "resume", "one"])?;
         let _ = hosts.ask(here, &["vm", "resume", "one"])?;
-        wait_until("all of it has come", Duration::from_secs(60), || hosts.is_empty(here))?;
-        ensure!(hosts.done(there, &["vm", "show", "one"])?["coming"].is_null());
+        wait_until("the source host is empty", Duration::from_secs(60), || hosts.is_empty(here))?;
+        ensure!(hosts.done(there, &["vm", "show", "one"])?["awaiting_source"].is_null());
     }
     let [_, _, wrong] = hosts.goes_on(is, "one")?;
     ensure!(wrong == 0, "{wrong} pages are wrong");
     if !hosts.is_empty(other)? {
         // If the supervisor died there, `vm stop` clears away the rest.
         let _ = hosts.ask(other, &["vm", "stop", "one", "--force"])?;
-        wait_until("nothing is left where it is not", Duration::from_secs(60), || {
-            hosts.is_empty(other)
-        })?;
+        wait_until("the other host is empty", Duration::from_secs(60), || hosts.is_empty(other))?;
     }
     // A killed supervisor must run again, so that the VM can move.
     hosts.done(is, &["vm", "resume", "one"])?;
     Ok(is)
 }
 
-fn strike(hosts: &Hosts, who: Who, victim: u32) -> Result<()> {
+fn fail(hosts: &Hosts, party: Party, victim: u32) -> Result<()> {
     let silence = Duration::from_secs(3);
-    match who {
-        Asker => {}
+    match party {
+        MoveClient => {}
         Lender => {
             kill(victim, Signal::STOP)?;
             thread::sleep(silence);
@@ -350,13 +356,13 @@ fn strike(hosts: &Hosts, who: Who, victim: u32) -> Result<()> {
     Ok(())
 }
 
-struct Moving {
+struct PendingMove {
     vm: RegionName,
     how: Order,
 }
 
 /// Makes the destination wait for the VM, as `aquifer vm migrate` does first.
-fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
+fn prepare_destination(hosts: &Hosts, here: &str, there: &str) -> Result<PendingMove> {
     let vm: RegionName = "one".parse()?;
     let agent = Client::local(&hosts.run_dir(here).join("agent.sock"))
         .with_timeout(Duration::from_secs(70));
@@ -366,7 +372,7 @@ fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
         runtime.block_on(agent.post(aquifer_api::path::MIGRATE, &order))?;
     let (to, mode, bandwidth) = (there.parse()?, Mode::Instant, None);
     let max_downtime = Duration::from_secs(1);
-    Ok(Moving {
+    Ok(PendingMove {
         vm,
         how: Order {
             migration,
@@ -389,10 +395,12 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
         let states = [here, there].map(|host| state(hosts, host));
         let running = states.each_ref().map(|state| state == "running");
         match running {
-            [true, true] => bail!("it runs on both sides"),
+            [true, true] => bail!("the VM runs on both hosts"),
             [true, false] => return Ok(here),
             [false, true] => return Ok(there),
-            [false, false] if Instant::now() > deadline => bail!("it runs on no side: {states:?}"),
+            [false, false] if Instant::now() > deadline => {
+                bail!("the VM runs on neither host: {states:?}")
+            }
             [false, false] => {}
         }
         thread::sleep(Duration::from_secs(1));
@@ -404,9 +412,9 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
             let word = hosts.ask(other, &["vm", "resume", "one"])?;
             let word = String::from_utf8_lossy(&word.stderr).into_owned();
             let is_here =
-                ["there is no VM", "since it was moved"].iter().any(|sign| word.contains(sign));
-            let is_back = why.contains("since it was moved") && word.contains("there is no VM");
-            if why.contains("waits for the word") && is_here || is_back {
+                ["there is no VM", "and belongs to it"].iter().any(|sign| word.contains(sign));
+            let is_back = why.contains("and belongs to it") && word.contains("there is no VM");
+            if why.contains("to confirm the hand-over") && is_here || is_back {
                 hosts.ask(host, &["vm", "resume", "one", "--force"])?;
             }
             if resumed.status.success() {
@@ -426,13 +434,13 @@ fn state(hosts: &Hosts, host: &str) -> String {
     }
 }
 
-fn engine(hosts: &Hosts, host: &str) -> Result<u32> {
+fn engine_pid(hosts: &Hosts, host: &str) -> Result<u32> {
     let pid = hosts.done(host, &["region", "show", "one"])?["pid"].as_u64();
-    Ok(u32::try_from(pid.context("no engine")?)?)
+    Ok(u32::try_from(pid.context("the region has no engine")?)?)
 }
 
 /// Returns the first process with a command line that matches `like`.
-fn process(like: &str) -> Result<u32> {
+fn process_like(like: &str) -> Result<u32> {
     let found = Command::new("pgrep").args(["-f", like]).output()?;
     let text = String::from_utf8(found.stdout)?;
     let first = text.lines().next().with_context(|| format!("there is no process '{like}'"))?;
@@ -440,6 +448,6 @@ fn process(like: &str) -> Result<u32> {
 }
 
 fn kill(process: u32, signal: Signal) -> Result<()> {
-    let process = Pid::from_raw(process as i32).context("no process")?;
+    let process = Pid::from_raw(process as i32).context("the process ID is 0")?;
     Ok(kill_process(process, signal)?)
 }

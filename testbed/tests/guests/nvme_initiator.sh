@@ -13,7 +13,7 @@ ip link set lo up
 [ -d /sys/kernel/config/nvmet ] || mount -t configfs none /sys/kernel/config
 cd /sys/kernel/config/nvmet
 
-# A port: $1 its number.
+# Makes a port: $1 its number.
 port() {
     mkdir "ports/$1"
     echo tcp > "ports/$1/addr_trtype"
@@ -22,7 +22,7 @@ port() {
     echo "442$1" > "ports/$1/addr_trsvcid"
 }
 
-# A subsystem: $1 its name, $2 what it serves, $3 its port.
+# Makes a subsystem: $1 its name, $2 its device or file, $3 its port.
 subsystem() {
     mkdir "subsystems/$1"
     mkdir "subsystems/$1/namespaces/1"
@@ -32,16 +32,17 @@ subsystem() {
     give "$1" "$3"
 }
 
-# A subsystem is given to a port, or taken away from it and from the hosts that use it there: $1 its name, $2 the port.
+# Offers a subsystem on a port, or withdraws it there, which disconnects its hosts: $1 the
+# subsystem's name, $2 the port.
 give() { ln -s "/sys/kernel/config/nvmet/subsystems/$1" "ports/$2/subsystems/$1"; }
 take_away() { rm "ports/$2/subsystems/$1"; }
 
-# Open connections to a port, both ends: $1 the port.
+# Counts open connections to a port, both ends: $1 the port.
 connections() { netstat -tn | grep -c ":442$1 .*ESTABLISHED"; }
 is_used() { [ "$(connections 1)" -gt 1 ]; }
 is_unused() { [ "$(connections "$1")" = 0 ]; }
 
-step "strangers, content, digests"
+step "unknown hosts, content, digests"
 port 0
 subsystem nqn.2014-08.org.example:ram /dev/ram0 0
 mkdir -p /tmp/backing && mount -t tmpfs none /tmp/backing
@@ -51,14 +52,17 @@ subsystem nqn.2014-08.org.example:file /tmp/backing/file 0
 ram=nvme+tcp://127.0.0.1:4420/nqn.2014-08.org.example:ram
 file=nvme+tcp://127.0.0.1:4420/nqn.2014-08.org.example:file
 
-# Nobody is let in whom the target does not know.
-if nvme_check $ram $host 1 2> /tmp/refused; then echo "a stranger was let in"; exit 1; fi
+# The target must refuse an unknown host.
+if nvme_check $ram $host 1 2> /tmp/refused; then fail "the target accepted an unknown host"; fi
 grep -q "not allowed" /tmp/refused || { cat /tmp/refused; exit 1; }
 mkdir hosts/$host
 for name in ram file; do
-    ln -s /sys/kernel/config/nvmet/hosts/$host subsystems/nqn.2014-08.org.example:$name/allowed_hosts/$host
+    ln -s /sys/kernel/config/nvmet/hosts/$host \
+        subsystems/nqn.2014-08.org.example:$name/allowed_hosts/$host
 done
-if nvme_check ${ram}s $host 1 2> /tmp/refused; then echo "there is no such subsystem"; exit 1; fi
+if nvme_check ${ram}s $host 1 2> /tmp/refused; then
+    fail "the target accepted an unknown subsystem"
+fi
 grep -q "no such subsystem" /tmp/refused || { cat /tmp/refused; exit 1; }
 
 nvme_check $ram $host 2
@@ -74,7 +78,9 @@ until_true is_unused 0
 if [ "$1" = authenticates ]; then
     step "authentication"
     echo $secret > hosts/$host/dhchap_key
-    if nvme_check $ram $host 1 2> /tmp/refused; then echo "a host without its secret was let in"; exit 1; fi
+    if nvme_check $ram $host 1 2> /tmp/refused; then
+        fail "the target accepted a host without its secret"
+    fi
     grep -q "the target asks for it" /tmp/refused || { cat /tmp/refused; exit 1; }
     echo $secret > /tmp/secrets
     nvme_check $ram $host 1 /tmp/secrets
@@ -92,14 +98,14 @@ volume=nqn.2014-08.org.example:volume
 port 1
 subsystem $volume /dev/zram0 1
 echo 1 > subsystems/$volume/attr_allow_any_host
-# Of the backends only this one passes on what checked-io discards with, on both kernels.
+# Only this backend passes on checked-io's discards on both kernels.
 disk=$(aquifer attach --backend fuse-loop --host-nqn $host nvme+tcp://127.0.0.1:4421/$volume)
 checked-io "$disk" 50
-[ "$(stored)" -gt $((2 << 20)) ] || fail "the volume is not stored in the namespace"
+[ "$(stored)" -gt $((2 << 20)) ] || fail "the namespace does not store the volume's data"
 blkdiscard "$disk"
-[ "$(stored)" -lt $((1 << 20)) ] || fail "what is discarded is given back: $(stored) bytes are left"
+[ "$(stored)" -lt $((1 << 20)) ] || fail "the discard left $(stored) bytes in the namespace"
 
-step "its port is taken away and given back in the middle"
+step "the subsystem disappears from its port and returns, under load"
 until [ -e /tmp/enough ]; do
     checked-io "$disk" 50 && blkdiscard "$disk" || exit 1
 done > /tmp/rounds 2>&1 &
@@ -113,7 +119,7 @@ for pause in 0.1 0.3 0.5 1 2; do
 done
 until_true is_used
 touch /tmp/enough
-wait $rounds || { cat /tmp/rounds; fail "a byte was lost, or I/O failed"; }
+wait $rounds || { cat /tmp/rounds; fail "I/O failed or returned wrong data"; }
 cat /tmp/rounds
 aquifer detach "$disk"
 
@@ -125,4 +131,6 @@ rmdir ports/* hosts/* subsystems/*/namespaces/1 subsystems/*
 # Refused while there is a queue.
 until_true rmmod nvmet_tcp
 rmmod nvmet
-if dmesg | grep -E "BUG:|WARNING:|Oops|blocked for more" | grep -v "soft lockup"; then fail "the kernel complains"; fi
+if dmesg | grep -E "BUG:|WARNING:|Oops|blocked for more" | grep -v "soft lockup"; then
+    fail "the kernel logged a bug or a warning"
+fi

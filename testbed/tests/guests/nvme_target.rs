@@ -8,20 +8,21 @@ use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
 
 use crate::support::{example, tool, with_script};
 
-const LIMIT: Duration = Duration::from_secs(600);
+const TEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[test]
 fn kernel_6_1_is_content() -> Result<()> {
     // Debian built this kernel without NVMe authentication.
-    is_content(Spec::new("old").kernel(Kernel::V6_1), "no")
+    target_passes(Spec::new("old").kernel(Kernel::V6_1), "no")
 }
 
 #[test]
 fn kernel_6_12_is_content() -> Result<()> {
-    is_content(Spec::new("new").kernel(Kernel::V6_12).cpus(2).module("nvme-auth"), "authenticates")
+    let new = Spec::new("new").kernel(Kernel::V6_12).cpus(2);
+    target_passes(new.module("nvme-auth"), "authenticates")
 }
 
-fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
+fn target_passes(spec: Spec, authenticates: &str) -> Result<()> {
     let mut spec = with_script(spec, "nvme_target.sh")
         .memory(Bytes::gib(1))
         .modules(["nvme-fabrics", "nvme-tcp", "ext4"])
@@ -34,7 +35,7 @@ fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
     }
     let hosts = Testbed::start([spec])?;
     let script = format!("sh /bin/nvme_target.sh {authenticates}");
-    let said = hosts.hosts()[0].sh_within(&script, LIMIT)?;
+    let said = hosts.hosts()[0].sh_within(&script, TEST_TIMEOUT)?;
     eprint!("{said}");
     Ok(())
 }

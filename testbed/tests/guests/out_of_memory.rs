@@ -24,7 +24,7 @@ fn kernel_6_12_swaps_over_fuse_and_loop_until_all_is_verified() -> Result<()> {
 }
 
 /// The RAM that is left for the loads.
-const AVAILABLE: Bytes = Bytes::mib(20);
+const LOAD_MEMORY: Bytes = Bytes::mib(20);
 
 fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     // Little, but enough to unpack two copies of the programs for a moment: a debug build is large.
@@ -35,7 +35,8 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     with_admitted([small, member("lender").memory(Bytes::mib(768))], |hosts| {
         let (small, lender) = (&hosts["small"], &hosts["lender"]);
         lender.spawn(
-            "aquifer export 1G --tls /etc/aquifer/tls --nbd 10.77.0.2:7071 --dir /dev/shm/aquifer/lender",
+            "aquifer export 1G --tls /etc/aquifer/tls --nbd 10.77.0.2:7071 \
+             --dir /dev/shm/aquifer/lender",
         )?;
         wait_until("the lender listens", TIMEOUT, || {
             Ok(lender.run("netstat -ltn | grep :7071")?.success())
@@ -53,7 +54,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
 
         // A file of the root file system, which the kernel cannot swap out, takes the rest: one
         // request takes about a millisecond on an emulated processor.
-        let rest = small.available()?.saturating_sub(AVAILABLE);
+        let rest = small.available()?.saturating_sub(LOAD_MEMORY);
         small.sh(&format!("head -c {} /dev/zero >/rest", rest.0))?;
 
         // Two processes that together write and read three times as much as there is.
@@ -65,8 +66,8 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         loads.into_iter().try_for_each(Load::end)?;
 
         let swapped = Bytes(small.pages_swapped_out()? * 4096);
-        assert!(swapped > available, "too little for a test: {swapped}");
-        assert_eq!(number(small, "awk '$1 == \"oom_kill\" { print $2 }' /proc/vmstat")?, 0);
+        assert!(swapped > available, "the load swapped too little: {swapped}");
+        assert_eq!(read_number(small, "awk '$1 == \"oom_kill\" { print $2 }' /proc/vmstat")?, 0);
         small.sh(&format!("kill -0 {}", volume["pid"]))?;
         // Check while the volume's log is there.
         nothing_failed(small)?;
@@ -75,7 +76,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         nothing_failed(small)?;
         assert!(
             lender.lends()? <= Bytes::mib(32),
-            "the lender has not got its memory back: {}",
+            "the lender must have its memory back: {}",
             lender.lends()?
         );
         Ok(())
@@ -90,7 +91,7 @@ fn nothing_failed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-fn number(host: &Host, command: &str) -> Result<u64> {
+fn read_number(host: &Host, command: &str) -> Result<u64> {
     let said = host.sh(command)?;
     said.trim().parse().with_context(|| format!("'{command}' says '{said}'"))
 }

@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::support::{Here, Load, TIMEOUT, aquifer, example, step};
 
-const BOOT: Bytes = Bytes::mib(256);
-const MOST: Bytes = Bytes::mib(1024);
+const BOOT_MEMORY: Bytes = Bytes::mib(256);
+const MAX_MEMORY: Bytes = Bytes::mib(1024);
 
 /// Describes a guest with the modules for memory hot-plug, and with Aquifer's agent.
 fn spec() -> Spec {
@@ -33,12 +33,12 @@ fn new_host() -> Result<Here> {
 
 /// Starts a guest, and the agent in it.
 fn start(host: &Here, name: &str, words: &[&str]) -> Result<Guest> {
-    let (boot, most) = (BOOT.0.to_string(), MOST.0.to_string());
+    let (boot, most) = (BOOT_MEMORY.0.to_string(), MAX_MEMORY.0.to_string());
     let mut memory = vec!["--memory", &boot, "--max-memory", &most];
     memory.extend(words);
     let guest = host.start(name, &memory, &[])?;
     guest.sh("(setsid aquifer-guest run </dev/null >/dev/null 2>/run/agent.log &)")?;
-    wait_until("its agent is heard", TIMEOUT, || {
+    wait_until("the VM's guest agent is connected", TIMEOUT, || {
         Ok(guest.sh("aquifer-guest show").is_ok_and(|said| said.contains("connected")))
     })?;
     Ok(guest)
@@ -57,7 +57,7 @@ fn resize(host: &Here, words: &[&str]) -> Result<Value> {
 }
 
 /// Checks that the reserved memory equals the used plus the free, and that `vm` has `size` of it.
-fn accounts(host: &Here, vm: &str, size: Bytes) -> Result<()> {
+fn check_accounts(host: &Here, vm: &str, size: Bytes) -> Result<()> {
     let accounts = host.done(&["vm", "budget"])?;
     for of in ["local", "pool"] {
         let number = |what: &str| accounts[of][what].as_u64().unwrap_or(u64::MAX);
@@ -69,9 +69,9 @@ fn accounts(host: &Here, vm: &str, size: Bytes) -> Result<()> {
     Ok(())
 }
 
-fn total(guest: &Guest) -> Result<u64> {
+fn guest_memory(guest: &Guest) -> Result<u64> {
     let line = guest.sh("grep MemTotal /proc/meminfo")?;
-    let kib = line.split_whitespace().nth(1).context("no number")?;
+    let kib = line.split_whitespace().nth(1).context("MemTotal has no number")?;
     Ok(kib.parse::<u64>()? << 10)
 }
 
@@ -80,22 +80,22 @@ fn why(answer: &Value) -> String {
 }
 
 #[test]
-fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()> {
+fn a_guest_grows_and_shrinks_or_the_answer_says_why_not() -> Result<()> {
     let host = new_host()?;
     let guest = start(&host, "one", &["--reserve", "128M"])?;
-    let before = total(&guest)?;
+    let before = guest_memory(&guest)?;
 
-    step("it gets at least what it is to have, and can use it at once");
+    step("grow: the guest gets at least the size asked for, usable at once");
     let grown = resize(&host, &["one", "700M", "--stages"])?;
     ensure!(grown["reached"] == Bytes::mib(768).0 && grown["usable"] == true, "{grown}");
-    ensure!(total(&guest)? == before + Bytes::mib(512).0);
+    ensure!(guest_memory(&guest)? == before + Bytes::mib(512).0);
     ensure!(
         grown["stages"].to_string().contains("onlining"),
-        "the guest's kernel shows no stages: {grown}"
+        "the answer lacks the guest kernel's stages: {grown}"
     );
-    accounts(&host, "one", Bytes::mib(768))?;
+    check_accounts(&host, "one", Bytes::mib(768))?;
 
-    step("what cannot be is refused before anything is done");
+    step("impossible sizes are refused before any change");
     let refused = resize(&host, &["one", "2G"])?;
     ensure!(why(&refused).contains("more than the VM can have"), "{refused}");
     let refused = resize(&host, &["one", "100M"])?;
@@ -104,41 +104,41 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
     ensure!(why(&refused).contains("cannot be met exactly"), "{refused}");
     let exact = resize(&host, &["one", "--exact", "700M"])?;
     ensure!(exact["reached"] == Bytes::mib(700).0 && exact["why"].is_null(), "{exact}");
-    accounts(&host, "one", Bytes::mib(700))?;
+    check_accounts(&host, "one", Bytes::mib(700))?;
 
-    step("it keeps what it uses, byte for byte, and says so");
+    step("shrink: the guest keeps the memory in use, and the answer says so");
     let load = Load::start(&guest, Bytes::mib(420), 1000)?;
     load.filled()?;
     let part = resize(&host, &["one", "256M", "--retry", "1s"])?;
     ensure!(part["why"]["reason"] == "in_use", "{part}");
-    let reached = Bytes(part["reached"].as_u64().context("no size")?);
+    let reached = Bytes(part["reached"].as_u64().context("the answer has no size")?);
     ensure!(reached > Bytes::mib(420) && reached <= Bytes::mib(700), "{part}");
     load.verify()?;
-    accounts(&host, "one", reached)?;
+    check_accounts(&host, "one", reached)?;
     load.end()?;
     let shrunk = resize(&host, &["one", "256M"])?;
-    ensure!(shrunk["reached"] == BOOT.0 && shrunk["why"].is_null(), "{shrunk}");
-    ensure!(total(&guest)? == before);
+    ensure!(shrunk["reached"] == BOOT_MEMORY.0 && shrunk["why"].is_null(), "{shrunk}");
+    ensure!(guest_memory(&guest)? == before);
 
-    step("programs in it ask for memory, and get no more than it may have");
+    step("programs in the guest ask for memory, up to the VM's maximum");
     guest.sh("aquifer-guest request +128M --why test")?;
-    accounts(&host, "one", Bytes::mib(384))?;
+    check_accounts(&host, "one", Bytes::mib(384))?;
     ensure!(guest.sh("! aquifer-guest request +2G 2>&1")?.contains("more than the VM can have"));
     host.done(&["vm", "set", "one", "--max", "512M"])?;
     ensure!(guest.sh("! aquifer-guest request +256M 2>&1")?.contains("512MiB"));
     guest.sh("aquifer-guest request -128M")?;
-    accounts(&host, "one", BOOT)?;
+    check_accounts(&host, "one", BOOT_MEMORY)?;
 
-    step("one that is out of memory gets its reserve at once");
+    step("a guest that is out of memory gets its reserve at once");
     host.done(&["vm", "set", "one", "--max", "1G"])?;
     host.done(&["vm", "budget", "384M"])?;
     let refused = resize(&host, &["one", "384M"])?;
-    ensure!(why(&refused).contains("is kept for VMs that are out of memory"), "{refused}");
+    ensure!(why(&refused).contains("is reserved for VMs that run out of memory"), "{refused}");
     guest.sh("echo 1 >/proc/sys/vm/overcommit_memory")?;
     let load = Load::start(&guest, Bytes::mib(180), 1000)?;
     load.filled()?;
-    wait_until("it has its reserve", TIMEOUT, || {
-        Ok(accounts(&host, "one", Bytes::mib(384)).is_ok())
+    wait_until("the VM has its reserve", TIMEOUT, || {
+        Ok(check_accounts(&host, "one", Bytes::mib(384)).is_ok())
     })?;
     load.verify()?;
     load.end()?;
@@ -146,7 +146,7 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
     let shrunk = resize(&host, &["one", "256M"])?;
     ensure!(shrunk["why"].is_null(), "{shrunk}");
 
-    step("its times are kept");
+    step("'vm show' reports the times of the resizes");
     let times = host.done(&["vm", "show", "one"])?;
     ensure!(times["times"]["add"]["total"]["count"].as_u64().unwrap_or(0) >= 3, "{times}");
     Ok(())
@@ -154,14 +154,14 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
 
 /// Kills a process, and waits until it is dead.
 fn kill(pid: u32) -> Result<()> {
-    kill_process(Pid::from_raw(pid as i32).context("no process")?, Signal::KILL)?;
+    kill_process(Pid::from_raw(pid as i32).context("the process ID is 0")?, Signal::KILL)?;
     let status = format!("/proc/{pid}/stat");
-    wait_until("it is dead", TIMEOUT, || {
+    wait_until("the killed process has ended", TIMEOUT, || {
         Ok(std::fs::read_to_string(&status).map_or(true, |status| status.contains(") Z ")))
     })
 }
 
-fn keeper(host: &Here, vm: &str) -> Result<u32> {
+fn supervisor(host: &Here, vm: &str) -> Result<u32> {
     let pattern = format!("vm-serve {} {vm}$", host.dir.path().display());
     let found = Command::new("pgrep").args(["-f", &pattern]).output()?;
     Ok(String::from_utf8(found.stdout)?.trim().parse()?)
@@ -169,58 +169,58 @@ fn keeper(host: &Here, vm: &str) -> Result<u32> {
 
 /// Starts a shrink that the guest cannot finish, with long retries; waits until the guest has given
 /// up some memory.
-fn begin(host: &Here, guest: &Guest) -> Result<Child> {
-    let before = total(guest)?;
+fn begin_shrink(host: &Here, guest: &Guest) -> Result<Child> {
+    let before = guest_memory(guest)?;
     let child = Command::new(aquifer())
         .args(["--json", "vm", "resize", "one", "256M", "--retry", "600s"])
         .env("AQUIFER_RUN_DIR", host.dir.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    wait_until("it gives something", TIMEOUT, || Ok(total(guest)? < before))?;
+    wait_until("the guest gives up memory", TIMEOUT, || Ok(guest_memory(guest)? < before))?;
     Ok(child)
 }
 
 #[test]
-fn whoever_dies_in_the_middle_of_a_resize_leaves_clear_accounts() -> Result<()> {
+fn accounts_are_clear_if_a_process_dies_in_a_resize() -> Result<()> {
     let host = new_host()?;
     let guest = start(&host, "one", &[])?;
     let full = |size: &str| resize(&host, &["one", size]);
-    ensure!(full("1G")?["reached"] == MOST.0);
+    ensure!(full("1G")?["reached"] == MAX_MEMORY.0);
     let load = Load::start(&guest, Bytes::mib(420), 1000)?;
     load.filled()?;
 
-    step("the keeper, who resizes it");
-    let mut resizing = begin(&host, &guest)?;
-    kill(keeper(&host, "one")?)?;
-    ensure!(!resizing.wait()?.success(), "whoever asked must hear of it");
-    accounts(&host, "one", MOST)?;
+    step("kill the supervisor, which resizes the VM");
+    let mut resizing = begin_shrink(&host, &guest)?;
+    kill(supervisor(&host, "one")?)?;
+    ensure!(!resizing.wait()?.success(), "'vm resize' must fail when the supervisor dies");
+    check_accounts(&host, "one", MAX_MEMORY)?;
     let again = resize(&host, &["one", "--exact", "768M"])?;
     ensure!(again["reached"] == Bytes::mib(768).0, "{again}");
-    accounts(&host, "one", Bytes::mib(768))?;
+    check_accounts(&host, "one", Bytes::mib(768))?;
 
-    step("who asks: the VM stays at what it has got");
+    step("kill 'vm resize': the VM stays at the size it reached");
     full("1G")?;
-    let mut resizing = begin(&host, &guest)?;
+    let mut resizing = begin_shrink(&host, &guest)?;
     resizing.kill()?;
     resizing.wait()?;
     let settled = resize(&host, &["one", "--exact", "896M"])?;
     ensure!(
-        settled["reached"] == Bytes::mib(896).0 && settled["from"].as_u64() < Some(MOST.0),
+        settled["reached"] == Bytes::mib(896).0 && settled["from"].as_u64() < Some(MAX_MEMORY.0),
         "{settled}"
     );
-    accounts(&host, "one", Bytes::mib(896))?;
+    check_accounts(&host, "one", Bytes::mib(896))?;
     load.verify()?;
 
-    step("QEMU");
-    let resizing = begin(&host, &guest)?;
-    let pid = host.done(&["vm", "show", "one"])?["pid"].as_u64().context("no process")?;
+    step("kill QEMU");
+    let resizing = begin_shrink(&host, &guest)?;
+    let pid = host.done(&["vm", "show", "one"])?["pid"].as_u64().context("the VM has no QEMU")?;
     kill(pid as u32)?;
     let end = resizing.wait_with_output()?;
     ensure!(!end.status.success());
     let said = String::from_utf8_lossy(&end.stderr).into_owned();
     ensure!(said.contains("QEMU") || said.contains("does not run"), "{said}");
-    wait_until("what it had is free", TIMEOUT, || {
+    wait_until("the dead VM's memory is free", TIMEOUT, || {
         Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0)
     })?;
     // In case the supervisor could not tell how QEMU ended.
@@ -238,7 +238,7 @@ fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
         answer["why"]["reason"] == "no_answer" && answer["missing"] == Bytes::mib(128).0,
         "{answer}"
     );
-    accounts(&host, "mute", Bytes::mib(128))
+    check_accounts(&host, "mute", Bytes::mib(128))
 }
 
 #[test]
@@ -248,8 +248,8 @@ fn a_guest_grows_into_the_pool_on_a_host_with_little_to_spare() -> Result<()> {
     host.done(&["vm", "budget", "256M"])?;
     let guest = start(&host, "one", &["--cache", "128M", "--lender", &lender])?;
     let grown = resize(&host, &["one", "1G"])?;
-    ensure!(grown["reached"] == MOST.0 && grown["usable"] == true, "{grown}");
-    accounts(&host, "one", MOST)?;
+    ensure!(grown["reached"] == MAX_MEMORY.0 && grown["usable"] == true, "{grown}");
+    check_accounts(&host, "one", MAX_MEMORY)?;
     let load = Load::start(&guest, Bytes::mib(600), 4000)?;
     load.filled()?;
     load.is_done()?;
@@ -259,11 +259,11 @@ fn a_guest_grows_into_the_pool_on_a_host_with_little_to_spare() -> Result<()> {
     ensure!(usage["remote"].as_u64().unwrap_or(0) > Bytes::mib(400).0, "{usage}");
     load.end()?;
     let shrunk = resize(&host, &["one", "256M"])?;
-    ensure!(shrunk["reached"] == BOOT.0 && shrunk["why"].is_null(), "{shrunk}");
+    ensure!(shrunk["reached"] == BOOT_MEMORY.0 && shrunk["why"].is_null(), "{shrunk}");
     let usage = host.done(&["region", "show", "one"])?["usage"].clone();
     ensure!(
-        usage["zero"].as_u64().unwrap_or(0) >= (MOST - BOOT).0,
-        "what left the guest is in the pool: {usage}"
+        usage["zero"].as_u64().unwrap_or(0) >= (MAX_MEMORY - BOOT_MEMORY).0,
+        "the pool still holds pages that the guest gave up: {usage}"
     );
     Ok(())
 }
@@ -317,41 +317,41 @@ impl Drop for Foreign {
 }
 
 #[test]
-fn a_vm_of_somebody_else_is_adopted_resized_and_released() -> Result<()> {
+fn a_foreign_vm_is_adopted_resized_and_forgotten() -> Result<()> {
     let host = new_host()?;
     let [qmp, agent, line] =
         ["qmp", "agent", "foreign-line"].map(|name| host.dir.path().join(name));
     let mut foreign = Foreign::start(&host, &qmp, &agent)?;
-    wait_until("its monitor is there", TIMEOUT, || Ok(qmp.exists()))?;
+    wait_until("QEMU's monitor socket exists", TIMEOUT, || Ok(qmp.exists()))?;
     let guest = Guest::connect("foreign", &line, &host.dir.path().join("foreign-serial"))?;
     guest.sh("(setsid aquifer-guest run </dev/null >/dev/null 2>&1 &)")?;
-    wait_until("its agent runs", TIMEOUT, || Ok(guest.sh("aquifer-guest show").is_ok()))?;
-    let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
+    wait_until("the guest agent runs", TIMEOUT, || Ok(guest.sh("aquifer-guest show").is_ok()))?;
+    let text = |path: &Path| path.to_str().context("the path is not UTF-8").map(str::to_owned);
     let (qmp, agent) = (text(&qmp)?, text(&agent)?);
     host.done(&["vm", "adopt", "theirs", "--qmp", &qmp, "--agent", &agent])?;
-    accounts(&host, "theirs", BOOT)?;
-    wait_until("its agent is heard", TIMEOUT, || {
+    check_accounts(&host, "theirs", BOOT_MEMORY)?;
+    wait_until("the VM's guest agent is connected", TIMEOUT, || {
         Ok(guest.sh("aquifer-guest show").is_ok_and(|said| said.contains("connected")))
     })?;
     let grown = resize(&host, &["theirs", "512M"])?;
     ensure!(grown["reached"] == Bytes::mib(512).0 && grown["usable"] == true, "{grown}");
-    accounts(&host, "theirs", Bytes::mib(512))?;
+    check_accounts(&host, "theirs", Bytes::mib(512))?;
     let Err(refused) = host.done(&["vm", "stop", "theirs", "--force"]) else {
-        bail!("it was stopped")
+        bail!("'vm stop' stopped an adopted VM")
     };
-    ensure!(refused.to_string().contains("vm release theirs"), "{refused}");
-    kill(keeper(&host, "theirs")?)?;
+    ensure!(refused.to_string().contains("vm forget theirs"), "{refused}");
+    kill(supervisor(&host, "theirs")?)?;
     let shrunk = resize(&host, &["theirs", "256M"])?;
-    ensure!(shrunk["reached"] == BOOT.0, "{shrunk}");
-    host.done(&["vm", "release", "theirs"])?;
+    ensure!(shrunk["reached"] == BOOT_MEMORY.0, "{shrunk}");
+    host.done(&["vm", "forget", "theirs"])?;
     ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);
     guest.sh("true")?;
-    ensure!(foreign.0.try_wait()?.is_none(), "it must run on");
+    ensure!(foreign.0.try_wait()?.is_none(), "the forgotten VM must still run");
 
-    step("one that ends is forgotten");
+    step("an adopted VM that ends is forgotten");
     host.done(&["vm", "adopt", "theirs", "--qmp", &qmp])?;
     drop(foreign);
-    wait_until("it is forgotten", TIMEOUT, || {
+    wait_until("'vm list' is empty", TIMEOUT, || {
         Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty))
     })?;
     ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);
@@ -370,7 +370,7 @@ fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
     let balanced = (|| {
         for guest in [0, 1, 0] {
             let name = ["one", "two"][guest];
-            step(&format!("guest {name} needs more than half"));
+            step(&format!("guest {name} needs more than half of the memory"));
             let asked = "aquifer-guest request +384M --wait 60s --why 'a load that comes'";
             guests[guest].sh(asked)?;
             let load = Load::start(&guests[guest], Bytes::mib(480), 1000)?;
@@ -378,7 +378,7 @@ fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
             load.is_done()?;
             load.verify()?;
             let killed = guests[guest].sh("awk '$1 == \"oom_kill\" { print $2 }' /proc/vmstat")?;
-            ensure!(killed.trim() == "0", "the guest killed {killed}");
+            ensure!(killed.trim() == "0", "the guest's OOM killer killed {killed} processes");
             load.end()?;
         }
         Ok(())

@@ -9,11 +9,11 @@ use aquifer_testbed::{Host, Shell as _, Testbed, wait_until};
 use crate::support::{Aquifer as _, Cluster, Load, TIMEOUT, member, step};
 
 /// RAM of each host; the kernel and the initramfs leave about 250 MiB of it.
-pub(crate) const MEMORY: Bytes = Bytes::mib(384);
+pub(crate) const HOST_MEMORY: Bytes = Bytes::mib(384);
 
 /// Memory that a host keeps free for the process of a volume, which locks its memory, and for other
 /// costs of borrowing.
-const ROOM: Bytes = Bytes::mib(100);
+const VOLUME_RESERVE: Bytes = Bytes::mib(100);
 
 /// Memory that an overloaded host needs beyond its own. The surplus is well below the borrowed
 /// amount: pages in write-out, and pages back in memory, take swap, too.
@@ -27,10 +27,10 @@ pub(crate) const SETTINGS: [&str; 4] = [
 ];
 
 #[test]
-fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
+fn two_hosts_swap_to_the_ram_of_the_other_in_turn() -> Result<()> {
     // A long timeout, so that no I/O fails on a busy machine.
     let settings = [&SETTINGS[..], &["borrow.io_timeout = '10m'"]].concat();
-    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY)))
+    Cluster::of(["a", "b"].map(|name| member(name).memory(HOST_MEMORY)))
         .settings(settings)
         .play(one_then_the_other)
 }
@@ -47,14 +47,14 @@ fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     let before = borrower.pages_swapped_out()?;
     let (first, second) = overloaded(borrower, &[lender], SURPLUS, 300)?;
     second.is_done()?;
-    step("every page is checked");
+    step("checking every page");
     let swapped = Bytes((borrower.pages_swapped_out()? - before) * 4096);
     assert!(swapped > Bytes::mib(16), "{swapped}");
     assert!(lender.lends()? > Bytes::mib(16), "{}", lender.lends()?);
     first.verify()?;
     second.verify()?;
 
-    step(&format!("{swapped} were swapped out; the loads end"));
+    step(&format!("{swapped} swapped out; the loads end"));
     first.end()?;
     second.end()?;
     borrower.wait_until_it_is_free()?;
@@ -73,23 +73,21 @@ pub(crate) fn overloaded(
     // Checking reads memory in order; 32 pages a request keep that short.
     borrower.sh("echo 5 >/proc/sys/vm/page-cluster")?;
     step(&format!("{borrower} is overloaded"));
-    let first = Load::start(borrower, borrower.available()?.saturating_sub(ROOM), 0)?;
+    let first = Load::start(borrower, borrower.available()?.saturating_sub(VOLUME_RESERVE), 0)?;
     first.filled()?;
-    step("its program is filled");
+    step("the first load has filled its memory");
     borrower.wait_until_it_is(Role::Borrower)?;
-    wait_until(
-        "it has swap",
-        TIMEOUT,
-        || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1),
-    )?;
+    wait_until("the borrower has swap", TIMEOUT, || {
+        Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1)
+    })?;
     let mut helps = Vec::new();
     for lender in lenders {
         helps.extend((lender.status()?.role == Role::Lender).then(|| lender.name()));
     }
-    assert!(!helps.is_empty(), "nobody lends");
+    assert!(!helps.is_empty(), "no host lends");
     step(&format!("{borrower} borrows from {}, and swaps", helps.join(" and ")));
     let second = Load::start(borrower, borrower.available()?.saturating_add(surplus), accesses)?;
     second.filled()?;
-    step("all memory is filled");
+    step("both loads have filled their memory");
     Ok((first, second))
 }

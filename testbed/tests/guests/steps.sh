@@ -1,6 +1,6 @@
-# What scripts that run in guests are written with.
+# Functions for scripts that run in guests.
 fail() { echo "FAILED: $*"; exit 1; }
-# What comes next, and how many seconds after the boot.
+# Prints the next step, and the seconds since the boot.
 step() { echo "$(cut -d " " -f 1 /proc/uptime) $*"; }
 
 # Waits until "$@" succeeds.
@@ -8,7 +8,7 @@ until_true() {
     tries=0
     until "$@"; do
         tries=$((tries + 1))
-        [ $tries -lt 300 ] || fail "never: $*"
+        [ $tries -lt 300 ] || fail "timed out waiting for: $*"
         sleep 0.1
     done
 }

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use aquifer_api::status::{self, LeaseHealth};
-use aquifer_control::{BorrowedLease, Cause, LiveVolume};
 use aquifer_blockdev::nvme::initiator::{self, HostIdentity, Options, Record, Wish};
 use aquifer_blockdev::nvme::{Root, SubsystemUri};
 use aquifer_blockdev::process::client;
 use aquifer_blockdev::swap;
+use aquifer_control::{BorrowedLease, Cause, LiveVolume};
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
@@ -100,7 +100,10 @@ impl DirectVolumes {
         let record =
             initiator::attach(&self.root, &self.state, &wish).map_err(|error| error.to_string())?;
         let device = record.device.unwrap_or_default();
-        tracing::info!(volume = %record.id, device = %device.display(), uri = %record.uri, "swaps directly to borrowed memory");
+        tracing::info!(
+            volume = %record.id, device = %device.display(), uri = %record.uri,
+            "swaps directly to borrowed memory"
+        );
         Ok(())
     }
 

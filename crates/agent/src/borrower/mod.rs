@@ -16,10 +16,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_api::status::LeaseHealth;
 use aquifer_api::{Problem, order, status};
-use aquifer_control::{BorrowedLease, Cause, LiveVolume};
-use aquifer_blockdev::process::message::Status;
+use aquifer_blockdev::process::message::VolumeProcessStatus;
 use aquifer_blockdev::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_blockdev::swap;
+use aquifer_control::{BorrowedLease, Cause, LiveVolume};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId};
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
@@ -65,7 +65,7 @@ impl Borrower {
                 }
                 continue;
             }
-            tracing::warn!(%volume, "the process of a volume had died: removing what is left of it");
+            tracing::warn!(%volume, "the volume's process has died: removing its device and files");
             if let Err(error) = client::clean_up(state, volume) {
                 tracing::error!("{error}");
             }
@@ -273,7 +273,7 @@ impl Borrower {
         if ready.is_err() {
             unused = onto.iter().map(|lease| lease.lease).collect();
         }
-        (unused, ready.map_err(|error| format!("there is nothing to move to: {error}")))
+        (unused, ready.map_err(|error| format!("no lease to move the pages to: {error}")))
     }
 
     /// Returns the pooled volumes without a process and the direct volumes without a connection.
@@ -383,14 +383,17 @@ impl Borrower {
 }
 
 fn cannot_be_used(replacement: &BorrowedLease, error: &str) {
-    tracing::warn!(lease = %replacement.lease, "a replacement cannot be used: {error}");
+    tracing::warn!(lease = %replacement.lease, "cannot use the replacement lease: {error}");
 }
 
 fn device(record: &VolumeRecord) -> String {
     record.device.display().to_string()
 }
 
-fn tell(shown: &mut status::Volume, Status { swap_used, volume, .. }: Status) {
+fn tell(
+    shown: &mut status::Volume,
+    VolumeProcessStatus { swap_used, volume, .. }: VolumeProcessStatus,
+) {
     let extents = |count: u64| Bytes(count * EXTENT_SIZE);
     shown.swap_used = swap_used;
     shown.spilled = volume.spill.map_or(Bytes::ZERO, |spill| extents(spill.used_extents));

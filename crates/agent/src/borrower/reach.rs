@@ -8,12 +8,12 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 
 use aquifer_api::message::Access;
-use aquifer_control::BorrowedLease;
 use aquifer_blockdev::nvme::{SubsystemUri, Transport};
+use aquifer_control::BorrowedLease;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::{NvmeUri, Uri};
 use aquifer_page::{LeaseId, OwnerId, file};
-use aquifer_volume::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
+use aquifer_volume::{Claim, Encryption, LeaseTarget, NvmeAccess, Protocol};
 use tokio::runtime::Handle;
 
 use crate::config::{Attach, BorrowConfig, Config, PageProtocol};
@@ -65,7 +65,10 @@ impl Reach {
         let way = choose(lease, attach, self.config.protocol)?;
         if !is_wanted(&way, attach, self.config.protocol) {
             let lender = &lease.lender;
-            tracing::warn!(lease = %lease.lease, %lender, "the lender has no way such as is wanted: goes by NBD over TLS");
+            tracing::warn!(
+                lease = %lease.lease, %lender,
+                "the lender does not offer the configured protocol: using NBD over TLS"
+            );
         }
         Ok(way)
     }
@@ -96,7 +99,9 @@ impl Reach {
                     Protocol::Nvme(NvmeAccess { subsystem: uri.subsystem, host: name, secrets }),
                 )
             }
-            Way::Direct(uri) => return Err(format!("{uri} is nothing for the pool")),
+            Way::Direct(uri) => {
+                return Err(format!("{uri} needs [borrow] attach = \"direct\""));
+            }
         };
         Ok(LeaseTarget {
             lease: lease.lease,
@@ -105,7 +110,7 @@ impl Reach {
             protocol,
             capacity: lease.bytes,
             // Another host holds the pages, even if its address looks local: encrypt them.
-            seal: Some(Seal::own()),
+            encryption: Some(Encryption::random()),
             claim: Some(claim(lease.lease)),
         })
     }
@@ -163,7 +168,8 @@ fn choose(lease: &BorrowedLease, attach: Attach, protocol: PageProtocol) -> Resu
     };
     wanted.or_else(nbd).ok_or_else(|| {
         format!(
-            "{lender} serves the lease only as {}: see attach and protocol in [borrow], or backend in [lend] of {lender}",
+            "{lender} serves the lease only as {}: change attach or protocol in [borrow], \
+             or backend in [lend] of {lender}",
             lease.uris.join(" and ")
         )
     })

@@ -19,10 +19,7 @@ impl Driver {
             self.draining = order.on;
             let what = match order.on {
                 true => {
-                    format!(
-                        "asks back the {} that are lent, and lends nothing meanwhile",
-                        self.lent_bytes()
-                    )
+                    format!("recalls all leases, with {}, and lends nothing", self.lent_bytes())
                 }
                 false => "lends again".to_owned(),
             };
@@ -55,14 +52,13 @@ impl Driver {
         let peers = self.parts.peers.status_with(unsettled);
         let peer = peers.into_iter().find(|peer| peer.host == *borrower);
         match (lent.state, self.told.get(&lent.lease.lease), peer) {
-            (LoanState::Freeing, ..) => "its memory is being freed".to_owned(),
-            (LoanState::Opening, ..) => "it is being set up".to_owned(),
-            (LoanState::Offered | LoanState::Held, ..) => "it is not asked back yet".to_owned(),
-            (_, _, None) => {
-                format!(
-                    "{borrower} is no peer any more, and where it is called is not known: it must give the lease back itself"
-                )
-            }
+            (LoanState::Freeing, ..) => "this host is freeing its memory".to_owned(),
+            (LoanState::Opening, ..) => "this host is setting it up".to_owned(),
+            (LoanState::Offered | LoanState::Held, ..) => "it is not recalled yet".to_owned(),
+            (_, _, None) => format!(
+                "{borrower} is no longer a peer, and its address is unknown: \
+                 it must give the lease back itself"
+            ),
             (_, _, Some(peer)) if peer.error.is_some() && !peer.refused => {
                 format!("{borrower} does not answer: {}", peer.error.unwrap_or_default())
             }
@@ -81,7 +77,7 @@ impl Driver {
             self.parts.events.note(
                 EventKind::Drain,
                 &self.parts.config.host,
-                "nothing is lent any more",
+                "all leases are back",
             );
         }
         self.drained = self.draining && empty;
@@ -117,11 +113,11 @@ impl Driver {
         let held: Vec<_> = held.map(|held| held.lease.lease.to_string()).collect();
         let mut parts = Vec::new();
         if !lent.is_empty() {
-            parts
-                .push(format!("holds lease {} of this host, which is asked back", lent.join(", ")));
+            parts.push(format!("holds lease {}, which this host recalls", lent.join(", ")));
         }
         if !held.is_empty() {
-            parts.push(format!("has lent this host lease {}, which is left", held.join(", ")));
+            let held = held.join(", ");
+            parts.push(format!("has lent this host lease {held}, which this host vacates"));
         }
         format!("{host} is not a [[peer]] of the configuration, but {}", parts.join(" and "))
     }

@@ -157,7 +157,7 @@ impl Driver {
     pub(super) fn note_ended_vms(&mut self) {
         let ended = match aquifer_vm::process::ended(&self.parts.config.state, self.vms_seen) {
             Ok(ended) => ended,
-            Err(error) => return tracing::debug!("ended VMs: {error}"),
+            Err(error) => return tracing::debug!("cannot list the VMs that ended: {error}"),
         };
         for vm in ended {
             self.vms_seen =

@@ -77,7 +77,7 @@ pub struct Driver {
     /// Work in progress: the controller may order it again meanwhile.
     busy: HashSet<Busy>,
     /// Reply channels of `mem_bor_fin` messages that wait until the memory is free.
-    fins: HashMap<LeaseId, Vec<oneshot::Sender<Heard>>>,
+    pending_releases: HashMap<LeaseId, Vec<oneshot::Sender<Heard>>>,
     orders: Orders,
     /// Time of the last sign of life from each lease's borrower.
     signs: BTreeMap<LeaseId, Instant>,
@@ -138,7 +138,7 @@ impl Driver {
             outcomes,
             finished,
             busy: HashSet::new(),
-            fins: HashMap::new(),
+            pending_releases: HashMap::new(),
             orders: Orders::default(),
             signs: BTreeMap::new(),
             io_timeout_ms: BTreeMap::new(),
@@ -183,7 +183,7 @@ impl Driver {
     fn tick(&mut self) {
         let reading = match self.parts.source.read() {
             Ok(reading) => reading,
-            Err(error) => return tracing::error!("cannot read how much memory is used: {error}"),
+            Err(error) => return tracing::error!("cannot read the memory figures: {error}"),
         };
         let held = match self.parts.source.contains_self() {
             true => Bytes::ZERO,
@@ -252,7 +252,7 @@ impl Driver {
         self.note_left();
         for volume in self.parts.borrower.dead() {
             if !self.busy.contains(&Busy::Volume(volume)) {
-                self.note_decision(format!("clears away volume {volume}: its process has died"));
+                self.note_decision(format!("removes volume {volume}: its process has died"));
                 self.step(Event::Return { volume: Some(volume) });
             }
         }
@@ -311,7 +311,7 @@ impl Driver {
         self.step(Event::Received { from, message });
         match fin {
             Some(lease) if self.busy.contains(&Busy::Lease(lease)) => {
-                let waiting = self.fins.entry(lease).or_default();
+                let waiting = self.pending_releases.entry(lease).or_default();
                 waiting.retain(|reply| !reply.is_closed());
                 waiting.push(reply);
             }

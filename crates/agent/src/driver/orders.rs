@@ -120,7 +120,9 @@ impl Orders {
 
     fn not_returned(&mut self, volume: VolumeId, why: &str) {
         for failed in self.returns.extract_if(.., |pending| pending.left.contains(&volume)) {
-            let help = Some("it stays on; return it when there is more free memory".to_owned());
+            let help = Some(
+                "the volume stays in use; return it when there is more free memory".to_owned(),
+            );
             let _ = failed.reply.send(Err(Problem { error: why.to_owned(), help }));
         }
     }
@@ -128,7 +130,7 @@ impl Orders {
 
 /// Explains the end of a borrowing that the operator has taken back.
 fn given_back() -> Problem {
-    let error = "an 'aquifer return' came meanwhile, and what was lent so far goes back".to_owned();
+    let error = "an 'aquifer return' came meanwhile: all leases of this order go back".to_owned();
     Problem { error, help: None }
 }
 
@@ -150,10 +152,10 @@ fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
     } else if peers.iter().all(|peer| peer.error.is_some()) {
         "`aquifer status` shows all peers, and when each was last heard of"
     } else {
-        "memory is lent in extents of 64MiB; `aquifer status` shows all peers"
+        "hosts lend in extents of 64MiB; `aquifer status` shows all peers"
     };
     let reasons = reasons.join(", ");
-    Problem { error: format!("nobody lends {wanted}: {reasons}"), help: Some(help.to_owned()) }
+    Problem { error: format!("no host lends {wanted}: {reasons}"), help: Some(help.to_owned()) }
 }
 
 impl Driver {
@@ -175,7 +177,7 @@ impl Driver {
             None => volumes,
             Some(volume) if volumes.contains(&volume) => BTreeSet::from([volume]),
             Some(volume) => {
-                let error = format!("no volume {volume} is borrowed here");
+                let error = format!("this host has no volume {volume}");
                 let help = Some("`aquifer status` lists the volumes".to_owned());
                 let _ = reply.send(Err(Problem { error, help }));
                 return;

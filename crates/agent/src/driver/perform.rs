@@ -112,7 +112,7 @@ impl Driver {
         for action in step.actions {
             self.perform(action);
         }
-        self.orders.conclude(self.controller.unconfirmed_fins() == 0);
+        self.orders.conclude(self.controller.pending_releases() == 0);
     }
 
     /// Logs a decision and keeps it for the status.
@@ -163,7 +163,7 @@ impl Driver {
             Event::LeaseFreed { lease } => {
                 self.signs.remove(lease);
                 self.told.remove(lease);
-                for reply in self.fins.remove(lease).into_iter().flatten() {
+                for reply in self.pending_releases.remove(lease).into_iter().flatten() {
                     let _ = reply.send(Ok(None));
                 }
             }
@@ -179,7 +179,7 @@ impl Driver {
             false => gate.shut(),
         };
         if let Err(error) = done {
-            tracing::warn!("whether the cgroup may swap stays as it was: {error}");
+            tracing::warn!("cannot change whether the cgroup may swap: {error}");
         }
     }
 
@@ -295,9 +295,7 @@ impl Driver {
                 }
                 Err(SayError::Refused(why)) => Some(Event::Refused { by: to, message, why }),
                 Err(SayError::Lost(why)) => {
-                    tracing::debug!(
-                        "{message:?} did not reach {to} and will be sent again if it still matters: {why}"
-                    );
+                    tracing::debug!("{message:?} did not reach {to}, and may be sent again: {why}");
                     None
                 }
             };

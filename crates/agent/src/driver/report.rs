@@ -1,6 +1,6 @@
 //! The driver's answer to `status`.
 
-use aquifer_api::status::{LeaseHealth, Lent, Memory, Status};
+use aquifer_api::status::{HostMemory, LeaseHealth, Lent, Status};
 use aquifer_control as control;
 use tokio::sync::oneshot;
 
@@ -19,7 +19,7 @@ impl Driver {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             role: role(self.controller.role()),
-            memory: Memory {
+            memory: HostMemory {
                 source: self.parts.source.name(),
                 total: self.memory.total,
                 used: self.memory.used,

@@ -29,9 +29,7 @@ pub(super) struct News {
 
 /// Returns the event for a lender that no longer has a lease or its pages.
 pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> News {
-    let what = format!(
-        "{lender} has lost lease {lease}: what this host stored in it cannot be had any more"
-    );
+    let what = format!("{lender} has lost lease {lease}, with the pages that this host stored");
     News { kind: EventKind::LeaseLost, who: lender.to_string(), what }
 }
 
@@ -94,7 +92,7 @@ fn change(volume: &Volume, held: &Held, is_away: bool) -> News {
         true => (
             EventKind::LenderLost,
             format!(
-                "{lender} does not answer: {placed} of volume {} wait in lease {lease}",
+                "{lender} does not answer: {placed} of volume {} in lease {lease} wait for it",
                 volume.volume
             ),
         ),
@@ -109,11 +107,12 @@ fn spill(volume: &Volume, before: Bytes) -> Option<News> {
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Greater => (
             EventKind::Spill,
-            format!("{now} are in the local spill file now, as no lender has room for them"),
+            format!("{now} are in the local spill file, because no lender has room for them"),
         ),
-        std::cmp::Ordering::Less => {
-            (EventKind::SpillBack, format!("{now} are in the local spill file now, {before} were"))
-        }
+        std::cmp::Ordering::Less => (
+            EventKind::SpillBack,
+            format!("{now} are in the local spill file, {before} were before"),
+        ),
     };
     Some(News { kind, who, what })
 }
@@ -124,10 +123,12 @@ mod tests {
 
     fn volume(health: LeaseHealth, spilled: u64, error: Option<&str>) -> Volume {
         serde_json::from_value(serde_json::json!({
-            "volume": "0".repeat(32), "device": "/dev/loop3", "backend": "fuse-loop", "capacity": 1 << 30,
-            "swap_used": 0, "spilled": spilled, "last_error": error,
-            "leases": [{"lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26,
-                "state": "", "health": health}],
+            "volume": "0".repeat(32), "device": "/dev/loop3", "backend": "fuse-loop",
+            "capacity": 1 << 30, "swap_used": 0, "spilled": spilled, "last_error": error,
+            "leases": [{
+                "lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26,
+                "state": "", "health": health
+            }],
         }))
         .unwrap()
     }

@@ -71,7 +71,8 @@ pub enum Caller {
 #[openapi(
     info(
         title = "Aquifer agent",
-        description = "Messages between the agents of a cluster (mutual TLS), and orders to the agent of a host (unix socket)."
+        description = "Messages between the agents of a cluster (mutual TLS), \
+                       and orders to the agent of a host (unix socket)."
     ),
     components(schemas(Problem))
 )]
@@ -84,7 +85,10 @@ impl IntoResponses for Refusals {
     fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
         let problem = Content::new(Some(Ref::from_schema_name("Problem")));
         let refused = ResponseBuilder::new()
-            .description("It is refused or cannot be done: 400, 415 or 422 for a malformed request, 403 for a caller who may not ask, 404 for what is not there, 409 for all else.")
+            .description(
+                "The agent refuses the request or fails: 400, 415 or 422 for a malformed request, \
+                 403 for a caller without permission, 404 for an unknown thing, 409 otherwise.",
+            )
             .content("application/json", problem);
         BTreeMap::from([("4XX".to_owned(), refused.build().into())])
     }
@@ -111,7 +115,7 @@ fn described() -> OpenApiRouter<Served> {
 }
 
 /// Returns the OpenAPI document: the answer to `GET /v1/openapi.json` and the file
-/// `docs/openapi.json`.
+/// `docs/reference/openapi.json`.
 pub fn openapi() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let mut text = described().to_openapi().to_pretty_json().unwrap_or_default();
@@ -131,7 +135,7 @@ fn router(served: Served) -> Router {
         .method_not_allowed_fallback(async |request: Request| {
             Failure::new(
                 StatusCode::METHOD_NOT_ALLOWED,
-                format!("{} cannot be asked for by {}", request.uri().path(), request.method()),
+                format!("{} does not support {}", request.uri().path(), request.method()),
             )
         })
         .fallback(async |request: Request| {
@@ -256,19 +260,21 @@ mod tests {
             assert!(paths.contains(&path), "{path} is not described");
         }
         assert_eq!(paths.len(), 15, "a path is missing here: {paths:?}");
-        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             std::fs::write(&file, openapi()).unwrap();
         }
         let kept = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
             kept == openapi(),
-            "docs/openapi.json is old: UPDATE_OPENAPI=1 cargo test -p aquifer-agent --lib the_document"
+            "docs/reference/openapi.json is old: \
+             UPDATE_OPENAPI=1 cargo test -p aquifer-agent --lib the_document"
         );
     }
 
     #[tokio::test]
-    async fn a_body_is_an_object_whose_whole_numbers_may_be_written_in_any_way() {
+    async fn a_body_is_an_object_with_whole_numbers_in_any_notation() {
         async fn heard(body: &'static str) -> Result<u64, StatusCode> {
             let request = Request::post(path::BORROW).header("content-type", "application/json");
             let request = request.body(axum::body::Body::from(body)).unwrap();

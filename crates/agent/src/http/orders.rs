@@ -1,5 +1,5 @@
 //! Endpoints for the operator, on the unix socket. Doc comments of handlers are text of
-//! `docs/openapi.json`.
+//! `docs/reference/openapi.json`.
 
 use aquifer_api::group::Group;
 use aquifer_api::order::{Awaited, Borrow, Borrowed, Drain, Draining, Migrate, Return, Returned};
@@ -12,7 +12,7 @@ use crate::driver::{Command, Handle};
 use crate::groups::Groups;
 use crate::vms::Vms;
 
-/// Everything about this host.
+/// Returns the state of this host.
 #[utoipa::path(get, path = "/v1/status", tag = "orders",
     responses((status = 200, description = "The answer.", body = Status), Refusals))]
 pub(super) async fn status(
@@ -22,7 +22,7 @@ pub(super) async fn status(
     Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
 }
 
-/// The groups of this host, what they agree on and what they share.
+/// Returns the groups of this host, their agreements and their sharing.
 #[utoipa::path(get, path = "/v1/groups", tag = "orders",
     responses((status = 200, description = "The answer.", body = Vec<Group>), Refusals))]
 pub(super) async fn groups(
@@ -32,7 +32,7 @@ pub(super) async fn groups(
     Ok(Json(groups.all()?))
 }
 
-/// Borrow now. Answered when the memory is swapped on.
+/// Borrows memory now. The answer comes when the kernel swaps to it.
 #[utoipa::path(post, path = "/v1/borrow", tag = "orders", request_body = Borrow,
     responses((status = 200, description = "The answer.", body = Borrowed), Refusals))]
 pub(super) async fn borrow(
@@ -43,7 +43,7 @@ pub(super) async fn borrow(
     Ok(Json(handle.ask(|reply| Command::Borrow { order, reply }).await??))
 }
 
-/// Give back what was borrowed. Answered when it is done.
+/// Gives borrowed memory back. The answer comes when it is done.
 #[utoipa::path(post, path = "/v1/return", tag = "orders", request_body = Return,
     responses((status = 200, description = "The answer.", body = Returned), Refusals))]
 pub(super) async fn give_back(
@@ -54,9 +54,9 @@ pub(super) async fn give_back(
     Ok(Json(handle.ask(|reply| Command::Return { order, reply }).await??))
 }
 
-/// Take back all that was lent and lend nothing meanwhile, or lend again. Answered at once.
+/// Recalls all leases and lends nothing meanwhile, or lends again. The answer comes at once.
 #[utoipa::path(post, path = "/v1/drain", tag = "orders", request_body = Drain,
-    responses((status = 200, description = "How far it is.", body = Draining), Refusals))]
+    responses((status = 200, description = "The progress.", body = Draining), Refusals))]
 pub(super) async fn drain(
     State(handle): State<Handle>,
     _: FromLocal,
@@ -65,9 +65,9 @@ pub(super) async fn drain(
     Ok(Json(handle.ask(|reply| Command::Drain { order: Some(order), reply }).await?))
 }
 
-/// How far a drain is.
+/// Returns the progress of a drain.
 #[utoipa::path(get, path = "/v1/drain", tag = "orders",
-    responses((status = 200, description = "How far it is.", body = Draining), Refusals))]
+    responses((status = 200, description = "The progress.", body = Draining), Refusals))]
 pub(super) async fn draining(
     State(handle): State<Handle>,
     _: FromLocal,
@@ -75,7 +75,7 @@ pub(super) async fn draining(
     Ok(Json(handle.ask(|reply| Command::Drain { order: None, reply }).await?))
 }
 
-/// Have a peer wait for a VM of this host. What is left to do is between the VM's keepers on both.
+/// Makes a peer wait for a VM of this host. The VM's supervisors on both hosts do the rest.
 #[utoipa::path(post, path = "/v1/vms/migrate", tag = "orders", request_body = Migrate,
     responses((status = 200, description = "The answer.", body = Awaited), Refusals))]
 pub(super) async fn migrate(

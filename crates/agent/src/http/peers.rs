@@ -1,5 +1,5 @@
 //! Endpoints for other hosts: the five messages of \[Ge23\], renewals, offers, access to leases,
-//! and arriving VMs. Doc comments of handlers are text of `docs/openapi.json`.
+//! and arriving VMs. Doc comments of handlers are text of `docs/reference/openapi.json`.
 
 use aquifer_api::message::{
     Access, Arrive, Awaits, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer,
@@ -27,9 +27,9 @@ async fn hear(handle: &Handle, FromPeer(from): FromPeer, heard: Heard) -> Answer
     Ok(Json(Done {}))
 }
 
-/// A borrower asks for memory. The grant or the refusal comes as a message of its own.
+/// A borrower asks for memory. The lender grants or refuses it in a separate message.
 #[utoipa::path(post, path = "/v1/mem_bor_req", tag = "peers", request_body = MemBorReq,
-    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
+    responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
 pub(super) async fn mem_bor_req(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -40,7 +40,7 @@ pub(super) async fn mem_bor_req(
 
 /// A lender grants a request.
 #[utoipa::path(post, path = "/v1/mem_bor_ack", tag = "peers", request_body = MemBorAck,
-    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
+    responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
 pub(super) async fn mem_bor_ack(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -51,7 +51,7 @@ pub(super) async fn mem_bor_ack(
 
 /// A lender refuses a request.
 #[utoipa::path(post, path = "/v1/mem_bor_rej", tag = "peers", request_body = MemBorRej,
-    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
+    responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
 pub(super) async fn mem_bor_rej(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -62,7 +62,7 @@ pub(super) async fn mem_bor_rej(
 
 /// A borrower gives a lease back.
 #[utoipa::path(post, path = "/v1/mem_bor_fin", tag = "peers", request_body = MemBorFin,
-    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
+    responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
 pub(super) async fn mem_bor_fin(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -73,7 +73,7 @@ pub(super) async fn mem_bor_fin(
 
 /// A lender wants a lease's memory back.
 #[utoipa::path(post, path = "/v1/mem_len_fin", tag = "peers", request_body = MemLenFin,
-    responses((status = 200, description = "It is taken in.", body = Leaving), Refusals))]
+    responses((status = 200, description = "The agent accepted it.", body = Leaving), Refusals))]
 pub(super) async fn mem_len_fin(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -86,7 +86,7 @@ pub(super) async fn mem_len_fin(
 
 /// A borrower still needs these leases.
 #[utoipa::path(post, path = "/v1/renew", tag = "peers", request_body = Renew,
-    responses((status = 200, description = "It is taken in.", body = Renewed), Refusals))]
+    responses((status = 200, description = "The agent accepted it.", body = Renewed), Refusals))]
 pub(super) async fn renew(
     State(handle): State<Handle>,
     FromPeer(from): FromPeer,
@@ -96,7 +96,7 @@ pub(super) async fn renew(
     Ok(Json(Renewed { lost }))
 }
 
-/// What this host would lend now.
+/// Returns the memory that this host would lend now.
 #[utoipa::path(get, path = "/v1/offer", tag = "peers",
     responses((status = 200, description = "The answer.", body = Offer), Refusals))]
 pub(super) async fn offer(
@@ -106,8 +106,9 @@ pub(super) async fn offer(
     Ok(Json(handle.ask(|reply| Command::Offer { from, reply }).await??))
 }
 
-/// How the host that has a lease gets at it over NVMe.
-#[utoipa::path(get, path = "/v1/leases/{lease}/access", tag = "peers", params(("lease" = schema::Id, Path, description = "The lease")),
+/// Returns the data that a lease's borrower needs to use it over NVMe.
+#[utoipa::path(get, path = "/v1/leases/{lease}/access", tag = "peers",
+    params(("lease" = schema::Id, Path, description = "The lease")),
     responses((status = 200, description = "The answer.", body = Access), Refusals))]
 pub(super) async fn access(
     State(handle): State<Handle>,
@@ -118,7 +119,7 @@ pub(super) async fn access(
     let none = || {
         Failure::new(
             StatusCode::NOT_FOUND,
-            format!("{from} has no lease {lease} that NVMe leads to"),
+            format!("{from} has no lease {lease} that this host serves over NVMe"),
         )
     };
     let id: LeaseId = lease.parse().map_err(|_| none())?;
@@ -127,7 +128,7 @@ pub(super) async fn access(
     access.map(Json).ok_or_else(none)
 }
 
-/// Another host is about to move a VM here. Answered when it is waited for.
+/// Announces a VM that another host moves here. The answer comes when this host waits for it.
 #[utoipa::path(post, path = "/v1/vms/arrive", tag = "peers", request_body = Arrive,
     responses((status = 200, description = "The answer.", body = Awaits), Refusals))]
 pub(super) async fn arrive(

@@ -85,7 +85,9 @@ impl Endpoints {
                 (stream, _) = accepted(|| self.unix.accept()) => {
                     connections.spawn(converse(stream, router.clone(), Caller::Local));
                 }
-                (stream, from) = accepted(|| self.tcp.accept()), if connections.len() < CONNECTIONS => {
+                (stream, from) = accepted(|| self.tcp.accept()),
+                    if connections.len() < CONNECTIONS =>
+                {
                     strangers.welcome(stream, from, self.tls.clone());
                 }
                 Some((stream, host)) = strangers.next() => {
@@ -106,7 +108,7 @@ async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut()
             Ok(connection) => return connection,
             Err(error) => {
                 if !std::mem::replace(&mut fails, true) {
-                    tracing::error!("cannot accept callers: {error}; trying again");
+                    tracing::error!("cannot accept connections: {error}; trying again");
                 }
                 tokio::time::sleep(accepting::PAUSE).await;
             }
@@ -161,23 +163,23 @@ async fn welcome(
     config: Arc<ServerConfig>,
 ) -> Option<(TlsStream<TcpStream>, HostName)> {
     let _ = stream.set_nodelay(true);
-    let stream =
-        match tokio::time::timeout(TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
-                tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}");
-                return None;
-            }
-            Err(_) => {
-                tracing::warn!(%from, "hung up on a caller that did not say who it is");
-                return None;
-            }
-        };
+    let stream = match tokio::time::timeout(TIMEOUT, TlsAcceptor::from(config).accept(stream)).await
+    {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::warn!(%from, "rejected a caller outside this cluster: {error}");
+            return None;
+        }
+        Err(_) => {
+            tracing::warn!(%from, "rejected a caller that did not finish the TLS handshake");
+            return None;
+        }
+    };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     match certificate.map(tls::host_name) {
         Some(Ok(host)) => Some((stream, host)),
         _ => {
-            tracing::warn!(%from, "turned away a caller whose certificate names no host");
+            tracing::warn!(%from, "rejected a caller whose certificate names no host");
             None
         }
     }

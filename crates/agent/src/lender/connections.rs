@@ -32,7 +32,7 @@ mod tests {
     fn a_connection_is_seen_for_as_long_as_there_is_one() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
-        assert!(!any(at.port()), "one who only listens is not connected");
+        assert!(!any(at.port()), "a listener is not a connection");
         let client = TcpStream::connect(at).unwrap();
         let server = listener.accept().unwrap();
         assert!(any(at.port()));

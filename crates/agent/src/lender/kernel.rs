@@ -74,7 +74,7 @@ impl KernelLeases {
 
     fn wish(&self, record: &LeaseRecord) -> Result<Wish, String> {
         let access =
-            note(record).and_then(|note| note.access).ok_or("nobody is to get at the lease")?;
+            note(record).and_then(|note| note.access).ok_or("the lease names no borrower")?;
         let secrets = access
             .secrets
             .map(|secrets| HostSecrets { host: secrets.borrower, target: secrets.lender });
@@ -130,7 +130,7 @@ impl Leases for KernelLeases {
             if let Ok(Some(target)) = Target::find(&self.root, &Nqn::of_lease(lease)) {
                 self.leases().insert(lease, (record, target));
             }
-            return Err(format!("{error}; {stored} are still taken"));
+            return Err(format!("{error}; the lease still uses {stored}"));
         }
         let path = self.path(lease);
         fs::remove_file(&path).map_err(|error| format!("cannot remove {}: {error}", path.display()))

@@ -19,13 +19,13 @@ use crate::config::Config;
 /// The store with its NBD server and, if configured, its NVMe/TCP target.
 #[derive(Debug)]
 pub(super) struct StoreLeases {
-    shelf: Arc<Shelf>,
+    registry: Arc<ExportRegistry>,
     nbd: Server,
     nvme: Option<(Target, Address)>,
 }
 
 /// The store as both servers see it: it admits each host to its own leases and counts connections.
-struct Shelf {
+struct ExportRegistry {
     store: Store,
     state: Mutex<State>,
 }
@@ -38,9 +38,9 @@ struct State {
     leaving: BTreeSet<LeaseId>,
 }
 
-impl fmt::Debug for Shelf {
+impl fmt::Debug for ExportRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shelf").field("store", &self.store).finish_non_exhaustive()
+        f.debug_struct("ExportRegistry").field("store", &self.store).finish_non_exhaustive()
     }
 }
 
@@ -48,19 +48,19 @@ impl StoreLeases {
     /// Opens the store with the leases of the previous agent, and serves it.
     pub(super) fn open(config: &Config, identity: &Identity) -> Result<Self, String> {
         let store = Store::open(&config.store_dir()).map_err(|error| error.to_string())?;
-        let shelf = Arc::new(Shelf { store, state: Mutex::default() });
+        let registry = Arc::new(ExportRegistry { store, state: Mutex::default() });
         let security = Security::Tls(identity.server_config());
         let address =
             |at: std::net::SocketAddr| Address::Tcp { host: at.ip().to_string(), port: at.port() };
-        let nbd = Server::bind(&address(config.pages), security, shelf.clone());
+        let nbd = Server::bind(&address(config.pages), security, registry.clone());
         let nbd = nbd.map_err(|error| error.to_string())?;
         let listen = |at| {
-            let target = Target::new(shelf.clone(), Limits::default());
+            let target = Target::new(registry.clone(), Limits::default());
             let address = target.listen(&address(at), None).map_err(|error| error.to_string())?;
             Ok::<_, String>((target, address))
         };
         let nvme = config.lend.nvme.map(listen).transpose()?;
-        Ok(Self { shelf, nbd, nvme })
+        Ok(Self { registry, nbd, nvme })
     }
 }
 
@@ -73,31 +73,31 @@ impl Leases for StoreLeases {
     }
 
     fn records(&self) -> Vec<LeaseRecord> {
-        self.shelf.store.leases().iter().map(|lease| lease.record()).collect()
+        self.registry.store.leases().iter().map(|lease| lease.record()).collect()
     }
 
     fn record(&self, lease: LeaseId) -> Option<LeaseRecord> {
-        self.shelf.store.get(lease).map(|lease| lease.record())
+        self.registry.store.get(lease).map(|lease| lease.record())
     }
 
     fn open(&self, record: LeaseRecord) -> Result<(), String> {
-        self.shelf.store.create(record).map(drop).map_err(|error| error.to_string())?;
+        self.registry.store.create(record).map(drop).map_err(|error| error.to_string())?;
         self.changed();
         Ok(())
     }
 
     fn remove(&self, lease: LeaseId) -> Result<(), String> {
-        if self.shelf.store.get(lease).is_none() {
+        if self.registry.store.get(lease).is_none() {
             return Ok(());
         }
-        self.shelf.state().leaving.insert(lease);
+        self.registry.state().leaving.insert(lease);
         self.nbd.close_lease(lease);
         if let Some((target, _)) = &self.nvme {
             target.close_lease(lease);
         }
-        self.shelf.state().namespaces.remove(&lease);
-        let removed = self.shelf.store.remove(lease).map_err(|error| error.to_string());
-        self.shelf.state().leaving.remove(&lease);
+        self.registry.state().namespaces.remove(&lease);
+        let removed = self.registry.store.remove(lease).map_err(|error| error.to_string());
+        self.registry.state().leaving.remove(&lease);
         self.changed();
         removed.map(drop)
     }
@@ -115,15 +115,15 @@ impl Leases for StoreLeases {
     }
 
     fn stored(&self) -> BTreeMap<LeaseId, Bytes> {
-        self.shelf.store.leases().iter().map(|lease| (lease.id(), lease.stored())).collect()
+        self.registry.store.leases().iter().map(|lease| (lease.id(), lease.stored())).collect()
     }
 
     fn connections(&self) -> Option<BTreeMap<LeaseId, u32>> {
-        Some(self.shelf.state().connections.clone())
+        Some(self.registry.state().connections.clone())
     }
 
     fn in_use(&self) -> Vec<LeaseId> {
-        self.shelf.state().connections.keys().copied().collect()
+        self.registry.state().connections.keys().copied().collect()
     }
 }
 
@@ -135,7 +135,7 @@ impl StoreLeases {
     }
 }
 
-impl Shelf {
+impl ExportRegistry {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,7 +166,7 @@ impl Shelf {
     }
 }
 
-impl Exports for Shelf {
+impl Exports for ExportRegistry {
     fn open(&self, name: &str, peer: &Peer) -> Result<Export, nbd::Refused> {
         // A missing lease and another host's lease get the same answer: a host learns nothing of
         // others' leases.
@@ -194,15 +194,13 @@ impl Exports for Shelf {
     }
 }
 
-impl Subsystems for Shelf {
+impl Subsystems for ExportRegistry {
     fn open(&self, subsystem: &Nqn, host: &Host) -> Result<Arc<Namespace>, nvme::Refused> {
         // Missing and foreign leases get the same answer, as in `Exports::open`.
         let unknown = || nvme::Refused::Unknown(subsystem.clone());
         let (lease, access) = self.for_host(subsystem, &host.nqn).ok_or_else(unknown)?;
         if access.secrets.is_some() && secrets(&access).is_none() {
-            return Err(nvme::Refused::Forbidden(
-                "what is on record as its secret is none".to_owned(),
-            ));
+            return Err(nvme::Refused::Forbidden("the recorded secret is malformed".to_owned()));
         }
         let namespaces = &mut self.state().namespaces;
         Ok(namespaces.entry(lease.id()).or_insert_with(|| Arc::new(Namespace::new(lease))).clone())

@@ -29,7 +29,8 @@ impl Cgroup {
             Version::V2
         } else {
             let why = if path.exists() {
-                "has no memory controller: it is missing memory.current (v2) and memory.limit_in_bytes (v1)"
+                "has no memory controller: it lacks memory.current (v2) and \
+                 memory.limit_in_bytes (v1)"
             } else {
                 "does not exist: make it first, with its limit"
             };
@@ -146,7 +147,8 @@ mod tests {
             ("memory.usage_in_bytes", "700000\n"),
             (
                 "memory.stat",
-                "cache 1\nhierarchical_memory_limit 1000000\ntotal_cache 300000\ntotal_shmem 100000\ntotal_swap 4096\n",
+                "cache 1\nhierarchical_memory_limit 1000000\ntotal_cache 300000\n\
+                 total_shmem 100000\ntotal_swap 4096\n",
             ),
         ]);
         let reading = cgroup.read().unwrap();

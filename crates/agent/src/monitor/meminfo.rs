@@ -39,8 +39,9 @@ mod tests {
 
     #[test]
     fn used_leaves_out_cache_and_slabs_but_not_shared_memory() {
-        let text = "MemTotal: 1000 kB\nMemFree: 300 kB\nBuffers: 50 kB\nCached: 250 kB\nShmem: 100 kB\n\
-                    SReclaimable: 20 kB\nSUnreclaim: 30 kB\nSwapTotal: 64 kB\nSwapFree: 4 kB\n";
+        let text = "MemTotal: 1000 kB\nMemFree: 300 kB\nBuffers: 50 kB\nCached: 250 kB\n\
+                    Shmem: 100 kB\nSReclaimable: 20 kB\nSUnreclaim: 30 kB\nSwapTotal: 64 kB\n\
+                    SwapFree: 4 kB\n";
         let reading = parse(text).unwrap();
         assert_eq!(reading.total, Bytes::kib(1000));
         assert_eq!(reading.used, Bytes::kib(1000 - 300 - 50 - (250 - 100) - 20));

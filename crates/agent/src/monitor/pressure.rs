@@ -182,7 +182,7 @@ mod tests {
         assert!(pressure.is_high(), "the host reclaims");
         thread::sleep(Duration::from_millis(20));
         scan(7);
-        assert!(!pressure.is_high(), "nobody waits");
+        assert!(!pressure.is_high(), "no task waits");
     }
 
     #[test]

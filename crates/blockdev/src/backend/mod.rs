@@ -127,7 +127,7 @@ pub fn probe() -> Vec<Probe> {
 fn usable(backend: &dyn Backend) -> Result<(), String> {
     if !capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN)) {
         return Err(
-            "it takes CAP_SYS_ADMIN; run as root (containers: --cap-add SYS_ADMIN)".to_owned()
+            "it needs CAP_SYS_ADMIN; run as root (containers: --cap-add SYS_ADMIN)".to_owned()
         );
     }
     backend.probe()

@@ -38,8 +38,8 @@ impl Danger {
     pub fn why(&self) -> String {
         let Self { interface, mtu, reserve } = self;
         format!(
-            "{interface} has frames of {mtu} bytes and vm.min_free_kbytes is {reserve}: swap over it may hang this host when \
-             memory runs out"
+            "{interface} has an MTU of {mtu} bytes and vm.min_free_kbytes is {reserve}: \
+             swap over it may hang this host when memory runs out"
         )
     }
 
@@ -158,13 +158,17 @@ mod tests {
 
     use super::*;
 
-    const ROUTES: &str = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
+    const ROUTES: &str = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\t\
+        Mask\t\tMTU\tWindow\tIRTT\n\
         eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
         fast\t00004D0A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
     const ROUTES_V6: &str = "\
-        00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0\n\
-        fd000000000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001 fast\n\
-        fd000000000000000000000000000001 80 00000000000000000000000000000000 00 00000000000000000000000000000000 00000000 00000002 00000000 80200001 lo\n";
+        00000000000000000000000000000000 00 00000000000000000000000000000000 00 \
+        fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0\n\
+        fd000000000000000000000000000000 40 00000000000000000000000000000000 00 \
+        00000000000000000000000000000000 00000100 00000001 00000000 00000001 fast\n\
+        fd000000000000000000000000000001 80 00000000000000000000000000000000 00 \
+        00000000000000000000000000000000 00000000 00000002 00000000 80200001 lo\n";
 
     fn host(mtu: u32, min_free_kib: u32) -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();

@@ -31,7 +31,8 @@ pub struct SubsystemUri {
 /// The reason why a text is no such URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not an NVMe URI for the kernel: {1}; write nvme+tcp://HOST:PORT/NQN or nvme+rdma://HOST:PORT/NQN"
+    "'{0}' is not an NVMe URI for the kernel: {1}; \
+     write nvme+tcp://HOST:PORT/NQN or nvme+rdma://HOST:PORT/NQN"
 )]
 pub struct UriError(String, String);
 
@@ -42,7 +43,8 @@ impl SubsystemUri {
     /// Fails if the name has no address.
     pub fn resolve(&self) -> Result<SocketAddr, NvmeError> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
-        let found = found.map_err(NvmeError::io(format_args!("looking up {}", self.host)))?.next();
+        let fail = NvmeError::io(format!("cannot look up {}", self.host));
+        let found = found.map_err(fail)?.next();
         found.ok_or_else(|| NvmeError::new(format!("{} has no address", self.host)))
     }
 }
@@ -58,13 +60,13 @@ impl FromStr for SubsystemUri {
         let (place, nqn) = rest.split_once('/').ok_or_else(|| error(&"the NQN is missing"))?;
         let nqn: Nqn = nqn.parse().map_err(|why| error(&why))?;
         if nqn.as_str().contains(',') {
-            return Err(error(&"the kernel takes no NQN with a comma"));
+            return Err(error(&"the kernel accepts no NQN with a comma"));
         }
         let has_port = place.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
         let place = if has_port { place.to_owned() } else { format!("{place}:{DEFAULT_PORT}") };
         match place.parse() {
             Ok(Address::Tcp { host, port }) => Ok(Self { transport, host, port, nqn }),
-            Ok(Address::Unix(_)) => Err(error(&"the kernel reaches no unix socket")),
+            Ok(Address::Unix(_)) => Err(error(&"the kernel cannot connect to a unix socket")),
             Err(why) => Err(error(&why)),
         }
     }
@@ -98,7 +100,8 @@ mod tests {
     #[test]
     fn a_uri_survives_being_written_and_read() {
         for text in [
-            "nvme+tcp://10.0.0.2:4420/nqn.2014-08.org.nvmexpress:uuid:01234567-89ab-cdef-0011-223344556677",
+            "nvme+tcp://10.0.0.2:4420/nqn.2014-08.org.nvmexpress:uuid:\
+             01234567-89ab-cdef-0011-223344556677",
             "nvme+rdma://[fd00::1]:7/nqn.2014-08.org.example:a/b",
         ] {
             assert_eq!(text.parse::<SubsystemUri>().unwrap().to_string(), text);
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_is_refused_with_the_reason() {
+    fn an_invalid_uri_is_refused_with_the_reason() {
         for (text, why) in [
             ("10.0.0.2:4420", "no scheme"),
             ("nvme+fc://b/nqn.2014-08.org.example:a", "scheme is unknown"),

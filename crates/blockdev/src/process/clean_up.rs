@@ -66,7 +66,11 @@ fn release(device: &Path, kind: BackendKind, label: &str) -> Result<(), String> 
     if let Some(lost) =
         swap::usage(device).map_err(|error| format!("cannot read /proc/swaps: {error}"))?
     {
-        tracing::warn!(device = %device.display(), %lost, "swap on a volume that nobody serves any more: turning it off");
+        tracing::warn!(
+            device = %device.display(),
+            %lost,
+            "no process serves this volume: turning its swap off"
+        );
         swap::off(device, |_| ()).map_err(|error| error.to_string())?;
     }
     drop(failing);
@@ -75,7 +79,8 @@ fn release(device: &Path, kind: BackendKind, label: &str) -> Result<(), String> 
         if Instant::now() > deadline {
             let device = device.display();
             return Err(format!(
-                "{device} is still held by a mount or a program ('fuser -v {device}'); end that first"
+                "a mount or a program still holds {device} ('fuser -v {device}' shows it); \
+                 end that first"
             ));
         }
         thread::sleep(Duration::from_millis(10));

@@ -15,7 +15,7 @@ use aquifer_volume::LeaseTarget;
 
 use super::ProcessError;
 pub use super::clean_up::clean_up;
-use super::message::{KEEP, Request, Response, Status};
+use super::message::{KEEP, Request, Response, VolumeProcessStatus};
 use super::run::Task;
 use super::spec::{Files, Locked, SUBCOMMAND, VolumeRecord, VolumeSpec};
 use super::swap_off;
@@ -55,7 +55,7 @@ impl Started {
     pub fn keep(mut self) -> Result<VolumeRecord, ProcessError> {
         let told = self.pipe.write_all(KEEP.as_bytes());
         told.map_err(|error| {
-            silent(&self.files, &format!("ended as soon as it served ({error})"))
+            silent(&self.files, &format!("ended right after its start ({error})"))
         })?;
         Ok(self.record)
     }
@@ -95,7 +95,7 @@ fn wait_for_end(files: &Files) -> Result<(), ProcessError> {
             let pid =
                 files.read().ok().flatten().map_or("?".to_owned(), |record| record.pid.to_string());
             let why = format!(
-                "its process ({pid}) did not serve it in time and does not end either; end that"
+                "its process ({pid}) did not serve it in time and does not end; kill that process"
             );
             return Err(ProcessError::Left { volume: files.id, why });
         }
@@ -137,8 +137,8 @@ fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started
             Ok(Started { files: files.clone(), record: status.record, pipe })
         }
         Some(Ok(Response::Failed { error })) => Err(ProcessError::Refused(error)),
-        Some(_) => Err(silent(files, "did not say that it serves")),
-        None => Err(silent(files, "ended, or did not serve in time")),
+        Some(_) => Err(silent(files, "did not report that it serves the volume")),
+        None => Err(silent(files, "ended, or did not serve the volume in time")),
     }
 }
 
@@ -183,7 +183,7 @@ pub fn record(state: &Path, volume: VolumeId) -> Result<VolumeRecord, ProcessErr
 }
 
 /// Asks the volume's process for the status.
-pub fn status(state: &Path, volume: VolumeId) -> Result<Status, ProcessError> {
+pub fn status(state: &Path, volume: VolumeId) -> Result<VolumeProcessStatus, ProcessError> {
     let files = Files::new(state, volume);
     match ask(&files, &Request::Status, STATUS_TIMEOUT, |_| ())? {
         Response::Status(status) => Ok(*status),
@@ -263,7 +263,7 @@ fn ask(
     mut progress: impl FnMut(Response),
 ) -> Result<Response, ProcessError> {
     let mut stream = open(files)?;
-    let broken = |error: io::Error| silent(files, &format!("broke off the conversation ({error})"));
+    let broken = |error: io::Error| silent(files, &format!("gave no complete answer ({error})"));
     let mut line = serde_json::to_vec(request).map_err(|error| broken(error.into()))?;
     line.push(b'\n');
     stream.set_read_timeout(Some(io_timeout)).map_err(broken)?;
@@ -294,7 +294,7 @@ fn open(files: &Files) -> Result<UnixStream, ProcessError> {
 }
 
 fn unexpected(files: &Files, response: &Response) -> ProcessError {
-    silent(files, &format!("gave an answer to another question: {response:?}"))
+    silent(files, &format!("sent an unexpected response: {response:?}"))
 }
 
 fn silent(files: &Files, why: &str) -> ProcessError {

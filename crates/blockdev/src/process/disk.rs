@@ -1,17 +1,17 @@
-//! The adapter between a pool's volume and the backends.
+//! The adapter between a volume and the backends.
 
 use std::io;
 use std::sync::Arc;
 
 use aquifer_page::Bytes;
-use aquifer_volume::{PoolError, Volume};
+use aquifer_volume::{Volume, VolumeError};
 
 use crate::Disk;
 
-/// A pool's volume as a disk for the backends.
-pub(super) struct PoolDisk(pub(super) Arc<Volume>);
+/// A volume as a disk for the backends.
+pub(super) struct VolumeDisk(pub(super) Arc<Volume>);
 
-impl Disk for PoolDisk {
+impl Disk for VolumeDisk {
     fn capacity(&self) -> Bytes {
         self.0.capacity()
     }
@@ -34,7 +34,7 @@ impl Disk for PoolDisk {
 }
 
 /// Maps an error to the errno for the kernel. The volume's status has the details.
-fn errno(error: PoolError) -> io::Error {
+fn errno(error: VolumeError) -> io::Error {
     io::Error::from_raw_os_error(match io::Error::from(error).kind() {
         io::ErrorKind::StorageFull => libc::ENOSPC,
         io::ErrorKind::InvalidInput => libc::EINVAL,

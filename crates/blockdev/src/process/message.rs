@@ -5,7 +5,7 @@ use aquifer_volume::{LeaseTarget, VolumeStatus};
 use serde::{Deserialize, Serialize};
 
 use super::VolumeRecord;
-use crate::safety::Report;
+use crate::safety::SafetyReport;
 use crate::swap;
 
 /// Line by which the starter confirms on the process's standard input that it knows of the volume.
@@ -43,7 +43,7 @@ pub enum Request {
 #[serde(tag = "response", rename_all = "snake_case")]
 pub enum Response {
     /// The status of the volume.
-    Status(Box<Status>),
+    Status(Box<VolumeProcessStatus>),
     /// The request is done.
     Done,
     /// Progress of swapoff.
@@ -59,7 +59,7 @@ pub enum Response {
 
 /// The status of a volume and its process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct VolumeProcessStatus {
     /// The record of the process.
     pub record: VolumeRecord,
     /// Bytes swapped out to the device.
@@ -67,5 +67,5 @@ pub struct Status {
     /// The status of the volume and its leases.
     pub volume: VolumeStatus,
     /// The safety rules and whether they hold.
-    pub safety: Report,
+    pub safety: SafetyReport,
 }

@@ -39,7 +39,7 @@ pub enum ProcessError {
     Tls(#[from] aquifer_fabric::tls::TlsError),
     /// The volume failed.
     #[error(transparent)]
-    Pool(#[from] aquifer_volume::PoolError),
+    Volume(#[from] aquifer_volume::VolumeError),
     /// The block device failed.
     #[error(transparent)]
     Device(#[from] crate::DeviceError),
@@ -50,13 +50,13 @@ pub enum ProcessError {
     #[error("{0}")]
     Refused(String),
     /// No process serves this volume.
-    #[error("no process serves volume {0}; 'aquifer status' shows those that are served")]
+    #[error("no process serves volume {0}; 'aquifer status' lists the served volumes")]
     NotServed(aquifer_page::VolumeId),
     /// Another process serves this volume.
-    #[error("volume {0} is served by another process already; detach it first")]
+    #[error("another process already serves volume {0}; detach it first")]
     Served(aquifer_page::VolumeId),
     /// The leftovers of a dead process could not be removed.
-    #[error("volume {volume} is not quite gone: {why}")]
+    #[error("cannot clean up volume {volume}: {why}")]
     Left {
         /// The volume.
         volume: aquifer_page::VolumeId,

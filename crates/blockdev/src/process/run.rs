@@ -47,7 +47,7 @@ pub fn run() -> ExitCode {
             swap_off::helper(&device).map_err(ProcessError::io("cannot report"))
         }
         Err(error) => Err(ProcessError::io(
-            "cannot understand what to do (this command is not for people)",
+            "cannot read the task on standard input (only Aquifer runs this command)",
         )(error)),
     };
     match result {
@@ -72,7 +72,7 @@ fn say(response: &Response) -> io::Result<()> {
 /// is detached.
 fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     if leave_starter()
-        .map_err(ProcessError::io("cannot leave the process that started this one"))?
+        .map_err(ProcessError::io("cannot fork from the process that started this one"))?
     {
         return Ok(());
     }
@@ -88,7 +88,12 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
         return Err(error);
     }
     let record = serving.record();
-    tracing::info!(volume = %spec.volume, device = %record.device.display(), backend = %record.backend, "serving");
+    tracing::info!(
+        volume = %spec.volume,
+        device = %record.device.display(),
+        backend = %record.backend,
+        "serving"
+    );
     // A failed write is ignored: `listen_to_starter` notices that the starter is gone.
     let _ = say(&Response::Status(Box::new(serving.status())));
     let _ = rustix::stdio::dup2_stdout(io::stderr());
@@ -104,9 +109,9 @@ fn open_to_requests(serving: &Arc<Serving>, finish: &mpsc::Sender<()>) -> Result
     let control = Control::bind(serving, finish.clone())?;
     watch_signals(serving.clone(), finish.clone())
         .map_err(ProcessError::io("cannot watch for signals"))?;
-    if starter_has_left().map_err(ProcessError::io("cannot look whether the starter waits"))? {
+    if starter_has_left().map_err(ProcessError::io("cannot check whether the starter runs"))? {
         return Err(ProcessError::Refused(
-            "the process that wanted the volume has gone".to_owned(),
+            "the process that requested the volume has ended".to_owned(),
         ));
     }
     serving.swap_on()?;
@@ -144,7 +149,7 @@ fn listen_to_starter(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Res
             return;
         }
         tracing::warn!(
-            "the process that wanted the volume ended before it knew that it has it: detaching"
+            "the process that requested the volume ended before it confirmed the volume: detaching"
         );
         match serving.detach(|_| ()) {
             Ok(()) => _ = finish.send(()),
@@ -160,7 +165,7 @@ fn watch_signals(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Result<
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
-            tracing::info!(signal, "asked to end: detaching");
+            tracing::info!(signal, "received a signal to end: detaching");
             match serving.detach(|_| ()) {
                 Ok(()) => _ = finish.send(()),
                 Err(error) => tracing::error!("{error}; the volume is still served"),

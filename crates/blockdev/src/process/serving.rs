@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use aquifer_fabric::tls::Identity;
 use aquifer_page::LeaseId;
-use aquifer_volume::{Event, Happening, LeaseTarget, PoolError, Upkeep, Volume, VolumeConfig};
+use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig, VolumeError};
 
-use super::disk::PoolDisk;
-use super::message::Status;
+use super::disk::VolumeDisk;
+use super::message::VolumeProcessStatus;
 use super::spec::{Files, Locked, VolumeRecord, VolumeSpec};
 use super::{ProcessError, swap_off};
 use crate::backend::{self, Attached, Options};
-use crate::safety::Report;
+use crate::safety::SafetyReport;
 use crate::swap;
 
 /// Interval at which a client gets the progress of an evacuation that another client requested.
@@ -29,7 +29,7 @@ pub(super) struct Serving {
     files: Files,
     volume: Arc<Volume>,
     _upkeep: Upkeep,
-    safety: Report,
+    safety: SafetyReport,
     /// Held while the device is being detached, so that only one thread detaches it.
     attached: Mutex<Box<dyn Attached>>,
     record: Mutex<(VolumeRecord, Locked)>,
@@ -37,7 +37,7 @@ pub(super) struct Serving {
 
 impl Serving {
     /// Makes the volume and its device. On failure nothing is left.
-    pub(super) fn start(spec: &VolumeSpec, safety: Report) -> Result<Self, ProcessError> {
+    pub(super) fn start(spec: &VolumeSpec, safety: SafetyReport) -> Result<Self, ProcessError> {
         let files = spec.files();
         files.make_directory()?;
         let mut lock = Locked::take(&files)?;
@@ -76,10 +76,10 @@ impl Serving {
         locked(&self.record).0.clone()
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(super) fn status(&self) -> VolumeProcessStatus {
         let record = self.record();
         let swap_used = swap::usage(&record.device).ok().flatten().unwrap_or_default();
-        Status {
+        VolumeProcessStatus {
             record,
             swap_used,
             volume: self.volume.known_status(),
@@ -87,7 +87,7 @@ impl Serving {
         }
     }
 
-    pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), PoolError> {
+    pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), VolumeError> {
         self.volume.add_lease(lease.clone())?;
         self.note_leases(|leases| leases.push(lease));
         Ok(())
@@ -100,11 +100,11 @@ impl Serving {
         &self,
         lease: LeaseId,
         mut progress: impl FnMut(aquifer_volume::Progress),
-    ) -> Result<(), PoolError> {
+    ) -> Result<(), VolumeError> {
         loop {
             match self.volume.evacuate(lease, &mut progress) {
-                Ok(_) | Err(PoolError::UnknownLease(..)) => break,
-                Err(PoolError::Evacuating(..)) => {
+                Ok(_) | Err(VolumeError::UnknownLease(..)) => break,
+                Err(VolumeError::Evacuating(..)) => {
                     while let Some(now) = self.volume.evacuating(lease) {
                         progress(now);
                         thread::sleep(PROGRESS_PERIOD);
@@ -145,7 +145,7 @@ impl Serving {
     /// stop the detach.
     fn give_back(&self) {
         if let Err(error) = self.volume.discard(0, 0, self.record().spec.capacity.0) {
-            tracing::warn!("what was stored could not be given back: {error}");
+            tracing::warn!("cannot discard the volume's pages: {error}");
         }
     }
 
@@ -154,7 +154,7 @@ impl Serving {
             Ok(guard) => Ok(guard),
             Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
             Err(TryLockError::WouldBlock) => Err(ProcessError::Refused(format!(
-                "volume {} is being detached already",
+                "another request is already detaching volume {}",
                 self.files.id
             ))),
         }
@@ -194,7 +194,7 @@ fn make(spec: &VolumeSpec) -> Result<(Arc<Volume>, Box<dyn Attached>), ProcessEr
     for lease in &spec.leases {
         volume.add_lease(lease.clone())?;
     }
-    let disk = Arc::new(PoolDisk(volume.clone()));
+    let disk = Arc::new(VolumeDisk(volume.clone()));
     let options = Options { workers: spec.workers, spare: SPARE, label: spec.label() };
     let attached = backend::choose(spec.backend)?.attach(disk, &options)?;
     Ok((volume, attached))

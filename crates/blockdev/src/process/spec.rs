@@ -180,7 +180,7 @@ pub struct VolumeRecord {
 }
 
 /// Time for which a lock is retried: a process that checks a record's lock holds it for a moment.
-const LOOK: Duration = Duration::from_millis(300);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The open and locked record of a volume. While it is locked, no other process can serve the
 /// volume or clean up after it.
@@ -198,7 +198,7 @@ impl Locked {
         let fail = || ProcessError::io(format!("cannot open and lock {}", path.display()));
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let deadline = Instant::now() + LOOK;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             let file = options.open(&path).map_err(fail())?;
             match file.try_lock() {

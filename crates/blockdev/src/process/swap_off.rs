@@ -17,7 +17,7 @@ use crate::swap::{self, Progress, SwapError};
 /// A report of the helper, one JSON object per line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Report {
+enum SwapOffReport {
     Progress(Progress),
     Done,
     Failed { errno: Option<i32>, error: String },
@@ -40,7 +40,7 @@ pub(super) fn by_helper(
     let fail = |source| SwapError::Off {
         device: device.to_owned(),
         source,
-        help: "the process for it could not be started",
+        help: "cannot start the swapoff process",
     };
     let task = serde_json::to_string(&Task::SwapOff { device: device.to_owned() })
         .map_err(|e| fail(e.into()))?;
@@ -51,9 +51,9 @@ pub(super) fn by_helper(
     let mut result = None;
     for line in helper.stdout.take().into_iter().flat_map(|output| BufReader::new(output).lines()) {
         match serde_json::from_str(&line.map_err(fail)?) {
-            Ok(Report::Progress(now)) => progress(now),
-            Ok(Report::Done) => result = Some(Ok(())),
-            Ok(Report::Failed { errno, error }) => {
+            Ok(SwapOffReport::Progress(now)) => progress(now),
+            Ok(SwapOffReport::Done) => result = Some(Ok(())),
+            Ok(SwapOffReport::Failed { errno, error }) => {
                 let source =
                     errno.map_or_else(|| io::Error::other(error), io::Error::from_raw_os_error);
                 result = Some(Err(swap::off_error(device, used, source)));
@@ -70,7 +70,7 @@ pub(super) fn by_helper(
 pub(super) fn helper(device: &Path) -> io::Result<()> {
     // If this fails, the process lacks the privilege and so never had the protection.
     let _ = safety::renounce();
-    let say = |report: Report| -> io::Result<()> {
+    let say = |report: SwapOffReport| -> io::Result<()> {
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, &report)?;
         out.write_all(b"\n")?;
@@ -78,10 +78,10 @@ pub(super) fn helper(device: &Path) -> io::Result<()> {
     };
     let result = swap::off(device, |progress| {
         // If the reader is gone, swapoff continues.
-        let _ = say(Report::Progress(progress));
+        let _ = say(SwapOffReport::Progress(progress));
     });
     say(match result {
-        Ok(()) => Report::Done,
-        Err(error) => Report::Failed { errno: error.errno(), error: error.to_string() },
+        Ok(()) => SwapOffReport::Done,
+        Err(error) => SwapOffReport::Failed { errno: error.errno(), error: error.to_string() },
     })
 }

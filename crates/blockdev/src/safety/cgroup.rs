@@ -17,7 +17,7 @@ pub(super) fn leave() -> io::Result<()> {
         Place::Below(root) => fs::write(root.join("cgroup.procs"), "0"),
         Place::Hidden => Err(io::Error::new(
             io::ErrorKind::NotFound,
-            "the control group file system that limits memory is not mounted here",
+            "no cgroup file system with the memory controller is mounted",
         )),
     }
 }

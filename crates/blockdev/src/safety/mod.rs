@@ -38,9 +38,9 @@ pub struct Rule {
 
 /// All rules, in the order of their application.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report(pub Vec<Rule>);
+pub struct SafetyReport(pub Vec<Rule>);
 
-impl Report {
+impl SafetyReport {
     /// Tells whether all rules hold.
     pub fn is_complete(&self) -> bool {
         self.0.iter().all(|rule| rule.failed.is_none())
@@ -58,8 +58,8 @@ impl Report {
 ///
 /// The caller must do so while the process has a single thread. Threads started later inherit the
 /// rules that apply per thread, and their stacks and buffers are locked when first touched.
-pub fn protect() -> Report {
-    let mut report = Report::default();
+pub fn protect() -> SafetyReport {
+    let mut report = SafetyReport::default();
     report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
     report.apply("is not limited by a memory control group", cgroup::leave());
     report.apply("never waits for memory that it must free itself", io_flusher());
@@ -89,8 +89,8 @@ pub(crate) fn renounce() -> io::Result<()> {
 ///
 /// The caller must do so before it maps memory that must not be filled, such as the pages of
 /// leases.
-pub fn protect_agent() -> Report {
-    let mut report = Report::default();
+pub fn protect_agent() -> SafetyReport {
+    let mut report = SafetyReport::default();
     report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
     report.apply("is never paged out", lock_memory());
     report

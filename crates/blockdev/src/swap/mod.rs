@@ -42,7 +42,7 @@ pub enum SwapError {
         source: io::Error,
     },
     /// The priority is above [`MAX_PRIORITY`].
-    #[error("swap priority {0} is too high: the kernel takes 0 to 32767")]
+    #[error("swap priority {0} is too high: the kernel accepts 0 to 32767")]
     Priority(u16),
     /// The kernel refused to swap to the device.
     #[error("cannot turn on swap on {}: {source}; {help}", .device.display())]
@@ -115,9 +115,9 @@ pub fn on(device: &Path, priority: Option<u16>) -> Result<(), SwapError> {
     c_string(device).and_then(|path| sys::swapon(&path, flags)).map_err(|source| {
         let help = match source.raw_os_error() {
             Some(libc::EPERM) => {
-                "this needs root (CAP_SYS_ADMIN), and a free place among the kernel's swap devices"
+                "this needs root (CAP_SYS_ADMIN), and a free slot among the kernel's swap devices"
             }
-            Some(libc::EBUSY) => "swap is on there already, or a file system on it is mounted",
+            Some(libc::EBUSY) => "swap is already on there, or a file system on it is mounted",
             Some(libc::EINVAL) => "it has no swap header, or one for another page size",
             _ => "see the kernel's log",
         };

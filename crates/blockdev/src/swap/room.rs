@@ -13,7 +13,7 @@ pub(crate) fn check_room(device: &Path) -> Result<Bytes, SwapError> {
     let fail = |source| SwapError::Off {
         device: device.to_owned(),
         source,
-        help: "the kernel's accounts are not readable",
+        help: "check /proc/swaps and /proc/meminfo",
     };
     let swaps = swaps().map_err(fail)?;
     let used = swaps.iter().find(|swap| swap.path == device).map_or(Bytes::ZERO, |swap| swap.used);
@@ -34,9 +34,6 @@ fn available_memory() -> io::Result<Bytes> {
         })
         .map(Bytes::kib)
         .ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                "/proc/meminfo does not say what is available",
-            )
+            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable")
         })
 }

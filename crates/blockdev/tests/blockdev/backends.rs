@@ -63,7 +63,7 @@ fn the_backends_that_must_be_there_can_be_used() {
 }
 
 #[test]
-fn the_device_has_the_volumes_size_and_page_sized_blocks_and_passes_discards_on() {
+fn the_device_has_the_volumes_size_and_passes_discards_on() {
     for backend in available() {
         let mut device = attach(backend, RamDisk::new(Bytes::mib(64)));
         let queue = |file: &str| sysfs(device.path(), &format!("queue/{file}")).unwrap();
@@ -77,7 +77,7 @@ fn the_device_has_the_volumes_size_and_page_sized_blocks_and_passes_discards_on(
 }
 
 #[test]
-fn every_byte_written_in_parallel_comes_back_and_what_was_discarded_reads_as_zeros() {
+fn parallel_writes_read_back_and_discards_read_as_zeros() {
     const THREADS: u64 = 4;
     const PAGES_EACH: u64 = 2048;
     for backend in available() {
@@ -157,7 +157,7 @@ fn a_flush_reaches_the_volume() {
 }
 
 #[test]
-fn an_error_of_the_volume_is_an_error_of_the_device_and_the_next_request_is_served() {
+fn a_volume_error_fails_one_request_and_the_next_is_served() {
     for backend in available() {
         let mut device = attach(backend, FailingDisk::new(Bytes::mib(64), 1 << 20));
         let file = open_direct(device.path());
@@ -171,7 +171,7 @@ fn an_error_of_the_volume_is_an_error_of_the_device_and_the_next_request_is_serv
 }
 
 #[test]
-fn detaching_a_device_that_is_held_is_refused_and_it_goes_on_serving() {
+fn detaching_a_held_device_is_refused_and_it_goes_on_serving() {
     for backend in available() {
         let mut device = attach(backend, RamDisk::new(Bytes::mib(64)));
         let path = device.path().to_owned();

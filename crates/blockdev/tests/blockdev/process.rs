@@ -10,7 +10,7 @@ use std::time::Duration;
 use aquifer_blockdev::process::{Files, ProcessError, VolumeRecord, VolumeSpec, client};
 use aquifer_blockdev::{BackendKind, backend, swap};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
-use aquifer_volume::{LeaseTarget, Protocol, Seal, SealKey, Sealing};
+use aquifer_volume::{Encryption, EncryptionKey, EncryptionMode, LeaseTarget, Protocol};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
@@ -105,14 +105,14 @@ fn is_running(process: u32) -> bool {
 }
 
 fn lease(lender: &OurLender, number: u128) -> LeaseTarget {
-    let key = SealKey::try_from(format!("{number:064x}")).unwrap();
+    let key = EncryptionKey::try_from(format!("{number:064x}")).unwrap();
     LeaseTarget {
         lease: LeaseId(number),
         lender: format!("lender-{number}").parse().unwrap(),
         address: lender.address(),
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(EXTENTS * EXTENT_SIZE),
-        seal: Some(Seal { key, sealing: Sealing::Random }),
+        encryption: Some(Encryption { key, mode: EncryptionMode::Random }),
         claim: None,
     }
 }
@@ -145,7 +145,7 @@ fn check_content(device: &Path) {
 }
 
 #[test]
-fn a_volume_is_served_by_a_process_of_its_own_until_it_is_detached() {
+fn a_process_of_its_own_serves_a_volume_until_the_detach() {
     let lender = OurLender::start(EXTENTS);
     let volume = Volume::new(vec![lease(&lender, 1)]);
     let record = volume.spawn();
@@ -206,7 +206,7 @@ fn a_lease_may_be_moved_out_by_several_at_once_and_again() {
 }
 
 #[test]
-fn swap_is_found_and_turned_off_without_a_record_that_can_be_read() {
+fn swap_is_found_and_turned_off_without_a_readable_record() {
     for damage in ["", "{\"spec\":{\"vol"] {
         let lender = OurLender::start(EXTENTS);
         let mut volume = Volume::new(vec![lease(&lender, 1)]);
@@ -223,7 +223,7 @@ fn swap_is_found_and_turned_off_without_a_record_that_can_be_read() {
 }
 
 #[test]
-fn a_record_is_replaced_whole_and_a_living_process_never_taken_for_dead() {
+fn records_are_replaced_whole_and_no_live_process_seems_dead() {
     let (first, second) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
     let volume = Volume::new(vec![lease(&first, 1)]);
     let record = volume.spawn();
@@ -338,7 +338,7 @@ fn a_lease_is_replaced_by_another_without_a_byte_lost() {
 }
 
 #[test]
-fn swap_is_turned_on_at_the_start_and_off_before_the_device_goes() {
+fn swap_is_turned_on_at_start_and_off_before_the_device_goes() {
     let lender = OurLender::start(EXTENTS);
     let mut volume = Volume::new(vec![lease(&lender, 1)]);
     (volume.spec.swap, volume.spec.priority) = (true, Some(0));
@@ -379,7 +379,7 @@ fn sigterm_detaches_in_order() {
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_cleaned_up() {
+fn leftovers_of_a_killed_process_are_cleaned_up() {
     let lender = OurLender::start(EXTENTS);
     let mut volume = Volume::new(vec![lease(&lender, 1)]);
     (volume.spec.swap, volume.spec.priority) = (true, Some(0));
@@ -412,7 +412,7 @@ fn a_volume_is_served_once() {
 }
 
 #[test]
-fn a_volume_that_cannot_be_made_says_why_to_its_starter_and_leaves_nothing() {
+fn a_volume_that_cannot_be_made_says_why_and_leaves_nothing() {
     let mut lender = OurLender::start(EXTENTS);
     lender.kill();
     let volume = Volume::new(vec![lease(&lender, 7)]);
@@ -436,7 +436,7 @@ fn a_volume_that_cannot_be_swapped_to_leaves_nothing() {
 }
 
 #[test]
-fn garbage_on_the_control_socket_is_answered_with_an_error_and_others_go_on() {
+fn garbage_on_the_control_socket_is_an_error_and_others_go_on() {
     let lender = OurLender::start(EXTENTS);
     let volume = Volume::new(vec![lease(&lender, 1)]);
     volume.spawn();

@@ -70,7 +70,7 @@ fn locked_kib() -> u64 {
 }
 
 #[test]
-fn a_process_started_in_a_control_group_gets_every_protection_and_leaves_the_group() {
+fn a_process_in_a_cgroup_leaves_it_and_gets_every_protection() {
     let group = Cgroup::new("aquifer-test-safety", 256 << 20);
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", "safety::the_protected_process"])

@@ -135,7 +135,7 @@ fn is_bound(path: &Path) -> bool {
 }
 
 #[test]
-fn a_process_three_times_its_limit_finds_all_its_memory_in_swap_and_after_swapoff() {
+fn a_process_over_its_limit_keeps_its_memory_through_swapoff() {
     let mut device = SwapDevice::new();
     let group = Cgroup::new("aquifer-test-swap", LIMIT);
     let mut load = Load::start(&group);
@@ -157,7 +157,7 @@ fn a_process_three_times_its_limit_finds_all_its_memory_in_swap_and_after_swapof
 }
 
 #[test]
-fn the_memory_of_a_process_that_was_killed_leaves_swap_and_volume() {
+fn memory_of_a_killed_process_leaves_swap_and_volume() {
     let mut device = SwapDevice::new();
     let group = Cgroup::new("aquifer-test-kill", LIMIT);
     let mut load = Load::start(&group);
@@ -166,7 +166,7 @@ fn the_memory_of_a_process_that_was_killed_leaves_swap_and_volume() {
     let stored = device.disk.stored();
     drop(load);
     drop(group);
-    crate::common::wait_for("the discard of what was freed", crate::common::SOON, || {
+    crate::common::wait_for("the discard of freed pages", crate::common::SOON, || {
         device.disk.stored() < stored / 4
     });
 
@@ -184,7 +184,7 @@ fn a_device_with_swap_on_cannot_be_detached() {
 }
 
 #[test]
-fn turning_off_swap_that_is_not_on_names_the_device_and_the_reason() {
+fn turning_off_inactive_swap_names_the_device_and_the_reason() {
     let error = swap::off(Path::new("/dev/null"), |_| ()).unwrap_err().to_string();
     assert!(error.contains("/dev/null") && error.contains("/proc/swaps"), "{error}");
 }

@@ -40,7 +40,8 @@ pub enum Swap {
 pub enum CgroupError {
     /// The kernel has no memory cgroups, or they are not mounted.
     #[error(
-        "this host has no memory cgroups: neither is a version 1 'memory' hierarchy mounted, nor does a version 2 one offer 'memory'"
+        "this host has no memory cgroups: it has no version 1 'memory' hierarchy, \
+         and no version 2 hierarchy with 'memory'"
     )]
     NoMemoryController,
     /// The kernel was built or booted without swap accounting.

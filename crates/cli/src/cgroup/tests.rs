@@ -45,7 +45,7 @@ fn a_command_starts_inside_and_is_charged_there() {
 }
 
 #[test]
-fn beyond_its_limit_without_swap_a_process_is_killed_and_counted() {
+fn a_process_beyond_its_limit_without_swap_is_killed() {
     let Some(hierarchy) = real() else { return };
     hierarchy.enable().unwrap();
     let cgroup = Cgroup::create(&hierarchy, &name(), SMALL).unwrap();

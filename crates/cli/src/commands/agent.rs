@@ -15,40 +15,41 @@ use crate::logging;
 use crate::manual::Manual;
 use crate::output;
 
-/// Watches this host's memory, borrows for it and lends of it
+/// Lend and borrow memory as this host's use changes
 ///
-/// Runs in the foreground and logs on standard error. Above the upper threshold it borrows memory of other hosts and swaps
-/// to it; below the lower one it returns it. It grants what other hosts ask for while it has memory to spare, and asks for
-/// it back when it runs short itself.
+/// Runs in the foreground and logs on standard error. Above the upper threshold the agent borrows
+/// memory of other hosts and swaps to it. Below the lower threshold it returns that memory.
+///
+/// The agent lends to other hosts while this host has memory to spare. It recalls that memory
+/// when this host runs short.
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// The configuration, as 'aquifer init' writes it
+    /// Configuration file, as 'aquifer init' writes it
     #[arg(long, value_name = "FILE", default_value = "/etc/aquifer/agent.toml")]
     config: PathBuf,
-    /// Checks the configuration and all that it names, says what it found, and does nothing else
+    /// Check the configuration and exit
     ///
-    /// Checks certificate and key, cgroup, addresses, directories, peers and groups. Each fault is listed; the exit
-    /// status is 1 if the agent could not do its work.
+    /// Checks certificate and key, cgroup, addresses, directories, peers and groups, and lists
+    /// each fault. Exits with 1 if the agent could not work.
     #[arg(long)]
     check: bool,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer agent", "With the configuration in /etc/aquifer"),
-        (
-            "aquifer agent --config a.toml --check",
-            "Only check the configuration and all that it names",
-        ),
-        ("AQUIFER_LOG=debug aquifer agent", "Tells more"),
+        ("aquifer agent", "Run with the configuration in /etc/aquifer"),
+        ("aquifer agent --config a.toml --check", "Check a configuration and exit"),
+        ("AQUIFER_LOG=debug aquifer agent", "Log more"),
     ],
     notes: &[(
         "Signals",
-        "INT (^C) first takes back what is lent, as 'aquifer drain' does, and then gives back what was borrowed, and says how \
-         far it is. Once more ends the agent at once: borrowers lose what they have here, unless another agent is started before \
-         their io_timeout is over; the exit status is 1 then. TERM leaves borrowed and lent memory as it is \
-         for the next agent, and says how long borrowers wait for it, as a restart or an upgrade wants; volumes go on without an agent, and lent pages outlive it. \
-         HUP changes nothing: to have the agent read its configuration again, end it by TERM and start it.",
+        "INT (^C) drains this host as 'aquifer drain' does, then returns what it borrowed, and \
+         reports progress. A second INT ends the agent at once with exit status 1. Borrowers then \
+         lose their pages here, unless another agent starts within their io_timeout. TERM keeps \
+         borrowed and lent memory for the next agent, as a restart or upgrade needs, and reports \
+         how long borrowers wait for it. Volumes serve on without an agent, and lent pages outlive \
+         it. HUP does nothing. To apply a changed configuration, end the agent by TERM and start \
+         it.",
     )],
     files: &[
         ("/etc/aquifer/agent.toml", "the configuration"),
@@ -77,7 +78,7 @@ impl Agent {
             if self.config.exists() {
                 failure
             } else {
-                failure.help("make one with 'aquifer init'")
+                failure.help("create one with 'aquifer init'")
             }
         })?;
         if self.check {
@@ -96,7 +97,7 @@ impl Agent {
 fn text(config: &Path, report: &Report) -> String {
     let verdict = match report.able {
         true => format!("An agent can run with {}.", config.display()),
-        false => format!("No agent can do its work with {}.", config.display()),
+        false => format!("An agent cannot work with {}.", config.display()),
     };
     format!("{}\n{verdict}", listed(report, output::colours()))
 }

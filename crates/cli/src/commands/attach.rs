@@ -18,41 +18,48 @@ use lent::Lent;
 
 use super::Common;
 use crate::failure::{Failure, OrFail as _, Result};
-use crate::lender::{Lender, Purpose, Trust};
+use crate::io_timeout::{self, IoTimeout};
+use crate::lender::{ClaimedLender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::output;
-use crate::io_timeout::{self, IoTimeout};
 use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 
-/// Makes a block device of an NBD export or an NVMe namespace, and swap if asked
+/// Attach lent memory as a block device or as swap
 ///
-/// A process of its own serves the device until it is detached; it keeps the rules of the swap path (locked memory,
-/// spared by the OOM killer, never waiting for memory itself). With --direct there is no process: the kernel's own NVMe
-/// initiator goes straight to one lender. Prints the device.
+/// The lender is an NBD export or an NVMe namespace. A process of its own serves the device until
+/// 'aquifer detach'. It locks its memory and is exempt from the OOM killer, so swap I/O never
+/// waits for memory. Prints the device.
+///
+/// With --direct there is no such process: the kernel's NVMe initiator connects to the lender.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// What to use: nbd://HOST:PORT/NAME, nbds:// for TLS, nbd+unix:///NAME?socket=PATH, nvme+tcp://HOST:PORT/NQN, with
-    /// --direct also nvme+rdma://HOST:PORT/NQN
+    /// Lender: nbd://, nbds://, nbd+unix:// or nvme+tcp:// URI
+    ///
+    /// Forms: nbd://HOST:PORT/NAME, nbds://HOST:PORT/NAME for TLS, nbd+unix:///NAME?socket=PATH,
+    /// nvme+tcp://HOST:PORT/NQN, and with --direct also nvme+rdma://HOST:PORT/NQN.
     uri: Lent,
-    /// Use only this much of it
+    /// Use at most this much of the export; default all
     #[arg(long, value_name = "SIZE", conflicts_with = "direct")]
     size: Option<Bytes>,
-    /// Swap to it
+    /// Swap to the device
     #[arg(long)]
     swap: bool,
-    /// Swap priority, 0 to 32767; the kernel fills devices with high ones first
+    /// Swap priority, 0 to 32767; the highest is used first
     #[arg(long, value_name = "N", requires = "swap", default_value_t = PRIORITY,
-        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_blockdev::swap::MAX_PRIORITY)))]
+        value_parser = clap::value_parser!(u16)
+            .range(0..=i64::from(aquifer_blockdev::swap::MAX_PRIORITY)))]
     priority: u16,
-    /// How it becomes a block device: auto, ublk, nbd or fuse-loop
+    /// Block device driver: auto, ublk, nbd or fuse-loop
+    ///
+    /// 'auto' tries each and takes the first that works on this host.
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = backend,
         conflicts_with = "direct")]
     backend: BackendKind,
-    /// How long I/O waits for a lender that does not answer, in whole seconds, or 'forever'
+    /// How long I/O waits for a silent lender, or 'forever'
     ///
-    /// Then it fails. A volume waits for a day at most; with --direct the kernel can wait without
-    /// end.
+    /// In whole seconds. Then I/O fails: a program whose page is needed gets SIGBUS. For a volume
+    /// 'forever' is a day. With --direct the kernel waits without end.
     #[arg(long, value_name = "TIME", default_value = "8s", value_parser = io_timeout::parse)]
     io_timeout: IoTimeout,
     #[command(flatten)]
@@ -69,56 +76,58 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "aquifer attach nbds://b.example.org/ --tls /etc/aquifer/tls --swap",
-            "Swap to host b's memory",
+            "Swap to host b's memory over TLS",
         ),
         (
-            "aquifer attach nvme+tcp://10.0.0.2:4420/nqn.2014-08.org.nvmexpress:uuid:... --dhchap-secret /etc/aquifer/secret",
-            "The first namespace of an NVMe/TCP target, ours or any other",
+            "aquifer attach nvme+tcp://192.0.2.2:4420/NQN --dhchap-secret /etc/aquifer/secret",
+            "Attach the first namespace of any NVMe/TCP target",
         ),
-        ("dev=$(aquifer attach nbd://127.0.0.1:10809/)", "Only a block device"),
+        ("dev=$(aquifer attach nbd://127.0.0.1:10809/)", "Attach a block device without swap"),
         (
             "aquifer attach --direct nvme+tcp://192.0.2.1:4420/NQN --swap",
-            "Swap to an NVMe subsystem, by the kernel alone",
+            "Swap to an NVMe subsystem by the kernel alone",
         ),
     ],
     notes: &[
         (
-            "What is kept",
-            "The device uses whole extents of 64MiB of the export, in an order of its own: what was in the export before is \
-             not seen, and what is written cannot be read by another program from there. An export serves one \
-             volume. Detaching gives its memory back.",
+            "Content",
+            "The device uses whole extents of 64MiB of the export, in its own order. It does not \
+             show what was in the export before, and no other program can read its pages there. An \
+             export serves one volume. Detaching gives its memory back.",
         ),
         (
             "When the lender does not answer",
-            "I/O waits for --io-timeout for it to come back; after that it fails, which for swap means a bus error in the program \
-             whose page it was. It works again as soon as the lender does.",
+            "I/O waits for --io-timeout and then fails. A program whose page is swapped out there \
+             gets a bus error (SIGBUS). I/O works again as soon as the lender answers.",
         ),
         (
             "Security",
-            "With nbds both sides prove who they are by certificates of the cluster, and pages cross the network encrypted. \
-             With nbd:// and nvme+tcp:// to another host nobody on the way can read them, as pages are sealed before they leave \
-             (unless --unsealed, and but for --direct), but anybody can change them; with --dhchap-secret the \
-             host, and the lender if its secret is given too, at least prove who they are when they connect.",
+            "With nbds:// both sides authenticate by certificates of the cluster, and TLS encrypts \
+             the connection. With nbd:// and nvme+tcp:// this host encrypts pages before they \
+             leave it, unless --unencrypted or --direct is given. The network can still change \
+             them. --dhchap-secret authenticates this host when it connects, and the lender too if \
+             the file holds its secret.",
         ),
         (
             "Direct",
-            "The whole subsystem is the device. What was in it is seen, until --swap overwrites it; any number of hosts can \
-             attach it, and ruin each other's pages: it is yours to see that one does. While the lender does not answer the \
-             kernel tries again each second, without end; I/O waits for --io-timeout and then fails. \
-             The device outlives every process; 'aquifer detach' finds it by the names of subsystem and host.",
+            "The whole subsystem is the device, with its present content until --swap overwrites \
+             it. Several hosts can attach it and corrupt each other's pages: attach it on one host \
+             only. While the lender is silent the kernel reconnects each second, without end. I/O \
+             waits for --io-timeout and then fails. The device outlives every process; 'aquifer \
+             detach' finds it by the NQNs of subsystem and host.",
         ),
         (
             "Networks that hang",
-            "The kernel needs memory to receive the lender's answers. With frames of more than 1500 bytes and \
-             vm.min_free_kbytes below 16384, hosts that had run out of memory were seen to hang; --direct --swap refuses such a \
-             network, unless there is --force.",
+            "The kernel needs memory to receive the lender's answers. With frames over 1500 bytes \
+             and vm.min_free_kbytes below 16384, hosts out of memory can hang. --direct --swap \
+             refuses such a network unless --force is given.",
         ),
     ],
     files: &[
         ("/run/aquifer/volumes/ID.sock", "the volume's control socket"),
-        ("/run/aquifer/volumes/ID.log", "what its process had to say"),
-        ("/run/aquifer/direct/ID.json", "what was attached with --direct, for 'aquifer detach'"),
-        ("/etc/nvme/hostnqn", "who this host says it is to NVMe lenders, and hostid beside it"),
+        ("/run/aquifer/volumes/ID.log", "the log of the volume's process"),
+        ("/run/aquifer/direct/ID.json", "the record of a --direct device, for 'aquifer detach'"),
+        ("/etc/nvme/hostnqn", "this host's NVMe name; hostid is beside it"),
     ],
     see_also: &[
         "aquifer-detach(1)",
@@ -164,15 +173,11 @@ impl Attach {
     /// Attaches by a volume process.
     fn serve(&self, common: &Common, uri: &LenderUri) -> Result<ExitCode> {
         if !uri.is_secure() && !uri.address().is_local() {
-            let can = if self.trust.unsealed {
-                "read and change what goes there"
-            } else {
-                "change what goes there"
-            };
-            let why = format!("{uri} is not protected: anybody on the way can {can}");
+            let can = if self.trust.unencrypted { "read and change pages" } else { "change pages" };
+            let why = format!("{uri} is not protected: anyone on the network path can {can}");
             Failure::new("warning", why).help("use nbds:// with --tls").report(common.json);
         }
-        let lender = Lender::find(uri, &self.trust, self.size, Purpose::Volume("attach"))?;
+        let lender = ClaimedLender::find(uri, &self.trust, self.size, Purpose::Volume("attach"))?;
         let swap = self.swap.then_some(self.priority);
         let wish = Wish { backend: self.backend, swap, io_timeout: self.io_timeout.of_volume() };
         // If this program ends before `keep`, the volume's process takes the volume away.

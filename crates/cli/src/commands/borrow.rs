@@ -15,13 +15,14 @@ use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
 
-/// Borrows memory from other hosts now, whatever the thresholds say
+/// Borrow memory from other hosts now
 ///
-/// Asks this host's agent, which asks its peers, most spare memory first. The command ends when the memory is swapped on,
-/// or with the reason why nobody lends any. What is granted may be less than what was asked for.
+/// Ignores the agent's thresholds. This host's agent asks its peers, most spare memory first. The
+/// command ends when the kernel swaps to the memory, or with the reason why no host lends. Hosts
+/// may grant less than SIZE.
 #[derive(Debug, Args)]
 pub struct Borrow {
-    /// How much, rounded up to whole extents of 64MiB
+    /// Amount, rounded up to whole extents of 64MiB
     #[arg(value_name = "SIZE")]
     bytes: Bytes,
     #[command(flatten)]
@@ -30,8 +31,8 @@ pub struct Borrow {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer borrow 2G", "Have 2 GiB more before a large job"),
-        ("aquifer return", "Give it back after"),
+        ("aquifer borrow 2G", "Borrow 2 GiB before a large job"),
+        ("aquifer return", "Give it back afterwards"),
     ],
     see_also: &["aquifer-return(1)", "aquifer-status(1)"],
     ..Manual::NONE

@@ -10,19 +10,22 @@ use crate::failure::Result;
 use crate::manual::Manual;
 use crate::output;
 
-/// Prints completions for a shell
+/// Print completions for a shell
 #[derive(Debug, Args)]
 pub struct Completions {
-    /// The shell
+    /// Shell to complete in
     shell: Shell,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer completions bash > /etc/bash_completion.d/aquifer", "For every user of bash"),
+        (
+            "aquifer completions bash > /etc/bash_completion.d/aquifer",
+            "Install them for every user of bash",
+        ),
         (
             "aquifer completions fish > ~/.config/fish/completions/aquifer.fish",
-            "For one user of fish",
+            "Install them for one user of fish",
         ),
     ],
     ..Manual::NONE

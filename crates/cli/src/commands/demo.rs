@@ -20,7 +20,10 @@ use crate::manual::Manual;
 use crate::output;
 pub(super) use manuals::MANUALS;
 
-/// Shows what Aquifer does, for real and at small scale, on this machine
+/// Demonstrate Aquifer on this machine, at small scale
+///
+/// The demos run real processes, kernels and swap. They check every byte, and remove all that they
+/// create but the picture.
 #[derive(Debug, Args)]
 pub struct Demo {
     #[command(subcommand)]
@@ -36,63 +39,70 @@ enum What {
     Groups(Groups),
 }
 
-/// Two hosts, one overloaded: memory moves between them, then the roles switch
+/// Move memory between two hosts that overload in turn
 ///
-/// Each host is a network namespace with an agent of its own, which manages a memory cgroup as its machine. A real process
-/// fills 1.5 times host A's memory with checked content; A borrows from B, and swap on A grows as RAM on B grows. The load
-/// ends, A returns what it borrowed. Then B is overloaded. Every byte is verified while it is spread over both hosts.
-/// Takes about 40 s and leaves nothing behind but the picture.
+/// Each host is a network namespace with its own agent, which manages a memory cgroup as its
+/// machine. A process fills 1.5 times host A's memory with checked content. A borrows from B, and
+/// swap on A grows as RAM use on B grows.
+///
+/// The load ends and A returns the memory. Then B is overloaded. Every byte is verified while pages
+/// are on both hosts. Takes about 40 s.
 #[derive(Debug, Args)]
 struct Sharing {
     /// RAM of each host, at least 192MiB
     #[arg(long, value_name = "SIZE", default_value = "384M")]
     memory: Bytes,
-    /// Where to save the picture (PNG)
+    /// Save the picture (PNG) as FILE; default none
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
 
-/// memcached with its items in a region, four times as large as its local cache
+/// Run memcached with its items in a region
 ///
-/// A real client writes values and reads them all back, and compares every byte, while three quarters of memcached's memory
-/// are with a lender. Beside it, in the same run, memcached with all of it in local RAM. Takes about a minute.
+/// The region is four times as large as its local cache. A client writes values, reads all back and
+/// compares every byte, while a lender holds three quarters of memcached's memory. The same run
+/// measures memcached with all memory in local RAM. Takes about a minute.
 #[derive(Debug, Args)]
 struct Region {
     /// Local RAM of the region, at least 32MiB
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     cache: Bytes,
-    /// Where to save the picture (PNG)
+    /// Save the picture (PNG) as FILE; default none
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
 
-/// A guest that is busy with its memory moves to another host and back; beside it, QEMU's own pre-copy of the same guest
+/// Migrate a busy guest and compare with QEMU's pre-copy
 ///
-/// Each host is a network namespace with an agent of its own. The guest checks and rewrites 200 MiB of its 512 all the time, and answers over its
-/// serial port. QEMU by itself moves it from host a to host b; then the same guest, with a part of what it uses in local RAM and the rest in the pool, is
-/// moved by 'aquifer vm migrate', and back. Takes about a minute, with KVM less, and leaves nothing behind but the picture.
+/// Each host is a network namespace with its own agent. The guest checks and rewrites 200 MiB of
+/// its 512 MiB without pause, and answers over its serial port. First QEMU alone migrates it from
+/// host a to host b. Then 'aquifer vm migrate' moves the same guest there and back, with part of
+/// its memory in local RAM and the rest in the pool. Takes about a minute, less with KVM.
 #[derive(Debug, Args)]
 struct Migrate {
-    /// Percent of what the guest uses that is in local RAM
-    #[arg(long, value_name = "PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u64).range(10..=100))]
+    /// Percent of the guest's used memory in local RAM
+    #[arg(long, value_name = "PERCENT", default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(10..=100))]
     local: u64,
     #[command(flatten)]
     guest: Guest,
-    /// Where to save the picture (PNG)
+    /// Save the picture (PNG) as FILE; default none
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
 
-/// What a demo's guest runs on.
+/// The kernel and the machine of a demo's guest.
 #[derive(Debug, Args)]
 struct Guest {
-    /// The guest's kernel, with its modules, where it needs some, in lib/modules beside it; the newest in /boot, unless told
+    /// Kernel of the guest; default the newest in /boot
+    ///
+    /// Its modules are in lib/modules beside it, if it needs any.
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
-    /// What runs the guest's code
+    /// Accelerator
     #[arg(long, value_name = "WHAT", default_value = "auto")]
     accel: AcceleratorName,
-    /// QEMU itself
+    /// QEMU program
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     qemu: PathBuf,
 }
@@ -106,64 +116,67 @@ impl Guest {
     }
 }
 
-/// A guest that boots with 512 MiB grows to 2 GiB while it runs, uses that, and gives it back
+/// Grow a guest from 512 MiB to 2 GiB and shrink it again
 ///
-/// In steps of 512 MiB, by virtio-mem. The guest's agent says when its programs can use what it got; a process in it then holds and checks nearly all of it. The
-/// times of all stages are shown, of this host and of the guest's kernel (the paper's Table I). Takes about a minute, with KVM less, and leaves nothing behind but
-/// the picture.
+/// It grows in steps of 512 MiB, by virtio-mem, while it runs. The guest's agent reports when its
+/// programs can use the memory. A process in the guest then fills and checks nearly all of it. The
+/// demo prints the times of all stages, on this host and in the guest's kernel. Takes about a
+/// minute, less with KVM.
 #[derive(Debug, Args)]
 struct Resize {
-    /// Its memory is in the pool, with 512 MiB of local RAM as its cache; otherwise all of it is in RAM of this host
+    /// Put the guest's memory into the pool with 512 MiB of cache
+    ///
+    /// By default all of it is in RAM of this host.
     #[arg(long)]
     pool: bool,
     #[command(flatten)]
     guest: Guest,
-    /// Where to save the picture (PNG)
+    /// Save the picture (PNG) as FILE; default none
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
 
-/// Two tenants with two guests each, all of the same image: equal pages are kept once within a group, and what that saves goes to the guest in need
+/// Share pages in two groups and give savings to a guest
 ///
-/// Each guest has 256 MiB of its own, and holds 112 MiB that all four have. 'aquifer group scan' runs for each group, and 'aquifer group balance' for the host. One guest
-/// comes to need more, and swaps: it gets 10 MiB a second of what its group saves, until it swaps no more. Then the other guest of its group writes to what they shared, and
-/// what is not saved any more is taken back. The other group sees nothing of it. All that guests hold is checked. Takes about a minute, and leaves nothing behind but the
-/// picture.
+/// Each group has two guests, all four of the same image. Each guest has 256 MiB and holds 112 MiB
+/// of content that all four have. 'aquifer group scan' runs for each group, and 'aquifer group
+/// balance' for the host.
+///
+/// One guest needs more memory and swaps. It gets 10 MiB a second of its group's savings until it
+/// swaps no more. Then the other guest of its group writes to shared pages, and the lost savings
+/// are taken back. The other group is not affected. Takes about a minute.
 #[derive(Debug, Args)]
 struct Groups {
     #[command(flatten)]
     guest: Guest,
-    /// Where to save the picture (PNG)
+    /// Save the picture (PNG) as FILE; default none
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        (
-            "aquifer demo sharing --picture sharing.png",
-            "With the picture of RAM and swap of both hosts over time",
-        ),
-        ("aquifer demo region --picture region.png", "With a histogram of how long fetches took"),
-        (
-            "aquifer demo migrate --picture migrate.png",
-            "With a picture of times and bytes, beside QEMU's",
-        ),
+        ("aquifer demo sharing --picture sharing.png", "Plot RAM and swap of both hosts over time"),
+        ("aquifer demo region --picture region.png", "Plot a histogram of fetch times"),
+        ("aquifer demo migrate --picture migrate.png", "Plot times and bytes, beside QEMU's"),
         (
             "aquifer demo resize --picture resize.png",
-            "With a picture of times, and of memory in the guest and of this host",
+            "Plot times, and memory in the guest and on this host",
         ),
         (
             "aquifer demo groups --picture groups.png",
-            "With a picture of what groups save and what their guests have",
+            "Plot the savings of groups and the memory of their guests",
         ),
-        ("aquifer demo sharing --json", "One object with the figures"),
+        ("aquifer demo sharing --json", "Print one object with the figures"),
     ],
     notes: &[(
-        "Needs",
-        "Root. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap accounting, and ip(8). Swap devices belong to \
-         the whole kernel: while it runs, other programs of this machine may swap to them too. 'region': what 'aquifer region' needs, and memcached. \
-         'migrate': what 'aquifer vm' needs, ip(8), and a kernel for the guest. 'resize' and 'groups': QEMU, modprobe(8), xz(1), a kernel for the guests with its modules.",
+        "Requirements",
+        "Root. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap \
+         accounting, and ip(8). Swap devices belong to the whole kernel: other programs of this \
+         machine may swap to them too while it runs. 'region': the requirements of 'aquifer \
+         region', and memcached. 'migrate': those of 'aquifer vm', ip(8), and a kernel for the \
+         guest. 'resize' and 'groups': QEMU, modprobe(8), xz(1), and a kernel for the guests with \
+         its modules.",
     )],
     see_also: &["aquifer-agent(1)"],
     ..Manual::NONE

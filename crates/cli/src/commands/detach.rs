@@ -18,29 +18,32 @@ use crate::output;
 use crate::progress::Progress;
 use crate::volumes::{Found, Owner, Volumes};
 
-/// Takes a volume away again
+/// Detach a volume and give its memory back
 ///
-/// Brings what is swapped out to it back into RAM, takes the device away and ends its process. It is refused, and the volume
-/// serves on, if that does not fit into RAM or the device is in use. Of a volume whose process was killed it removes what
-/// is left. What was attached with --direct is taken away likewise.
+/// Swaps its pages back into RAM, removes the device and ends its process. If the pages do not fit
+/// into RAM or the device is in use, the command fails and the volume serves on. If the volume's
+/// process was killed, the command removes what is left of it.
+///
+/// It detaches --direct devices in the same way.
 #[derive(Debug, Args)]
 pub struct Detach {
-    /// The device, or the volume's id, or the URI of what was attached with --direct
+    /// Device, volume id, or URI of a --direct device
     #[arg(value_name = "DEVICE|ID|URI", required_unless_present = "all", conflicts_with = "all")]
     which: Option<String>,
-    /// Every volume made by 'aquifer attach'
+    /// Detach every volume made by 'aquifer attach'
     #[arg(long)]
     all: bool,
-    /// Even if a running agent or 'aquifer run' has it, or, of what was attached with --direct, if the lender that has
-    /// pages does not answer: they are lost then
+    /// Detach even a volume of a running agent or 'aquifer run'
+    ///
+    /// Also detaches a --direct device whose lender is silent: its pages there are lost.
     #[arg(long, conflicts_with = "all")]
     force: bool,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer detach /dev/loop3", "One"),
-        ("aquifer detach --all", "Every one made by 'aquifer attach'"),
+        ("aquifer detach /dev/loop3", "Detach one device"),
+        ("aquifer detach --all", "Detach every volume made by 'aquifer attach'"),
     ],
     see_also: &["aquifer-attach(1)", "aquifer-return(1)", "swapoff(8)"],
     ..Manual::NONE
@@ -125,14 +128,14 @@ impl Detach {
         let what = || format!("detaching {which}");
         match all.into_iter().find(is_meant) {
             None => Err(Failure::new(what(), "there is no such volume")
-                .help("'aquifer status' shows the agent's, the files in RUN_DIR/volumes show all")),
+                .help("'aquifer status' shows the agent's; RUN_DIR/volumes has a file for each")),
             Some(found) if self.force || found.owner == Some(Owner::Attach) => {
                 Ok(vec![found.record.spec.volume])
             }
             Some(found) => Err(match found.owner {
                 Some(Owner::Run(pid)) => {
-                    Failure::new(what(), format!("'aquifer run' (process {pid}) has it"))
-                        .help("it goes when that ends; --force takes it away now")
+                    Failure::new(what(), format!("'aquifer run' (process {pid}) uses it"))
+                        .help("wait until that process ends, or give --force")
                 }
                 _ => agents(which),
             }),
@@ -141,9 +144,8 @@ impl Detach {
 }
 
 fn agents(which: &str) -> Failure {
-    Failure::new(format!("detaching {which}"), "the agent has it").help(
-        "give it back by 'aquifer return'; --force takes it away if there is no agent any more",
-    )
+    Failure::new(format!("detaching {which}"), "the agent has it")
+        .help("give it back by 'aquifer return', or give --force if the agent is gone")
 }
 
 fn text(detached: &Detached) -> String {

@@ -10,23 +10,22 @@ use crate::failure::Result;
 use crate::manual::Manual;
 use crate::output::{self, Colour};
 
-/// Tells what this host can do, and what is missing
+/// Check what this host supports and what is missing
 ///
-/// Looks at the kernel, at memory and at the ways in which a volume can become a block device here, and gives each a
-/// verdict: ok, warn (it works, less well or less safely than it could) or missing, with the reason and what to do. Changes
-/// nothing.
+/// Checks the kernel, memory and block device drivers. Each check has a verdict: 'ok', 'warn' (it
+/// works, but slower or less safely) or 'missing', with the reason and a remedy. Changes nothing.
 #[derive(Debug, Args)]
 pub struct Doctor {}
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer doctor", "Look at this host"),
+        ("aquifer doctor", "Check this host"),
         (
             "aquifer doctor --json | jq '.checks[] | select(.verdict != \"ok\")'",
-            "Only what is not as it should be",
+            "Print only warnings and missing features",
         ),
     ],
-    exit: &[("1", "also: something is missing that Aquifer cannot do its work without")],
+    exit: &[("1", "also: an essential feature is missing")],
     see_also: &["aquifer-attach(1)"],
     ..Manual::NONE
 };
@@ -47,7 +46,7 @@ impl Doctor {
 fn text(report: &Report, colours: bool) -> String {
     let verdict = match report.able {
         true => "This host can lend and borrow.",
-        false => "This host cannot do Aquifer's work: something essential is missing.",
+        false => "This host cannot lend or borrow: an essential feature is missing.",
     };
     format!("{}\n{verdict}", listed(report, colours))
 }

@@ -18,14 +18,17 @@ use crate::progress::Progress;
 
 /// Take back all memory that this host lends
 ///
-/// Lending stops. Borrowers move what they stored here to other lenders or to a file of their own, while their programs run.
-/// The command ends when nothing is lent any more. Lending stays off until the agent starts again, or 'aquifer drain --end'.
+/// Lending stops. While their programs run, borrowers move their pages to other lenders or to a
+/// local file. The command ends when this host lends nothing. Lending stays off until the agent
+/// restarts or 'aquifer drain --end'.
 #[derive(Debug, Args)]
 pub struct Drain {
-    /// Lends again; what was asked back already still comes back
+    /// Lend again; recalls that have started still finish
     #[arg(long, conflicts_with = "timeout")]
     end: bool,
-    /// Gives up waiting after this long; the agent goes on
+    /// Stop waiting after this long; the agent drains on
+    ///
+    /// By default the command waits without limit.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
@@ -34,18 +37,19 @@ pub struct Drain {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer drain", "Before this host is shut down"),
+        ("aquifer drain", "Drain this host before a shutdown"),
         (
             "aquifer drain --timeout 10m --json",
-            "In a script: one object a second, exit status 1 if memory is left",
+            "In a script: print one object a second, exit with 1 if memory is left",
         ),
         ("aquifer drain --end", "Lend again"),
     ],
     notes: &[(
-        "Exit status",
-        "0 when nothing is lent any more. 1 when the time is over, or the agent does not answer: what is left, and why, is told. \
-         The command may be stopped at any time; the agent goes on.",
+        "Interruption",
+        "You may stop the command at any time: the agent drains on. On failure the command prints \
+         which leases are left, and why.",
     )],
+    exit: &[("1", "also: memory is still lent after --timeout, or the agent does not answer")],
     see_also: &["aquifer-agent(1)", "aquifer-status(1)", "aquifer-return(1)"],
     ..Manual::NONE
 };
@@ -88,20 +92,22 @@ impl Drain {
             if self.timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
                 drop(progress);
                 let why = now.left.iter().map(line).collect::<Vec<_>>().join("; ");
-                return Err(Failure::new("draining", format!("{left} are still lent: {why}")).help(
-                    "the agent goes on; wait with 'aquifer drain', or lend again with 'aquifer drain --end'",
-                ));
+                return Err(Failure::new("draining", format!("{left} are still lent: {why}"))
+                    .help(
+                        "the agent drains on; wait with 'aquifer drain', \
+                     or lend again with 'aquifer drain --end'",
+                    ));
             }
             std::thread::sleep(LOOK);
             now = agent.call("draining", LIMIT, get)?;
             if !now.on {
-                return Err(Failure::new("draining", "this host was told to lend again meanwhile"));
+                return Err(Failure::new("draining", "another command ended the drain"));
             }
         }
         drop(progress);
         output::answer(common.json, &now, |_| match total {
-            Bytes::ZERO => "nothing is lent, and nothing will be".to_owned(),
-            total => format!("all {total} are back, and nothing is lent any more"),
+            Bytes::ZERO => "this host lends nothing; lending is off".to_owned(),
+            total => format!("all {total} are back; this host lends nothing"),
         })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use aquifer_group::cache as disks;
 use aquifer_group::scan::Sharing;
-use aquifer_group::{Agreement, Agreements, Sealed};
+use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::Group as Name;
 use aquifer_region::process::client as regions;
 use clap::error::ErrorKind;
@@ -28,10 +28,13 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 
-/// Tenants: VMs and regions whose pages may be shared with each other, and with no one else's
+/// Manage tenants whose VMs and regions share equal pages
 ///
-/// A group is a file that all hosts of the group have. 'create' makes it with a key of the group's own; copy it to the other hosts.
-/// A region or VM joins when it is made, by --group. Equal pages of a group are kept once by lenders ('export --share') and on a host ('group scan').
+/// A group is a file that all hosts of the group have. 'create' writes it with a new key; copy it
+/// to the other hosts. A region or VM joins when it is created, by --group.
+///
+/// Lenders store equal pages of a group once ('export --share'), and so does a host ('group scan').
+/// Pages are never shared across groups.
 #[derive(Debug, Args)]
 pub struct Group {
     #[command(subcommand)]
@@ -43,7 +46,7 @@ pub struct Group {
 /// Where agreements are.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Groups {
-    /// Where the agreements of groups are
+    /// Directory of the groups' files
     #[arg(
         long,
         global = true,
@@ -63,15 +66,19 @@ impl Groups {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Makes a group, with a new key
+    /// Create a group with a new key
     Create(Create),
-    /// The groups that this host knows
+    /// List the groups that this host knows
     List,
-    /// What a group agrees on
+    /// Show a group's terms, regions and savings on this host
     Show(Which),
-    /// Changes what a group agrees on, for what joins from now on
+    /// Change a group's terms for new members
+    ///
+    /// Options that you omit keep their value. --max-cache also limits present members.
     Set(Set),
-    /// Has this host forget a group
+    /// Remove a group from this host
+    ///
+    /// Fails while the group has regions here.
     Rm(Which),
     Scan(Scan),
     Balance(Balance),
@@ -80,13 +87,13 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Which {
-    /// The group
+    /// Name of the group
     name: Name,
 }
 
 #[derive(Debug, Args)]
 struct Create {
-    /// The group
+    /// Name of the group
     name: Name,
     #[command(flatten)]
     terms: Terms,
@@ -94,7 +101,7 @@ struct Create {
 
 #[derive(Debug, Args)]
 struct Set {
-    /// The group
+    /// Name of the group
     name: Name,
     #[command(flatten)]
     terms: Terms,
@@ -110,7 +117,7 @@ struct Shown {
     /// The sharing figures of these regions.
     sharing: Sharing,
     /// The state of the group's disk cache; `None` if it does not run here.
-    cache: Option<disks::Status>,
+    cache: Option<disks::CacheStatus>,
     /// The agreement's terms.
     #[serde(flatten)]
     terms: serde_json::Value,
@@ -122,67 +129,62 @@ pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
             "aquifer group create blue",
-            "Then copy /etc/aquifer/groups/blue.toml to the other hosts of the group",
+            "Create a group; then copy /etc/aquifer/groups/blue.toml to its other hosts",
         ),
         (
-            "aquifer vm start web --group blue --memory 8G --cache 2G --lender nbds://b.example.org/ --tls /etc/aquifer/tls --disk web.qcow2",
-            "A VM of the group: what leaves this host for b is sealed under the group's key",
+            "aquifer vm start web --group blue --memory 8G --cache 2G \
+             --lender nbds://b/ --tls DIR",
+            "Start a VM of the group; its pages are encrypted under the group's key",
         ),
         (
             "aquifer group scan blue --report 10s",
-            "Equal pages of the group's VMs on this host are kept once, for as long as this looks for them; says what that saves",
+            "Share equal pages of the group's VMs and report savings every 10 s",
         ),
+        ("aquifer group balance", "Give the memory that groups save to their VMs"),
         (
-            "aquifer group balance",
-            "Gives what groups save to their VMs that need it; see --min of 'aquifer vm start'",
-        ),
-        (
-            "aquifer group set blue --policy fair --lends yes --max-memory 64G",
-            "Who gets what is saved, whether other groups may have what is left, and what its members may have on a host",
+            "aquifer group set blue --policy fair --allow-lending yes --max-memory 64G",
+            "Divide savings equally, lend the rest, and limit members' memory on a host",
         ),
         (
             "aquifer group cache blue --size 2G",
-            "Keeps what the group's VMs read from their disks in at most 2 GiB of memory; for VMs that are started with --cached-disk",
+            "Cache disks of VMs started with --cached-disk in at most 2 GiB",
         ),
         (
-            "aquifer group cache blue --lender nbds://b.example.org:10811/ --tls /etc/aquifer/tls",
-            "What leaves that memory goes to host b, where the group's cache runs with --lend 192.0.2.2:10811 --tls /etc/aquifer/tls; a guest whose swap is on such a disk swaps to b",
+            "aquifer group cache blue --lender nbds://b:10811/ --tls /etc/aquifer/tls",
+            "Evict cached disk pages to the group's cache on host b (there: --lend)",
         ),
-        (
-            "aquifer group set blue --sealed random",
-            "For tenants to whom it matters that a lender can tell which pages are equal",
-        ),
+        ("aquifer group set blue --encryption random", "Hide from lenders which pages are equal"),
     ],
     notes: &[
         (
             "Equal pages on one host",
-            "'scan' works on regions (of VMs in the pool, 'vm start --cache') while it runs, at the lowest priority or in the cgroup that it is told. It may be killed, and \
-         started again; what is shared stays so until somebody writes to it, or --undo. It never looks at pages of another group.",
+            "'scan' works on regions (also those of 'vm start --cache') while it runs. It runs at \
+             the lowest priority, or in the cgroup of the group. You may kill and restart it: \
+             pages stay shared until a write or --undo. It never reads pages of another group.",
         ),
         (
-            "Cache of disks",
-            "'cache' serves the disks of VMs that are started with 'vm start --group NAME --cached-disk FILE', as long as it runs. A size of 0 caches nothing: all is read \
-         from the disk. What it caches is clean, and gone at once when it is to be smaller. What guests write is on the disk when they are told so, no less than \
-         without it; it can be killed and started again, and they wait meanwhile, for as long as it takes. A disk is written by one VM, or read by any number; \
-         QEMU without it cannot open what it has open. Beside its pages it takes about 1/50 of their size to know which they are, and up to 33 MiB for each connection. \
-         If the kernel ends it for want of memory nothing is lost, but its guests stand still until it is started again: have systemd do that (Restart=always), \
-         and give it an OOMScoreAdjust of its own.",
+            "Disk cache",
+            "'cache' serves the disks of VMs that start with 'vm start --group NAME --cached-disk \
+             FILE', for as long as it runs. With a size of 0 it caches nothing. The cache holds \
+             only clean pages and can shrink at once: a guest's write is on the disk when the \
+             guest is told so. You may kill and restart it; guests wait meanwhile, without limit. \
+             One VM may write a disk, or any number may read it. Its index costs 1/50 of the \
+             cached memory, and each connection up to 33 MiB. If the OOM killer ends it, guests \
+             wait until it restarts: run it by systemd with Restart=always and an OOMScoreAdjust.",
         ),
         (
             "Keys",
-            "Whoever has a group's file can read what its members have with lenders, and nothing of other groups. Leases keep the key that they were made with: \
-         'set' and 'rm' change nothing for regions and VMs that are there.",
+            "The holder of a group's file can read its members' pages at lenders, and no other \
+             group's. Leases keep the key that they started with: 'set' and 'rm' do not affect \
+             present regions and VMs.",
         ),
     ],
     files: &[
         (
             "/run/aquifer/regions/@NAME/cache.nbd",
-            "the disks, by NBD; an export is named by its path, with ro: before it if it is only to be read",
+            "disks by NBD, one export a path (ro:PATH is read-only)",
         ),
-        (
-            "/run/aquifer/regions/@NAME/cache.control",
-            "for whoever tells it what it may have, such as 'group balance'",
-        ),
+        ("/run/aquifer/regions/@NAME/cache.control", "control socket, for 'group balance'"),
     ],
     see_also: &["aquifer-region(1)", "aquifer-vm(1)", "aquifer-export(1)"],
     ..Manual::NONE
@@ -198,8 +200,8 @@ impl Group {
         let shown = |agreement: &Agreement| shown(common, &all, agreement);
         match self.what {
             What::Create(Create { name, terms }) => {
-                let what = || format!("making group '{name}'");
-                let mut agreement = Agreement::new(name.clone(), Sealed::Deterministic);
+                let what = || format!("creating group '{name}'");
+                let mut agreement = Agreement::new(name.clone(), GroupEncryption::Deterministic);
                 terms.apply(&mut agreement).or_fail(what)?;
                 all.create(&agreement).or_fail(what)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
@@ -216,8 +218,7 @@ impl Group {
             What::Set(Set { name, terms }) => {
                 let what = || format!("changing group '{name}'");
                 if terms.is_empty() {
-                    let why =
-                        "nothing is said of what is to change: see 'aquifer group set --help'\n";
+                    let why = "give at least one term to change: see 'aquifer group set --help'\n";
                     clap::Error::raw(ErrorKind::MissingRequiredArgument, why).exit();
                 }
                 let mut agreement = all.get(&name).or_fail(what)?;
@@ -233,7 +234,7 @@ impl Group {
                 let what = || format!("removing group '{name}'");
                 let agreement = shown(&all.get(&name).or_fail(what)?)?;
                 if !agreement.regions.is_empty() {
-                    let why = format!("there are regions in it: {}", agreement.regions.join(", "));
+                    let why = format!("it has regions here: {}", agreement.regions.join(", "));
                     return Err(Failure::new(what(), why)
                         .help("stop their VMs, or 'aquifer region rm' them, first"));
                 }
@@ -250,7 +251,7 @@ impl Group {
 fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Shown> {
     let Agreement { name, key, .. } = agreement;
     let sharing = aquifer_group::scan::sharing(&directory(common)?, name)
-        .or_fail(|| "counting what is shared")?;
+        .or_fail(|| "counting shared pages")?;
     let cache =
         disks::status(&directory(common)?, name).or_fail(|| "asking the cache of its disks")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;
@@ -273,15 +274,15 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
 
 fn text(shown: &Shown) -> String {
     let Shown { key_id, file, regions, sharing, cache, agreement, .. } = shown;
-    let Agreement { name, sealed, lends, cgroup, members, limits, reprovision, .. } = agreement;
-    let how = match sealed {
-        Sealed::Deterministic => {
-            "sealed under its key: lenders can keep equal pages once, and tell which are equal"
+    let Agreement { name, encryption, lends, cgroup, members, limits, reprovision, .. } = agreement;
+    let how = match encryption {
+        GroupEncryption::Deterministic => {
+            "encrypted under its key: lenders can share equal pages and tell which are equal"
         }
-        Sealed::Random => {
-            "sealed under a key for each lease: lenders can tell nothing of two pages"
+        GroupEncryption::Random => {
+            "encrypted under a key for each lease: lenders cannot compare pages"
         }
-        Sealed::Off => "NOT sealed: lenders can read them",
+        GroupEncryption::Off => "NOT encrypted: lenders can read them",
     };
     let or = |text: Vec<String>, none: &str| {
         if text.is_empty() { none.to_owned() } else { text.join(", ") }
@@ -296,16 +297,16 @@ fn text(shown: &Shown) -> String {
         format!("{:?}", reprovision.policy).to_lowercase(),
         reprovision.step,
         if *lends {
-            "; what is left may be lent to other groups"
+            "; the rest may be lent to other groups"
         } else {
-            "; none of it to other groups"
+            "; nothing is lent to other groups"
         }
     );
     let lines = [
         ("pages that leave a host", how.to_owned()),
-        ("what sharing saves", surplus),
-        ("members", or(members.clone(), "whoever joins")),
-        ("together on a host", or(most.into_iter().flatten().collect(), "as much as there is")),
+        ("savings", surplus),
+        ("members", or(members.clone(), "any")),
+        ("limits on a host", or(most.into_iter().flatten().collect(), "none")),
         (
             "cgroup",
             cgroup.as_ref().map_or("none".to_owned(), |cgroup| cgroup.display().to_string()),
@@ -323,10 +324,10 @@ fn text(shown: &Shown) -> String {
 fn listed(groups: &[Shown]) -> String {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["GROUP", "SEALED", "KEY", "REGIONS"]);
-    for Shown { key_id, regions, agreement: Agreement { name, sealed, .. }, .. } in groups {
-        let sealed = format!("{sealed:?}").to_lowercase();
-        table.add_row([name.to_string(), sealed, key_id.clone(), regions.len().to_string()]);
+    table.set_header(["GROUP", "ENCRYPTION", "KEY", "REGIONS"]);
+    for Shown { key_id, regions, agreement: Agreement { name, encryption, .. }, .. } in groups {
+        let encryption = format!("{encryption:?}").to_lowercase();
+        table.add_row([name.to_string(), encryption, key_id.clone(), regions.len().to_string()]);
     }
     table.to_string()
 }

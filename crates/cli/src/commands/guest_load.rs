@@ -8,14 +8,16 @@ use crate::demo::churn::Load;
 use crate::demo::migrate::be_a_guest;
 use crate::failure::{OrFail, Result};
 
-/// Checks and rewrites memory all the time, and answers on standard output what is asked on standard input
+/// Check and rewrite memory without end
+///
+/// Reads requests from standard input and answers on standard output.
 #[derive(Debug, Args)]
 pub struct GuestLoad {
-    /// Memory that it fills
+    /// Memory to fill, in MiB
     mib: usize,
-    /// Percent of that which nine of ten writes go to
+    /// Percent of the memory that gets nine of ten writes
     hot: usize,
-    /// MiB that it rewrites a second at most
+    /// Most MiB to rewrite a second
     rate: usize,
 }
 

@@ -9,10 +9,12 @@ use clap::Args;
 use crate::demo::be_a_guest;
 use crate::failure::{OrFail, Result};
 
-/// Holds the memory that it is told to on standard input, and says on standard output whether they are what they must be
+/// Hold memory as standard input asks, and check it
+///
+/// Reports on standard output whether the content is right.
 #[derive(Debug, Args)]
 pub struct GuestMemory {
-    /// The device that its kernel is to swap to
+    /// Device to which the guest's kernel swaps
     #[arg(long, value_name = "DEVICE")]
     swap: Option<PathBuf>,
 }

@@ -12,26 +12,31 @@ use crate::init::{Cluster, Made, Member};
 use crate::manual::Manual;
 use crate::output;
 
-/// Makes a cluster's certificate authority, and a certificate and configuration for each host
+/// Create certificates and configurations for a cluster
 ///
-/// Run it once, anywhere: it makes the authority if the directory has none, and for each host named a directory with its
-/// certificate, its key and a commented configuration that lists the other hosts. Copy each to /etc/aquifer on its host.
-/// Run it again with more hosts to admit those. Nothing is overwritten without --force, and the authority never is.
+/// Run it once, on any machine. It creates a certificate authority if the directory lacks one. For
+/// each host it creates a directory with certificate, key and a commented configuration that lists
+/// the other hosts. Copy each directory to /etc/aquifer on its host.
+///
+/// To admit more hosts, run it again. It overwrites nothing without --force, and never the
+/// authority.
 #[derive(Debug, Args)]
 pub struct Init {
-    /// Where the authority is or is to be made
+    /// Directory of the authority, created if missing
     #[arg(long, value_name = "DIR", default_value = "/etc/aquifer")]
     dir: PathBuf,
-    /// What the authority calls the cluster
+    /// Name of the cluster in the authority's certificate
     #[arg(long, value_name = "NAME", default_value = "aquifer")]
     cluster: String,
-    /// A host to admit; repeat for more, each followed by its --address
+    /// Host to admit; repeat for more, each with its --address
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<HostName>,
-    /// The IP address or DNS name by which the other hosts reach the host named before it
+    /// Address at which other hosts reach the preceding --host
     #[arg(long = "address", value_name = "IP|DNS")]
     addresses: Vec<String>,
-    /// Replaces certificates, keys and configurations of these hosts
+    /// Replace certificates, keys and configurations of these hosts
+    ///
+    /// The old keys are lost: copy the new directories to their hosts.
     #[arg(long)]
     force: bool,
 }
@@ -39,20 +44,22 @@ pub struct Init {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
-            "aquifer init --dir ./cluster --host a --address 192.0.2.1 --host b --address 192.0.2.2",
-            "A cluster of two",
+            "aquifer init --dir ./cluster --host a --address 192.0.2.1 \
+             --host b --address 192.0.2.2",
+            "Create a cluster of two hosts",
         ),
-        ("scp -r ./cluster/a/. root@192.0.2.1:/etc/aquifer/", "Give a host what is its own"),
-        ("aquifer init --dir ./cluster --host c --address c.example.org", "Admit a third"),
+        ("scp -r ./cluster/a/. root@192.0.2.1:/etc/aquifer/", "Copy a host's directory to it"),
+        ("aquifer init --dir ./cluster --host c --address c.example.org", "Admit a third host"),
     ],
     notes: &[(
         "Security",
-        "Who has ca.key can admit hosts: keep the directory where no host can read it, and copy only a host's own \
-         directory to it. There is no revocation list: to bar a host, make a new authority and new certificates.",
+        "The holder of ca.key can admit hosts. Keep the directory where no host can read it, and \
+         copy only a host's own directory to it. There is no revocation list. To bar a host, \
+         create a new authority and new certificates.",
     )],
     files: &[
         ("DIR/ca.pem", "the authority's certificate, public"),
-        ("DIR/ca.key", "its key: who has it can admit hosts"),
+        ("DIR/ca.key", "the authority's key: its holder can admit hosts"),
         ("DIR/HOST/agent.toml", "the host's configuration"),
         ("DIR/HOST/tls/", "the host's certificate and key, and a copy of ca.pem"),
     ],
@@ -94,7 +101,7 @@ fn text(made: &Made) -> String {
     let mut lines = Vec::new();
     let authority = made.authority.display();
     lines.push(if made.authority_is_new {
-        format!("made the authority in {authority}; who has its ca.key can admit hosts")
+        format!("made the authority in {authority}; the holder of its ca.key can admit hosts")
     } else {
         format!("used the authority in {authority}")
     });

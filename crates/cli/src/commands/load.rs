@@ -8,19 +8,20 @@ use clap::Args;
 use crate::demo::load::{self, Plan};
 use crate::failure::Result;
 
-/// Fills memory with checked content and verifies it
+/// Fill memory with checked content and verify it
 ///
-/// Reports JSON lines. With --hold it then obeys 'verify', 'rewrite', 'free' and 'quit' on standard input, one a line,
-/// until that ends; without, it verifies once and exits with 1 if a page is lost.
+/// Reports JSON lines. With --hold it then obeys 'verify', 'rewrite', 'free' and 'quit' on standard
+/// input, one a line, until end of file. Without --hold it verifies once, and exits with 1 if a
+/// page is lost.
 #[derive(Debug, Args)]
 pub struct Load {
-    /// How much memory to fill
+    /// Memory to fill
     #[arg(long, value_name = "SIZE")]
     bytes: Bytes,
-    /// How much to fill a second
+    /// Memory to fill a second; default as fast as possible
     #[arg(long, value_name = "SIZE")]
     rate: Option<Bytes>,
-    /// What the content follows from
+    /// Seed of the content
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Hold the memory and obey standard input

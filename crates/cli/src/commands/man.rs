@@ -10,19 +10,20 @@ use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 
-/// Writes the manual as man pages
+/// Write the manual as man pages
 ///
-/// Writes one page a command, aquifer.1 and aquifer-COMMAND.1, to a directory; without one it prints aquifer.1.
+/// Writes aquifer.1 and a page aquifer-COMMAND.1 for each command to a directory. Without a
+/// directory it prints aquifer.1.
 #[derive(Debug, Args)]
 pub struct Man {
-    /// Where to write the pages to; made if it is not there
+    /// Directory for the pages, created if missing
     dir: Option<PathBuf>,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer man /usr/local/share/man/man1", "Install the pages"),
-        ("aquifer man | man -l -", "Read the first one"),
+        ("aquifer man | man -l -", "Read the first page"),
     ],
     see_also: &["man(1)"],
     ..Manual::NONE

@@ -36,17 +36,21 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::failure::Result;
 use crate::manual::Manual;
 
-/// The memory of many hosts serves each of them
+/// Lend and borrow spare RAM between hosts
 ///
-/// A host that runs short of memory swaps to the spare RAM of its neighbours instead of to a disk. Each host runs an
-/// agent ('aquifer agent'); agents lend and borrow by themselves as memory goes up and down. The same can be had by hand,
-/// without agents: 'aquifer export' offers RAM as a network block device, 'aquifer attach' swaps to it, and 'aquifer run'
-/// runs one program with little RAM and the rest in the pool.
+/// A host that runs short of memory swaps to spare RAM of its peers instead of to a disk. Each
+/// host runs an agent ('aquifer agent'). Agents lend and borrow by themselves as memory use
+/// changes.
 ///
-/// Sizes are written as 4096, 512MiB or 2G (powers of 1024), times as 500ms, 8s or 2m. Everything works with stock Linux
-/// kernels; what this host can do, and what is missing, is told by 'aquifer doctor'.
+/// The same works by hand, without agents. 'aquifer export' offers RAM as a network block device,
+/// 'aquifer attach' swaps to it, and 'aquifer run' runs one program with little RAM and the rest
+/// in the pool.
+///
+/// Write sizes as 4096, 512MiB or 2G (powers of 1024), and times as 500ms, 8s or 2m. All commands
+/// work with stock Linux kernels. 'aquifer doctor' reports what this host supports and what is
+/// missing.
 #[derive(Debug, Parser)]
-#[command(name = "aquifer", version, disable_help_subcommand = true, max_term_width = 110)]
+#[command(name = "aquifer", version, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Cli {
     /// What every command understands.
     #[command(flatten)]
@@ -59,13 +63,13 @@ pub struct Cli {
 /// What every command understands.
 #[derive(Debug, Clone, Args)]
 pub struct Common {
-    /// Answers in JSON, for programs
+    /// Print JSON, for programs
     ///
-    /// The answer is one object on standard output (a stream of objects, one a line, where a command reports as it
-    /// goes); a failure is one object {"error": {"what": …, "why": …, "help": …}} on standard error.
+    /// Standard output gets one object, or one object a line if the command reports repeatedly. A
+    /// failure is one object {"error": {"what": …, "why": …, "help": …}} on standard error.
     #[arg(long, global = true, display_order = 900)]
     pub json: bool,
-    /// Where running commands and volumes keep their sockets and marks
+    /// Directory of sockets, records and locks of running commands
     #[arg(
         long,
         global = true,
@@ -90,7 +94,7 @@ pub enum Command {
     Attach(attach::Attach),
     Detach(detach::Detach),
     Agent(agent::Agent),
-    Status(status::Status),
+    Status(status::StatusArgs),
     Borrow(borrow::Borrow),
     Return(return_::Return),
     Drain(drain::Drain),
@@ -156,21 +160,18 @@ const MANUALS: &[(&str, &Manual)] = &[
 /// The manual of `aquifer` itself.
 const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer doctor", "What this host can do, and what is missing"),
-        ("aquifer demo sharing", "Two hosts that lend each other memory, on this one machine"),
-        ("aquifer export 4G --nbd 127.0.0.1:10809", "Offers 4 GiB of this host's RAM"),
+        ("aquifer doctor", "Check what this host supports and what is missing"),
+        ("aquifer demo sharing", "Play two hosts that lend each other memory on this machine"),
+        ("aquifer export 4G --nbd 127.0.0.1:10809", "Offer 4 GiB of this host's RAM"),
         (
             "aquifer run --local 256M --lender nbd://127.0.0.1:10809/ -- make",
-            "Runs a program with 256 MiB of RAM, the rest in the pool",
+            "Run a program with 256 MiB of RAM and the rest in the pool",
         ),
     ],
     files: &[
-        ("/etc/aquifer", "the agent's configuration and certificates, made by 'aquifer init'"),
-        ("/run/aquifer", "sockets of the agent and of volumes, marks of running commands"),
-        (
-            "/dev/shm/aquifer",
-            "lent pages: files on a tmpfs, which outlive the process that serves them",
-        ),
+        ("/etc/aquifer", "the agent's configuration and certificates, from 'aquifer init'"),
+        ("/run/aquifer", "sockets of the agent and of volumes, locks of running commands"),
+        ("/dev/shm/aquifer", "lent pages: files on a tmpfs that outlive their server process"),
     ],
     see_also: &[
         "https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md",

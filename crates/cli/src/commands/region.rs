@@ -10,9 +10,9 @@ mod show;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use aquifer_vm::process::client as vms;
 use aquifer_page::{Bytes, RegionName};
-use aquifer_region::process::{Files, Status, client};
+use aquifer_region::process::{Files, RegionStatus, client};
+use aquifer_vm::process::client as vms;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -29,11 +29,14 @@ pub(super) use manuals::MANUALS;
 use pages::{Drop, Pages};
 pub(crate) use show::{Listed, cells, listed, text};
 
-/// Memory of programs that is in the pool, with local RAM as its cache
+/// Manage memory regions that are kept in the pool
 ///
-/// A region is a file under RUN_DIR/regions that a program maps: QEMU by 'memory-backend-file,share=on', memcached by '-e'. What
-/// the program touches is brought from lenders, what does not fit into the local cache goes back to them. 'aquifer region exec'
-/// runs an unmodified program so that it can.
+/// A region is a file in RUN_DIR/regions that a program maps: QEMU by
+/// 'memory-backend-file,share=on', memcached by '-e'. Local RAM is a cache of the region. A page
+/// that the program touches is fetched from its lender, and pages that do not fit are evicted to
+/// lenders.
+///
+/// Run the program by 'aquifer region exec', which needs no change of the program.
 #[derive(Debug, Args)]
 pub struct Region {
     #[command(subcommand)]
@@ -44,34 +47,41 @@ pub struct Region {
 enum What {
     Create(Box<Create>),
     List(List),
-    /// What is where in a region, who maps it, and how long faults took
+    /// Show a region's usage, programs and fault times
     Show(Which),
     ResizeCache(ResizeCache),
     Limit(Limit),
-    /// Has lenders have all that is in the cache of a region: what a program writes meanwhile, or not
+    /// Write a region's dirty pages to its lenders
+    ///
+    /// Pages that programs write meanwhile may be missing. The pages stay in the cache, so this
+    /// costs no later faults.
     Persist(Which),
     Drop(Drop),
     Pages(Pages),
-    /// Serves a region again whose processes were killed, engine and keeper; programs that have it mapped go on
-    Start(Which),
-    /// Takes a region away that nobody maps, with all that is in it
+    /// Serve a region again after its processes were killed
+    ///
+    /// Starts a supervisor and an engine. Programs that map the region then go on.
+    Recover(Which),
+    /// Remove an unmapped region and its content
     Rm(Which),
     Exec(Exec),
 }
 
-/// Makes a region and starts its engine; prints the file to map
+/// Create a region and start its engine
+///
+/// Prints the file to map.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// The region's name, and that of its file
+    /// Name of the region and of its file
     name: RegionName,
-    /// Its size
+    /// Size of the region
     #[arg(long, value_name = "SIZE")]
     size: Bytes,
     #[command(flatten)]
     cached: Cached,
 }
 
-/// The regions of this host
+/// List the regions of this host
 #[derive(Debug, Args)]
 pub struct List {}
 
@@ -79,60 +89,60 @@ pub struct List {}
 #[derive(Debug, Args)]
 #[expect(missing_docs, reason = "a text here would take the place of the commands' own")]
 pub struct Which {
-    /// The region
+    /// Name of the region
     name: RegionName,
 }
 
-/// Changes how much of a region may be in local RAM, while it is in use
+/// Resize a region's cache in local RAM while it is in use
 ///
-/// Returns when the cache is within the new limit.
+/// Returns when the cache is within the new limit. To shrink it, the engine evicts pages.
 #[derive(Debug, Args)]
 pub struct ResizeCache {
-    /// The region
+    /// Name of the region
     name: RegionName,
-    /// The new limit
+    /// Most local RAM of the region
     cache: Bytes,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
-            "aquifer region create items --size 4G --cache 1G --lender nbds://b.example.org/ --tls /etc/aquifer/tls",
-            "4 GiB of memory, of which 1 GiB at most is local RAM",
+            "aquifer region create items --size 4G --cache 1G \
+             --lender nbds://b/ --tls /etc/aquifer/tls",
+            "Create 4 GiB of memory with at most 1 GiB of local RAM",
         ),
         (
             "aquifer region exec -- memcached -u root -m 4096 -e /run/aquifer/regions/items",
-            "memcached with its items there",
+            "Run memcached with its items in the region",
         ),
         (
             "aquifer region exec --heap items -- redis-server --save ''",
-            "A program that knows nothing of files to map, with all that it allocates there",
+            "Run unmodified Redis with its heap in the region",
         ),
-        ("aquifer region show items", "What is where, and how long faults take"),
-        ("aquifer region resize-cache items 512M", "Gives half of the RAM back, now"),
-        (
-            "aquifer region limit 8G",
-            "Has the caches of all regions of this host be 8 GiB together, wherever they are needed",
-        ),
-        ("aquifer region rm items", "Takes it away, with what was in it"),
+        ("aquifer region show items", "Show where its pages are and how long faults take"),
+        ("aquifer region resize-cache items 512M", "Free half of its local RAM now"),
+        ("aquifer region limit 8G", "Limit the caches of all regions together to 8 GiB"),
+        ("aquifer region rm items", "Remove the region and its content"),
     ],
     notes: &[
         (
-            "What is kept",
-            "A region and what is in it outlive the programs that map it, until 'rm' or a reboot. An engine that dies is followed by \
-             another, which goes on where it was; programs wait meanwhile. A lender that cannot be reached has the programs \
-             wait that touch its pages, for ever or as long as --give-up says.",
+            "Life time",
+            "A region and its content outlive the programs that map it, until 'rm' or a reboot. If \
+             the engine dies, another one continues; programs wait meanwhile. If a lender is \
+             unreachable, programs that touch its pages wait, without limit or for \
+             --fault-timeout.",
         ),
         (
-            "Needs",
-            "Root, and Linux 6.7 or later (userfaultfd with asynchronous write-protection, PAGEMAP_SCAN). Programs must map the \
-             region shared. Their children do not see it. What they open for direct I/O (O_DIRECT) goes through the page cache, as a \
-             device must not write to a page that may leave.",
+            "Requirements",
+            "Root, and Linux 6.7 or later (userfaultfd with asynchronous write protection, \
+             PAGEMAP_SCAN). Programs must map the region shared. Their child processes do not see \
+             it. Direct I/O (O_DIRECT) of these programs goes through the page cache, as a device \
+             must not write to a page that can be evicted.",
         ),
     ],
     files: &[
-        ("/run/aquifer/regions/NAME", "what programs map"),
-        ("/run/aquifer/regions/.NAME/log", "what its engines had to say"),
+        ("/run/aquifer/regions/NAME", "the file that programs map"),
+        ("/run/aquifer/regions/.NAME/log", "the log of its engines"),
     ],
     see_also: &["aquifer-export(1)", "aquifer-attach(1)", "userfaultfd(2)"],
     ..Manual::NONE
@@ -144,7 +154,7 @@ struct Created {
     /// The file that programs map.
     file: PathBuf,
     #[serde(flatten)]
-    status: Status,
+    status: RegionStatus,
 }
 
 /// The answer of a command that changes a region.
@@ -197,8 +207,8 @@ impl Region {
             }
             What::Drop(drop) => drop.run(common)?,
             What::Pages(pages) => pages.run(common)?,
-            What::Start(which) => {
-                let what = || format!("serving region '{}' again", which.name);
+            What::Recover(which) => {
+                let what = || format!("recovering region '{}'", which.name);
                 let exe = std::env::current_exe().or_fail(what)?;
                 let status = client::start(&exe, &which.files(common)?).or_fail(what)?;
                 output::answer(common.json, &status, |status| {

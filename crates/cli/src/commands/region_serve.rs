@@ -9,15 +9,15 @@ use clap::Args;
 use crate::failure::Result;
 use crate::logging;
 
-/// Serves one region; started by 'aquifer region create'
+/// Serve one region; 'aquifer region create' starts it
 #[derive(Debug, Args)]
 #[command(name = aquifer_region::process::SUBCOMMAND)]
 pub struct RegionServe {
-    /// keeper or engine
+    /// Role: supervisor or engine
     role: String,
-    /// Where regions are
+    /// Directory of the regions
     directory: PathBuf,
-    /// Which one
+    /// Name of the region
     name: RegionName,
 }
 

@@ -18,13 +18,15 @@ use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
 
-/// Gives borrowed memory back
+/// Give borrowed memory back
 ///
-/// Asks this host's agent to bring what is swapped out back into RAM, to take the swap device away and to tell the lenders.
-/// It is refused, and nothing changes, if what is swapped out does not fit into RAM.
+/// This host's agent swaps the pages back into RAM, removes the swap device and tells the lenders.
+/// If the pages do not fit into RAM, the command fails and nothing changes.
 #[derive(Debug, Args)]
 pub struct Return {
-    /// Gives back only this volume; 'aquifer status' shows them
+    /// Give back only this volume; default all of the agent's
+    ///
+    /// 'aquifer status' lists the volumes.
     #[arg(long, value_name = "ID")]
     volume: Option<VolumeId>,
     #[command(flatten)]
@@ -34,7 +36,7 @@ pub struct Return {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer return", "Give everything back"),
-        ("aquifer return --volume 0123456789abcdef0123456789abcdef", "One volume only"),
+        ("aquifer return --volume 0123456789abcdef0123456789abcdef", "Give back one volume"),
     ],
     see_also: &["aquifer-borrow(1)", "aquifer-status(1)"],
     ..Manual::NONE
@@ -96,7 +98,7 @@ impl Telling<'_> {
         for held in meant(status, self.order.volume).flat_map(|volume| &volume.leases) {
             if held.health == LeaseHealth::Unreachable && self.lenders.insert(held.lender.clone()) {
                 self.note(&format!(
-                    "waiting for lender {}, {}: for each of its pages as long as borrow.io_timeout says",
+                    "waiting for lender {}, {}: borrow.io_timeout limits the wait for each page",
                     held.lender, held.state
                 ));
             }

@@ -13,13 +13,13 @@ use crate::agent_call::Socket;
 use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
-use crate::lender::{Lender, Purpose, Trust};
+use crate::io_timeout::{self, IoTimeout};
+use crate::lender::{ClaimedLender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
-use crate::io_timeout::{self, IoTimeout};
 use crate::run::child::{Supervisor, exit_code};
 use crate::run::leftovers::{self, Note};
-use crate::run::pool::{Memory, Pool};
+use crate::run::pool::{Pool, RunMemory};
 use crate::run::priority::Choice;
 use crate::run::watch::{Place, Watch};
 use crate::volumes::Volumes;
@@ -30,38 +30,44 @@ const PAGES_LOST: u8 = 125;
 
 const KILLED_BY_SIGBUS: u8 = 128 + 7;
 
-/// Runs a command whose memory beyond a limit is in the pool
+/// Run a command with its memory beyond a limit in the pool
 ///
-/// The command runs in a memory cgroup with --local of RAM; what it needs beyond that is swapped to memory in the pool:
-/// borrowed by this host's agent, or of one --lender given by its NBD URI. It runs as if the shell had started it: its
-/// children and threads are limited with it, signals reach it, the terminal is its own, and its exit code is the command's.
+/// The command runs in a memory cgroup with --local of RAM. The kernel swaps the rest to memory
+/// that this host's agent borrows, or to one --lender.
+///
+/// The command runs as if the shell had started it. Signals reach it, the terminal is its own, its
+/// children and threads share the limit, and its exit code is the exit code of 'aquifer run'.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// How much RAM the command may have
+    /// Most RAM of the command
     #[arg(long, value_name = "SIZE")]
     local: Bytes,
-    /// How much of its memory may be in the pool; 0 to be killed beyond --local
+    /// Most memory of the command in the pool
     ///
-    /// The default with --lender is all that the lender has, else what --local is, twice.
+    /// The default is the whole export with --lender, else twice --local. With 0 the kernel kills
+    /// the command beyond --local.
     #[arg(long, value_name = "SIZE")]
     remote: Option<Bytes>,
-    /// The priority of swap in the pool, 0 to 32767; the default is above all other swap of this host
+    /// Swap priority of the pool's memory, 0 to 32767
     ///
-    /// The kernel spreads pages over swap devices of the same priority, and goes to a lower one when the
-    /// higher ones are full. A command does not survive the failure of any device that has its pages.
-    #[arg(long, value_name = "N",
-        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_blockdev::swap::MAX_PRIORITY)))]
+    /// The default is above all other swap of this host. The kernel spreads pages over devices of
+    /// one priority, and uses a lower one when they are full. If any device with its pages fails,
+    /// the command dies.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16)
+        .range(0..=i64::from(aquifer_blockdev::swap::MAX_PRIORITY)))]
     priority: Option<u16>,
-    /// A name for the cgroup, to find it by
+    /// Name of the cgroup; default aquifer-run-PID
     #[arg(long, value_name = "NAME", value_parser = cgroup_name)]
     name: Option<String>,
-    /// Swap to this NBD export or NVMe namespace instead of what the agent borrows
+    /// Swap to this NBD export or NVMe namespace
+    ///
+    /// URIs are as in 'aquifer attach'. By default the agent borrows memory.
     #[arg(long, value_name = "URI")]
     lender: Option<LenderUri>,
-    /// How long a program waits for a --lender that does not answer, in whole seconds, or 'forever'
-    /// (a day)
+    /// How long a program waits for a silent --lender, or 'forever'
     ///
-    /// Then it gets SIGBUS. With the agent, borrow.io_timeout of its configuration says it.
+    /// In whole seconds; 'forever' is a day. Then the program gets SIGBUS. With the agent,
+    /// borrow.io_timeout of its configuration applies.
     #[arg(long, value_name = "TIME", requires = "lender", default_value = "8s",
         value_parser = io_timeout::parse)]
     io_timeout: IoTimeout,
@@ -69,7 +75,7 @@ pub struct Run {
     trust: Trust,
     #[command(flatten)]
     socket: Socket,
-    /// The command and its arguments
+    /// Command and its arguments
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -83,45 +89,48 @@ pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
             "aquifer run --local 256M -- make -j8",
-            "With the agent: borrow for as long as the command runs",
+            "Borrow from the agent for as long as the command runs",
         ),
         (
-            "aquifer run --local 256M --lender 'nbd+unix:///?socket=/run/aquifer/export.sock' -- ./job",
-            "Without an agent, from 'aquifer export 4G'",
+            "aquifer run --local 256M --lender 'nbd+unix:///?socket=/run/aquifer/export.sock' \
+             -- ./job",
+            "Swap to 'aquifer export 4G' without an agent",
         ),
-        ("aquifer run --local 1G --remote 0 -- ./job", "Only limit it"),
+        ("aquifer run --local 1G --remote 0 -- ./job", "Limit the command, without the pool"),
     ],
     notes: &[
         (
             "Signals",
-            "INT, TERM, HUP, QUIT, USR1, USR2 and WINCH sent to aquifer are sent on to the command; what the terminal sends \
-             (^C) reaches it directly, and ^Z stops both. A signal that aquifer was started to ignore (nohup) stays ignored.",
+            "aquifer forwards INT, TERM, HUP, QUIT, USR1, USR2 and WINCH to the command. Signals \
+             of the terminal (^C) reach the command directly, and ^Z stops both. A signal that \
+             was ignored when aquifer started (nohup) stays ignored.",
         ),
         (
-            "The end",
-            "When the command ends, what it left running in the cgroup is killed, the cgroup is removed, and the memory is \
-             given back. If aquifer itself is killed, the kernel kills the command, and the next 'aquifer run' removes \
-             what is left.",
+            "Cleanup",
+            "When the command ends, aquifer kills processes left in the cgroup, removes the \
+             cgroup, and gives the memory back. If aquifer is killed, the kernel kills the \
+             command, and the next 'aquifer run' removes the leftovers.",
         ),
         (
             "Lenders",
-            "While the command runs, standard error tells in one line each when a lender does not answer, is lost or is \
-             back, when a page is lost, and when pages go to the local spill file or leave it. With --json each line is \
-             an object {\"event\": ...}. A page is lost when its lender does not answer for as long as I/O waits (--io-timeout): \
-             a program that touches it gets SIGBUS.",
+            "While the command runs, standard error gets a line for each event: a lender is \
+             silent, lost or back, a page is lost, or pages move to or from the local spill file. \
+             With --json each line is an object {\"event\": ...}. A page is lost when its lender \
+             is silent for --io-timeout: a program that touches it gets SIGBUS.",
         ),
         (
             "Costs",
-            "A page that is not in RAM costs a round trip to the lender when it is touched. Swap belongs to the whole kernel: \
-             while the command runs, the host's other programs may swap to the same memory.",
+            "A page outside RAM costs a round trip to the lender when it is touched. Swap belongs \
+             to the whole kernel: while the command runs, other programs of the host may swap to \
+             the same memory.",
         ),
     ],
     exit: &[
         ("N", "the command's own exit code"),
-        ("125", "SIGBUS killed the command, and pages that it had in the pool were lost"),
+        ("125", "SIGBUS killed the command after its pages in the pool were lost"),
         ("126", "the command was found but cannot be run"),
         ("127", "the command was not found"),
-        ("128+N", "the command was killed by signal N; 137 may be the kernel, out of memory"),
+        ("128+N", "signal N killed the command; 137 may be the kernel, out of memory"),
     ],
     see_also: &["aquifer-export(1)", "aquifer-attach(1)", "aquifer-agent(1)"],
     ..Manual::NONE
@@ -163,7 +172,7 @@ impl Run {
         if code != KILLED_BY_SIGBUS || !lost_pages {
             return Ok(ExitCode::from(code));
         }
-        let why = "SIGBUS killed it, as pages that it had in the pool were lost";
+        let why = "SIGBUS killed it, as its pages in the pool were lost";
         let help = "run it again with another lender, or with more RAM by --local";
         Failure::new(what(), why).help(help).report(common.json);
         Ok(ExitCode::from(PAGES_LOST))
@@ -209,14 +218,14 @@ impl Run {
             (Swap::Forbidden, _) => "give it more by --local, or memory in the pool by --remote",
             (_, true) => "give it more by --remote, or by --local",
             (_, false) => {
-                "give it more by --local: --remote was not used up, so what it needs cannot leave RAM, \
-                 as memory that is locked (mlock) or the kernel's own cannot"
+                "give it more by --local: --remote was not used up, so its memory cannot leave \
+                 RAM, as locked (mlock) or kernel memory cannot"
             }
         }
     }
 
     /// Makes swap of memory in the pool; `None` if the command may have none.
-    fn swap_in(&self, pool: &Pool, run_dir: &Path) -> Result<Option<Memory>> {
+    fn swap_in(&self, pool: &Pool, run_dir: &Path) -> Result<Option<RunMemory>> {
         if self.remote == Some(Bytes::ZERO) {
             return Ok(None);
         }
@@ -225,7 +234,7 @@ impl Run {
             let choice = Choice::make(run_dir, self.priority)?;
             return pool.borrow(bytes, choice.priority).map(Some);
         };
-        let lender = Lender::find(uri, &self.trust, None, Purpose::Volume("run"))?;
+        let lender = ClaimedLender::find(uri, &self.trust, None, Purpose::Volume("run"))?;
         let choice = Choice::make(run_dir, self.priority)?;
         pool.attach(lender, choice.priority, self.io_timeout.of_volume()).map(Some)
     }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_api::path;
-use aquifer_api::status::Status as Report;
+use aquifer_api::status::Status;
 use clap::Args;
 use serde::Serialize;
 
@@ -18,13 +18,13 @@ use crate::manual::Manual;
 use crate::output;
 use crate::view;
 
-/// Shows what this host's agent sees and does
+/// Show what this host's agent lends and borrows
 ///
-/// Its role and memory, the leases it has granted, the volumes it has borrowed, its peers, and its latest decisions with
-/// the numbers that led to them; and the regions of this host, and whether programs wait for their lenders.
+/// Shows the agent's role and memory, its leases, volumes and peers, and its latest decisions with
+/// their numbers. Also shows the regions of this host, and programs that wait for lenders.
 #[derive(Debug, Args)]
-pub struct Status {
-    /// Shows it again every period of the agent, until stopped
+pub struct StatusArgs {
+    /// Show it again every period of the agent, until stopped
     #[arg(long, short)]
     watch: bool,
     #[command(flatten)]
@@ -33,9 +33,9 @@ pub struct Status {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer status", "Look once"),
-        ("aquifer status --watch", "Watch it"),
-        ("aquifer status --json | jq -r .role", "Only the role"),
+        ("aquifer status", "Show the status once"),
+        ("aquifer status --watch", "Show it again in each period"),
+        ("aquifer status --json | jq -r .role", "Print only the role"),
     ],
     see_also: &["aquifer-agent(1)"],
     ..Manual::NONE
@@ -48,7 +48,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(flatten)]
-    report: Report,
+    report: Status,
     regions: Vec<Listed>,
 }
 
@@ -61,7 +61,7 @@ fn text(shown: &Shown) -> String {
     }
 }
 
-impl Status {
+impl StatusArgs {
     /// Shows the agent's status, with --watch once in each of its periods.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Status {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         loop {
-            let report: Report = agent.call("asking for the status", LIMIT, async |client| {
+            let report: Status = agent.call("asking for the status", LIMIT, async |client| {
                 client.get(path::STATUS).await
             })?;
             if self.watch && !common.json && std::io::stdout().is_terminal() {

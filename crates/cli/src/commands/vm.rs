@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::memory::Share;
 use aquifer_vm::process::client::{self, Resumed};
-use aquifer_vm::process::{Files, Origin, State, Status};
-use aquifer_vm::{Backing, GuestError};
-use aquifer_page::{Bytes, RegionName};
+use aquifer_vm::process::{Files, Origin, State, VmStatus};
+use aquifer_vm::{Backing, VmError};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -34,10 +34,11 @@ use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
 
-/// Virtual machines whose memory grows and shrinks while they run, and is in the pool if you like
+/// Manage VMs with elastic memory, local or in the pool
 ///
-/// A VM's memory is in RAM of this host; or, with --lender, a region of its name, made when it starts and taken away when it ends. QEMU is the
-/// distribution's. What the guest frees it gives back by its balloon device, which also reports free pages.
+/// A VM's memory is RAM of this host. With --lender it is a region of the VM's name, which exists
+/// while the VM runs. QEMU is the distribution's. The guest frees memory by its balloon device,
+/// which also reports free pages.
 #[derive(Debug, Args)]
 pub struct Vm {
     #[command(subcommand)]
@@ -47,17 +48,17 @@ pub struct Vm {
 #[derive(Debug, Subcommand)]
 enum What {
     Start(Box<start::Start>),
-    /// The VMs of this host
+    /// List the VMs of this host
     List(List),
-    /// How a VM is, and what of its memory is where
+    /// Show a VM's state and where its memory is
     Show(Which),
     Resize(resize::Resize),
     Set(limits::Set),
     Budget(budget::Budget),
     Balance(balance::Balance),
     Adopt(adopt::Adopt),
-    /// Has a VM that was adopted be its owner's alone; it runs on as it is
-    Release(Which),
+    /// Forget an adopted VM, which runs on
+    Forget(Which),
     Migrate(migrate::Migrate),
     Resume(Resume),
     Stop(Stop),
@@ -67,7 +68,7 @@ enum What {
 #[derive(Debug, Args)]
 #[expect(missing_docs, reason = "a text here would take the place of the commands' own")]
 pub struct Which {
-    /// The VM
+    /// Name of the VM
     name: RegionName,
 }
 
@@ -75,85 +76,89 @@ pub struct Which {
 #[derive(Debug, Args)]
 #[expect(missing_docs, reason = "a text here would take the place of the command's own")]
 pub struct List {
-    /// Also those that have ended, with when and why: the last hundred
+    /// List the last hundred ended VMs too, with time and cause
     #[arg(long)]
     all: bool,
 }
 
-/// Has a VM go on that stands still
+/// Resume a paused VM
 ///
-/// Because it is paused, or because its move to another host was cut off. One whose keeper, a process of Aquifer's, was killed gets another.
+/// Also resumes a VM whose migration was interrupted, and restarts a supervisor that was killed.
 #[derive(Debug, Args)]
 pub struct Resume {
-    /// The VM
+    /// Name of the VM
     name: RegionName,
-    /// Also where the VM may be another host's: only if it is certain that it does not run there, and never will
+    /// Resume even if another host may own the VM
+    ///
+    /// Use this only if the VM does not run there and never will: two running copies corrupt its
+    /// disks.
     #[arg(long)]
     force: bool,
 }
 
-/// Has a VM power itself off, and takes away what it has left
+/// Power a VM off and remove its files
 ///
-/// Also clears away one whose QEMU has ended by itself.
+/// Asks the guest to power itself off. Also removes the files of a VM whose QEMU has ended.
 #[derive(Debug, Args)]
 pub struct Stop {
-    /// The VM
+    /// Name of the VM
     name: RegionName,
-    /// Ends it at once, as if its plug were pulled
+    /// End it at once, like a power cut; the guest may lose data
     #[arg(long)]
     force: bool,
-    /// How long the guest may take to power itself off
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    /// How long to wait for the guest to power itself off
+    #[arg(long, value_name = "TIME", default_value = "60s",
+        value_parser = humantime::parse_duration)]
     timeout: Duration,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
-            "aquifer vm start db --memory 8G --cache 2G --lender nbds://b.example.org/ --tls /etc/aquifer/tls --disk db.qcow2 \
-             -- -nic user,model=virtio",
-            "A VM of 8 GiB, of which 2 GiB at most are local RAM, with a network card of QEMU's own",
+            "aquifer vm start db --memory 8G --cache 2G \
+             --lender nbds://b/ --tls DIR --disk db.qcow2",
+            "Start a VM of 8 GiB with at most 2 GiB of local RAM",
         ),
-        (
-            "aquifer vm show db",
-            "Whether it runs, what of its memory is where, and how long faults take",
-        ),
-        ("aquifer region resize-cache db 1G", "Gives half of its RAM back, now"),
-        ("socat - unix:/run/aquifer/vms/db/serial", "Its serial port"),
+        ("aquifer vm show db", "Show its state, where its memory is, and fault times"),
+        ("aquifer region resize-cache db 1G", "Free half of its local RAM now"),
+        ("socat - unix:/run/aquifer/vms/db/serial", "Connect to its serial port"),
         (
             "aquifer vm migrate db --to c",
-            "Has it run on host c, a peer of this one, in about a second",
+            "Migrate it to host c, a peer of this host, in about a second",
         ),
-        ("aquifer vm stop db", "Has it power itself off"),
+        ("aquifer vm stop db", "Power it off"),
     ],
     notes: &[
         (
-            "What is kept",
-            "The VM runs on in the background until it powers itself off or is stopped; then its region is gone, and what it took of its \
-             lenders. An engine that dies is followed by another. A lender that cannot be reached has the guest's \
-             processors wait that touch its pages.",
+            "Life time",
+            "The VM runs in the background until it powers itself off or is stopped. Then its \
+             region and its memory at lenders are freed. If the engine dies, another one \
+             continues. If a lender is unreachable, virtual CPUs that touch its pages wait.",
         ),
         (
-            "Moving to another host",
-            "Both hosts run agents that are peers, and that of the other one has 'accept = true' under [vms]. Both reach the VM's lenders and, at the same \
-             paths, its disks. Its memory stays where it is, in the pool: what goes over is what is dirty in its local cache, and the state of its \
-             devices. Until it runs there, ctrl-C leaves it here, untouched; so does whatever goes wrong. At one moment, when all is there, it is noted here \
-             that it is the other host's: should the two lose each other just then, it stands still there until they meet again, or an operator decides \
-             ('vm resume --force').",
+            "Migration",
+            "Both hosts run agents that are peers, and the destination's agent has 'accept = true' \
+             under [vms]. Both hosts reach the VM's lenders, and its disks at the same paths. The \
+             VM's memory stays in the pool: only dirty pages of the local cache and device state \
+             move. Until the VM runs at the destination, ^C or a failure leaves it here, \
+             untouched. The source records the hand-over, then tells the destination. If the \
+             link drops at that moment, the VM stays paused there until the hosts connect \
+             again, or an operator decides ('vm resume --force').",
         ),
         (
-            "What cannot be",
-            "Devices of the host that write to the guest's memory by themselves (vfio, vhost-user, vhost-vdpa), locked memory \
-             (-overcommit mem-lock=on) and direct I/O: disks go through this host's page cache, whatever cache= says, or through that of the VM's group \
-             ('group cache', --cached-disk). A VM with such disks cannot move to another host.",
+            "Limits",
+            "Not supported: host devices that write to guest memory (vfio, vhost-user, \
+             vhost-vdpa), locked memory (-overcommit mem-lock=on), and direct I/O. Disks use this \
+             host's page cache, whatever cache= says, or the group's cache with --cached-disk \
+             ('group cache'). A VM with cached disks cannot migrate.",
         ),
-        ("Needs", "What 'aquifer region' needs, and QEMU 7.0 or later."),
+        ("Requirements", "The requirements of 'aquifer region', and QEMU 7.0 or later."),
     ],
     files: &[
-        ("/run/aquifer/vms/NAME/qmp", "a monitor (QMP) for whoever wants one"),
+        ("/run/aquifer/vms/NAME/qmp", "a QMP monitor for other programs"),
         ("/run/aquifer/vms/NAME/serial", "the guest's serial port, a socket"),
-        ("/run/aquifer/vms/NAME/console.log", "what the guest has said there"),
-        ("/run/aquifer/vms/NAME/log", "what QEMU has to say"),
+        ("/run/aquifer/vms/NAME/console.log", "the guest's output on the serial port"),
+        ("/run/aquifer/vms/NAME/log", "the log of QEMU"),
     ],
     see_also: &["aquifer-region(1)", "aquifer-export(1)", "qemu-system-x86_64(1)"],
     ..Manual::NONE
@@ -163,7 +168,7 @@ pub(super) const MANUAL: Manual = Manual {
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(flatten)]
-    status: Status,
+    status: VmStatus,
     times: Spreads,
 }
 
@@ -206,7 +211,7 @@ impl Vm {
             What::Show(Which { name }) => {
                 let files = Files::new(&run_dir, &name);
                 let status = client::status(&files);
-                if let Err(GuestError::Unknown(_)) = &status
+                if let Err(VmError::Unknown(_)) = &status
                     && let Some(last) = ended::last(&run_dir, &name)?
                 {
                     output::answer(common.json, &last, ended::text)?;
@@ -230,19 +235,19 @@ impl Vm {
             What::Budget(budget) => budget.run(common, &run_dir)?,
             What::Balance(balance) => balance.run(common, &run_dir)?,
             What::Adopt(adopt) => adopt.run(common, &run_dir)?,
-            What::Release(Which { name: vm }) => {
-                let released = client::release(&Files::new(&run_dir, &vm));
-                released.or_fail(|| format!("releasing VM '{vm}'"))?;
-                let done = Done { vm, done: "released" };
+            What::Forget(Which { name: vm }) => {
+                let forgotten = client::release(&Files::new(&run_dir, &vm));
+                forgotten.or_fail(|| format!("forgetting VM '{vm}'"))?;
+                let done = Done { vm, done: "forgotten" };
                 output::answer(common.json, &done, |is| format!("{} {}", is.vm, is.done))?;
             }
             What::Migrate(migrate) => migrate.run(common, &run_dir)?,
             What::Resume(Resume { name: vm, force }) => {
                 let exe = std::env::current_exe().or_fail(|| "finding this program")?;
                 let resumed = client::resume(&exe, &Files::new(&run_dir, &vm), force);
-                let done = match resumed.or_fail(|| format!("having VM '{vm}' go on"))? {
+                let done = match resumed.or_fail(|| format!("resuming VM '{vm}'"))? {
                     Resumed::Runs => "running",
-                    Resumed::Sends => "sending what was left here of it",
+                    Resumed::Sends => "sending the rest of its memory",
                 };
                 output::answer(common.json, &Done { vm, done }, |is| {
                     format!("{} is {}", is.vm, is.done)
@@ -262,14 +267,15 @@ impl Stop {
         if !common.json && !force {
             let timeout = humantime::format_duration(timeout);
             progress.note(&format!(
-                "waiting for the guest of VM '{vm}' to power itself off, at most {timeout} (--timeout); --force ends it at once"
+                "waiting for the guest of VM '{vm}' to power itself off, at most {timeout} \
+                 (--timeout); --force ends it at once"
             ));
         }
         client::stop(&Files::new(run_dir, &vm), force, timeout).map_err(|error| {
             let failure = Failure::new(what, &error);
             match error {
-                GuestError::StillRunning(_) => {
-                    failure.help("give it more time by --timeout, or --force it to end at once")
+                VmError::StillRunning(_) => {
+                    failure.help("give it more time by --timeout, or end it by --force")
                 }
                 _ => failure,
             }
@@ -281,13 +287,13 @@ impl Stop {
 }
 
 /// Returns all VMs that answer, and the failure of one that does not.
-fn all(run_dir: &Path) -> Result<(Vec<Status>, Option<Failure>)> {
+fn all(run_dir: &Path) -> Result<(Vec<VmStatus>, Option<Failure>)> {
     let (mut all, mut failure) = (Vec::new(), None);
     for (name, status) in client::statuses(run_dir).or_fail(|| "listing VMs")? {
         match status {
             Ok(status) => all.push(status),
             // The VM has ended since it was listed.
-            Err(GuestError::Unknown(_)) => {}
+            Err(VmError::Unknown(_)) => {}
             Err(error) => {
                 failure = Err::<(), _>(error).or_fail(|| format!("asking for VM '{name}'")).err();
             }
@@ -297,18 +303,18 @@ fn all(run_dir: &Path) -> Result<(Vec<Status>, Option<Failure>)> {
 }
 
 /// Returns whether the VM's memory is in the pool.
-fn is_pooled(status: &Status) -> bool {
+fn is_pooled(status: &VmStatus) -> bool {
     matches!(&status.origin, Origin::Started(spec) if spec.backing == Backing::Region)
 }
 
-fn state(status: &Status) -> String {
+fn state(status: &VmStatus) -> String {
     match &status.state {
         State::Qemu(state) => state.clone(),
         State::Ended(how) => format!("ended: {how}"),
     }
 }
 
-fn listed(all: &[Status]) -> String {
+fn listed(all: &[VmStatus]) -> String {
     if all.is_empty() {
         return "no VMs: 'aquifer vm start' starts one".to_owned();
     }
@@ -324,7 +330,7 @@ fn listed(all: &[Status]) -> String {
     table.to_string()
 }
 
-fn text(files: &Files, status: &Status) -> String {
+fn text(files: &Files, status: &VmStatus) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");
     line("vm", format!("{}, {}", status.name, state(status)));
@@ -348,37 +354,37 @@ fn text(files: &Files, status: &Status) -> String {
         line("adopted", format!("by {}", qmp.display()));
         agent.iter().for_each(|agent| line("agent", agent.display().to_string()));
     }
-    if let Some(given) = &status.given {
-        line("moved", format!("to host {}, whose it is now", given.to));
-        if let Some(left) = &given.left {
-            line("left", format!("some of its memory, which host {} asks for", left.host));
+    if let Some(handed_over) = &status.handed_over {
+        line("moved", format!("to host {}, which owns it now", handed_over.to));
+        if let Some(left) = &handed_over.left_at_source {
+            line("left", format!("part of its memory, which host {} fetches", left.host));
         }
     }
-    match &status.awaited {
-        Some(awaited) if awaited.prepared => {
-            line("comes", format!("from host {}, and waits for its word", awaited.from))
+    match &status.incoming {
+        Some(incoming) if incoming.prepared => {
+            line("incoming", format!("from host {}, waits for the hand-over", incoming.from))
         }
-        Some(awaited) => line("comes", format!("from host {}", awaited.from)),
+        Some(incoming) => line("incoming", format!("from host {}", incoming.from)),
         None => {}
     }
-    if let Some(coming) = &status.coming {
+    if let Some(source) = &status.awaiting_source {
         let left = status
             .region
             .as_ref()
-            .map_or_else(String::new, |region| format!("{} ", region.usage.coming));
-        line("coming", format!("{left}of its memory, from host {}", coming.host));
+            .map_or_else(String::new, |region| format!("{} ", region.usage.awaiting_source));
+        line("awaited", format!("{left}of its memory, from host {}", source.host));
     }
     if let Some(pid) = status.pid {
         line("qemu", format!("process {pid}"));
     }
     if let (Some(serial), Some(console)) = (&status.serial, &status.console) {
-        line("serial", format!("{} (said so far: {})", serial.display(), console.display()));
+        line("serial", format!("{} (output: {})", serial.display(), console.display()));
         line("qmp", status.qmp.display().to_string());
     }
     line("log", status.log.display().to_string());
     match &status.region {
         Some(region) => text.push_str(&region::text(&files.region(), region)),
-        None if is_pooled(status) => line("region", "nothing serves it".to_owned()),
+        None if is_pooled(status) => line("region", "no engine serves it".to_owned()),
         None => {}
     }
     text.trim_end().to_owned()

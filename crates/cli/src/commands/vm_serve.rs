@@ -9,13 +9,13 @@ use clap::Args;
 use crate::failure::Result;
 use crate::logging;
 
-/// Keeps one VM; started by 'aquifer vm start'
+/// Supervise one VM; 'aquifer vm start' starts it
 #[derive(Debug, Args)]
 #[command(name = aquifer_vm::process::SUBCOMMAND)]
 pub struct VmServe {
-    /// Where what runs has its files
+    /// Run directory
     directory: PathBuf,
-    /// Which one
+    /// Name of the VM
     name: RegionName,
 }
 

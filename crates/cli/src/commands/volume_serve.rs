@@ -8,9 +8,9 @@ use clap::Args;
 use crate::failure::{Failure, Result};
 use crate::logging;
 
-/// Serves one volume; started by 'aquifer attach', 'aquifer run' and the agent
+/// Serve one volume; 'attach', 'run' and the agent start it
 ///
-/// Reads what it is to do from standard input, and says on standard output how that went.
+/// Reads its orders from standard input and reports on standard output.
 #[derive(Debug, Args)]
 #[command(name = aquifer_blockdev::process::SUBCOMMAND)]
 pub struct VolumeServe {}
@@ -23,8 +23,8 @@ impl VolumeServe {
     /// serve goes to the program that started it.
     pub fn run(self) -> Result<ExitCode> {
         if std::io::stdin().is_terminal() {
-            let failure = Failure::new("serving a volume", "nobody tells which");
-            return Err(failure.help("this is for other commands: use 'aquifer attach'"));
+            let failure = Failure::new("serving a volume", "standard input names no volume");
+            return Err(failure.help("use 'aquifer attach', which starts this process"));
         }
         logging::start()?;
         Ok(aquifer_blockdev::process::run())

@@ -34,7 +34,7 @@ pub struct Told {
     pub wrong: u64,
 }
 
-struct Memory {
+struct ChurnMemory {
     words: Vec<u64>,
     generations: Vec<u32>,
     seed: u8,
@@ -46,7 +46,7 @@ fn first(seed: u8, page: usize, generation: u32) -> u64 {
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-impl Memory {
+impl ChurnMemory {
     fn page(&mut self, page: usize) -> &mut [u64] {
         &mut self.words[page * WORDS..][..WORDS]
     }
@@ -79,7 +79,7 @@ impl Memory {
 /// The error of `tell`.
 pub fn run(load: Load, mut tell: impl FnMut(Told) -> io::Result<()>) -> io::Result<()> {
     let pages = load.mib * 256;
-    let mut memory = Memory {
+    let mut memory = ChurnMemory {
         words: vec![0; pages * WORDS],
         generations: vec![0; pages],
         seed: load.seed,
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn a_page_that_changes_by_itself_is_found() {
         let mut memory =
-            Memory { words: vec![0; 2 * WORDS], generations: vec![0; 2], seed: 0, wrong: 0 };
+            ChurnMemory { words: vec![0; 2 * WORDS], generations: vec![0; 2], seed: 0, wrong: 0 };
         (0..2).for_each(|page| memory.write(page));
         memory.rewrite(1);
         memory.check(0);

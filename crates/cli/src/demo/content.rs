@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_verified() {
+    fn written_content_is_verified() {
         let mut pages = Pages::new(5, 7);
         (0..5).for_each(|index| pages.write(index));
         pages.write(2);

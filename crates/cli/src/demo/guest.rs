@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use aquifer_blockdev::swap;
-use aquifer_vm::initrd::ORDER;
 use aquifer_page::PAGE_SIZE;
+use aquifer_vm::initrd::ORDER;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::finit_module;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_checked_and_written_anew_for_another_seed() {
+    fn held_memory_is_checked_and_rewritten_for_another_seed() {
         let mut held = Held::default();
         held.hold([0, 7, 3]);
         held.hold([1, 8, 1]);

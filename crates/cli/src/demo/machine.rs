@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::initrd::Modules;
 use aquifer_vm::process::client;
 use aquifer_vm::{Accelerator, Backing, Initrd, VmSpec};
-use aquifer_page::{Bytes, RegionName};
 
 use super::{guest, remove};
 use crate::commands::region::preload_library;
@@ -61,7 +61,8 @@ impl Machine {
             kernel: Some(kernel),
             // init_on_alloc=0: the guest's kernel need not zero the memory that it gives up.
             append: Some(
-                "console=ttyS0 quiet panic=-1 memhp_default_state=online_movable init_on_alloc=0 rdinit=/init -- guest-memory"
+                "console=ttyS0 quiet panic=-1 memhp_default_state=online_movable \
+                 init_on_alloc=0 rdinit=/init -- guest-memory"
                     .to_owned(),
             ),
             qemu: self.qemu.clone(),
@@ -73,18 +74,18 @@ impl Machine {
 
 /// Makes a guest's initramfs: this program as its first process, the agent, and modules.
 fn initrd(dir: &Path, kernel: &Path, modules: &[&str]) -> Result<PathBuf> {
-    let what = || "making the guest's first file system";
+    let what = || "creating the guest's initramfs";
     let exe = std::env::current_exe().or_fail(what)?;
     let agent = exe.with_file_name("aquifer-guest");
     let mut initrd = Initrd::default();
     initrd.copy(&exe, "/init").or_fail(what)?;
     initrd.copy(&agent, guest::AGENT).map_err(|error| {
-        Failure::new(what(), error).help("the agent 'aquifer-guest' belongs beside this program")
+        Failure::new(what(), error).help("install the agent 'aquifer-guest' beside this program")
     })?;
     let of = Modules::of(kernel).ok_or_else(|| {
         let why = format!("there are no modules of {} in lib/modules beside it", kernel.display());
         Failure::new(what(), why)
-            .help("name a kernel by --kernel that is called vmlinuz-RELEASE, or has its modules beside it")
+            .help("give --kernel a file named vmlinuz-RELEASE, or one with its modules beside it")
     })?;
     initrd.modules(&of, modules.iter().copied()).or_fail(what)?;
     let path = dir.join("initrd");
@@ -109,6 +110,9 @@ fn newest_kernel() -> Result<PathBuf> {
     let when = |path: &PathBuf| fs::metadata(path).and_then(|data| data.modified()).ok();
     found.filter(is_kernel).max_by_key(when).ok_or_else(|| {
         Failure::new("finding a kernel for the guest", format!("there is no vmlinuz-* in {BOOT}"))
-            .help("name one by --kernel, or install one (Debian: apt-get install linux-image-cloud-amd64)")
+            .help(
+                "give one by --kernel, or install one \
+                 (Debian: apt-get install linux-image-cloud-amd64)",
+            )
     })
 }

@@ -1,7 +1,6 @@
 //! The pieces of `aquifer demo`: real processes with checked content, two hosts in network
 //! namespaces, a live view, and the picture.
 
-mod begun;
 pub mod churn;
 pub mod content;
 pub mod groups;
@@ -16,6 +15,7 @@ pub mod picture;
 pub mod process;
 pub mod region;
 pub mod resize;
+mod session;
 pub mod sharing;
 mod user;
 mod wait;
@@ -23,8 +23,8 @@ mod wait;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use begun::Outcome;
 pub use guest::run as be_a_guest;
+pub use session::Outcome;
 
 /// Returns the directory, in RAM, of the pages that the demo with files in `dir` lends.
 fn stores(dir: &Path) -> PathBuf {

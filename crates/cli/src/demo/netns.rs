@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_is_removed() {
+    fn remains_of_a_dead_process_are_removed() {
         if skipped() {
             return;
         }

@@ -10,7 +10,7 @@ use kuva::render::figure::{Figure, FigureLegendPosition};
 use kuva::render::layout::{Layout, TickFormat};
 use kuva::render::plots::Plot;
 
-use super::begun::png as rendered;
+use super::session::png as rendered;
 use crate::failure::Result;
 
 /// The memory of one host over time.

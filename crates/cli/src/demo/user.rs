@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_says_is_understood_whatever_its_kernel_said_before() {
+    fn a_guests_answer_is_understood_after_kernel_messages() {
         let holds = parse("[    1.0] x holds 1 7 96 0 2\r\n").unwrap();
         let part = Part { number: 1, seed: 7 };
         assert_eq!(holds, Holds { part, held: Bytes::mib(96), wrong: 0, errors: 2 });

@@ -47,7 +47,7 @@ fn fault(name: &str, found: impl Display, help: impl Into<String>) -> Check {
 
 fn certificate(config: &Config) -> Check {
     const NAME: &str = "certificate";
-    const HELP: &str = "copy DIR/HOST/tls as 'aquifer init' made it, or make it again with --force";
+    const HELP: &str = "copy DIR/HOST/tls from 'aquifer init', or create it again with --force";
     let checked = Identity::load(&config.tls).and_then(|identity| {
         Identity::verify_own(&config.tls)?;
         Ok(identity)
@@ -128,7 +128,7 @@ fn address(key: &str, at: SocketAddr, is_running: bool) -> Check {
         }
         Err(error) => fault(
             key,
-            format!("nobody can listen on {at}: {error}"),
+            format!("the agent cannot listen on {at}: {error}"),
             "give an address of this host, with a free port",
         ),
     }
@@ -154,7 +154,7 @@ fn directory(key: &str, path: Option<&Path>) -> Check {
     match unwritable(path) {
         Some(why) => fault(key, why, "run as root, or name another directory"),
         None if path.exists() => Check::ok(key, format!("{} can be written to", path.display())),
-        None => Check::ok(key, format!("{} is made when the agent starts", path.display())),
+        None => Check::ok(key, format!("the agent creates {} when it starts", path.display())),
     }
 }
 
@@ -173,7 +173,7 @@ fn store(config: &Config) -> Check {
         }
         // Without a `store` setting, the agent prepares a directory at its start.
         Ok(_) if config.store.is_none() && on != dir => {
-            Check::ok(NAME, format!("{} is made when the agent starts", dir.display()))
+            Check::ok(NAME, format!("the agent creates {} when it starts", dir.display()))
         }
         Ok(_) => fault(
             NAME,
@@ -191,11 +191,11 @@ fn spill(dir: &Path) -> Check {
         None => Check::warn(
             NAME,
             format!(
-                "{} is not there: it would be made in {}",
+                "{} is missing: the agent would create it in {}",
                 dir.display(),
                 nearest(dir).display()
             ),
-            "make it, or mount what is to be there: it takes borrowed pages when no lender has room",
+            "create or mount it: it stores borrowed pages when no lender has room",
         ),
     }
 }
@@ -233,13 +233,13 @@ fn peers(config: &Config) -> Check {
     match (&*faults, config.peers.len()) {
         ([], 0) => Check::warn(
             NAME,
-            "none: nobody to borrow from or to lend to",
+            "none: the agent cannot borrow or lend",
             "add a [[peer]] for each other host",
         ),
         ([], count) => {
             Check::ok(NAME, format!("{count}, each with a name and an address of its own"))
         }
-        (faults, _) => fault(NAME, faults.join("; "), "mend address of these [[peer]] sections"),
+        (faults, _) => fault(NAME, faults.join("; "), "fix address in these [[peer]] sections"),
     }
 }
 

@@ -16,7 +16,7 @@ fn chosen() -> Check {
     match choose(BackendKind::Auto) {
         Ok(backend) => Check::ok(NAME, format!("{} would be used", backend.kind())),
         Err(error) => {
-            let help = "give the kernel one of these: FUSE and loop devices, the nbd module, or the ublk_drv module";
+            let help = "load FUSE and loop, the nbd module, or the ublk_drv module";
             Check::missing(NAME, error.to_string(), help).essential()
         }
     }

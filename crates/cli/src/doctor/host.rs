@@ -33,7 +33,8 @@ fn capability() -> Check {
     }
     Check::warn(
         NAME,
-        "without CAP_SYS_RESOURCE a process that serves swap cannot be spared by the OOM killer, and may wait for itself",
+        "without CAP_SYS_RESOURCE the OOM killer may kill processes that serve swap, \
+         and they may wait for themselves",
         "run with CAP_SYS_RESOURCE (containers: --cap-add SYS_RESOURCE)",
     )
 }

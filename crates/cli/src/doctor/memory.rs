@@ -31,7 +31,8 @@ fn cgroup() -> Check {
         Err(error) => Check::missing(
             NAME,
             error.to_string(),
-            "needed for 'aquifer run', 'aquifer demo' and agents that manage a cgroup; mount cgroup2 on /sys/fs/cgroup",
+            "needed for 'aquifer run', 'aquifer demo' and agents that manage a cgroup; \
+             mount cgroup2 on /sys/fs/cgroup",
         ),
     }
 }
@@ -119,7 +120,7 @@ fn locked_memory() -> Check {
     const NAME: &str = "locked memory";
     let held = rustix::thread::capabilities(None);
     if held.is_ok_and(|held| held.effective.contains(CapabilitySet::IPC_LOCK)) {
-        return Check::ok(NAME, "this process may lock what it needs");
+        return Check::ok(NAME, "this process may lock all memory");
     }
     match getrlimit(Resource::Memlock).current {
         None => Check::ok(NAME, "no limit"),

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ok_says_what_to_do() {
+    fn a_check_that_is_not_ok_has_a_remedy() {
         for check in Report::make().checks {
             assert_eq!(check.verdict == Verdict::Ok, check.help.is_none(), "{check:?}");
             assert!(!check.found.is_empty(), "{check:?}");

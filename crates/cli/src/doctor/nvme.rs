@@ -11,7 +11,7 @@ pub(super) fn checks() -> Vec<Check> {
 
 fn checks_of(root: &Root) -> Vec<Check> {
     let mut checks = vec![
-        part(root, "nvme-fabrics", "what 'aquifer attach --direct' asks to connect"),
+        part(root, "nvme-fabrics", "'aquifer attach --direct'"),
         part(root, "nvme-tcp", "'aquifer attach --direct nvme+tcp://'"),
         part(root, "nvme-rdma", "'aquifer attach --direct nvme+rdma://'"),
         kernel_target(root),
@@ -42,10 +42,9 @@ fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
 }
 
 fn kernel_target(root: &Root) -> Check {
-    let check = part(root, "nvmet", "what 'aquifer export --kernel' configures");
+    let check = part(root, "nvmet", "'aquifer export --kernel'");
     if check.verdict == Verdict::Ok && target::check(root).is_err() {
-        let found =
-            "loaded, but 'aquifer export --kernel' does not find it: configfs is not mounted";
+        let found = "loaded, but configfs is not mounted; 'aquifer export --kernel' needs it";
         return Check::warn(check.name, found, "mount -t configfs none /sys/kernel/config");
     }
     check
@@ -65,7 +64,7 @@ fn ram(root: &Root) -> Check {
         ),
         (Module::Missing, Module::Loaded) => Check::warn(
             NAME,
-            "only brd: what 'aquifer export --kernel' has stored there is not given back",
+            "only brd, which never frees the RAM of 'aquifer export --kernel'",
             "use a kernel with zram, or 'modprobe -r brd' after an export",
         ),
         (Module::Missing, Module::Available) => Check::warn(
@@ -92,16 +91,13 @@ fn rdma(root: &Root) -> Check {
             let transport = Transport::Rdma;
             Check::missing(
                 NAME,
-                format!("none: no lending or attaching over {transport}; TCP works without"),
+                format!("none: no lending or attaching over {transport}; TCP needs none"),
                 soft,
             )
         }
         links if links.iter().all(|link| link.starts_with("rxe")) => Check::warn(
             NAME,
-            format!(
-                "{}: soft-RoCE, whose connections do not come back after an interruption",
-                links.join(", ")
-            ),
+            format!("{}: soft-RoCE does not reconnect after an interruption", links.join(", ")),
             "swap over nvme+tcp:// instead",
         ),
         links => Check::ok(NAME, links.join(", ")),
@@ -128,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_loaded_loadable_missing_and_dangerous_is_told_apart() {
+    fn loaded_loadable_missing_and_dangerous_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in [
             ("proc/sys/kernel/osrelease", "6.1"),

@@ -164,7 +164,8 @@ impl Cluster {
                 format!("{} exists", path.display()),
             )
             .help(
-                "give --force to replace it: the host must then get the new certificate, the old key is gone",
+                "give --force to replace it, and copy the new certificate to the host: \
+                 the old key is lost",
             )),
         }
     }
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_admitted_later_knows_the_earlier_ones_and_says_who_must_learn_of_it() {
+    fn a_host_admitted_later_knows_and_names_the_earlier_ones() {
         let (_dir, cluster) = cluster();
         cluster.make(&[member("a", "192.0.2.1")], false).unwrap();
         let made = cluster.make(&[member("b", "192.0.2.2")], false).unwrap();
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten_unless_asked_and_then_nothing_is_half_made() {
+    fn nothing_is_overwritten_without_force_or_half_made() {
         let (_dir, cluster) = cluster();
         cluster.make(&[member("a", "192.0.2.1")], false).unwrap();
         let before = config(&cluster, "a");
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_half_way_leaves_nothing() {
+    fn a_failure_half_way_leaves_nothing() {
         let (_dir, cluster) = cluster();
         // No certificate can carry the name `b-`.
         let members = [member("a", "192.0.2.1"), member("b-", "192.0.2.2")];

@@ -16,14 +16,14 @@ pub(super) fn config(member: &Member, peers: &str) -> String {
     let pages = SocketAddr::from((member.ip, PAGES_PORT));
     let nvme = SocketAddr::from((member.ip, NVME_PORT));
     format!(
-        r#"# The agent of host {host}. What is commented out shows its default.
+        r#"# The agent of host {host}. Lines that are commented out show the defaults.
 # Sizes: 4096, "512MiB", "2G". Times: "500ms", "8s", "10m".
 
 # This host's name, as its certificate has it.
 host = "{host}"
-# Where the other hosts' agents call this one (HTTP over mutual TLS).
+# The address for the other hosts' agents (HTTP over mutual TLS).
 listen = "{listen}"
-# Where borrowers reach the pages they have lent out of this host (NBD over mutual TLS).
+# The address at which borrowers reach their pages on this host (NBD over mutual TLS).
 pages = "{pages}"
 # The certificate, the key and the authority's certificate.
 # tls = "/etc/aquifer/tls"
@@ -39,63 +39,67 @@ pages = "{pages}"
 # cgroup = "/sys/fs/cgroup/…"
 # Keep that cgroup from swapping except while this agent has a borrowed device on.
 # gate_swap = false
-# How often memory is looked at.
+# Time between two looks at memory.
 # period = "1s"
 # Borrow when more than this share of memory is used ...
 # upper = 0.8
 # ... and return when use and borrowed swap together are below this share.
 # lower = 0.6
-# Tasks that wait for memory for more than this share of time count as short of memory too (PSI); 0 turns it off.
+# Also borrow when tasks wait for memory for more than this share of time (PSI); 0 turns it off.
 # pressure = 0.1
 
 [lend]
 # enabled = true
-# Memory kept for this host's own programs. Without it, whatever is not used can be lent.
+# Memory reserved for this host's own programs. Without it, all unused memory can be lent.
 # reserved = "4G"
-# How long the lease of a borrower that is gone is kept.
+# How long the lease of a silent borrower is kept.
 # grace = "10m"
-# What holds lent pages: "store", served by the agent, or "kernel", zram devices served by the kernel's own NVMe target.
+# The place of lent pages: "store", served by the agent, or "kernel", zram devices that the
+# kernel's own NVMe target serves.
 # backend = "store"
-# Where borrowers reach their leases over NVMe/TCP too (always with backend = "kernel"), and whether over RDMA as well, by
-# the kernel only. Of what travels only pages are encrypted, and not those of hosts that attach "direct": for networks that you trust.
+# Also serve leases over NVMe/TCP at this address (always with the "kernel" backend), and by the
+# kernel over RDMA too. Only pages are encrypted, and not those of hosts that attach "direct":
+# use it on trusted networks.
 # nvme = "{nvme}"
 # rdma = false
-# Borrowers prove by a secret that is made for each lease who they are (DH-HMAC-CHAP); some kernels cannot.
+# Borrowers authenticate by a secret for each lease (DH-HMAC-CHAP); some kernels cannot.
 # secrets = true
 
 [borrow]
-# Borrow by itself; 'aquifer borrow' works in any case.
+# Borrow automatically; 'aquifer borrow' always works.
 # enabled = true
-# How much is asked for at a time ...
+# Memory to ask for at a time ...
 # request = "1G"
-# ... and the most that is borrowed in all.
+# ... and the most to borrow in all.
 # max = "16G"
 # The tenant to whom lenders account the leases.
 # group = "default"
-# Where pages go that a lender wants back when nobody else has room: a local file.
+# The directory of a local file for pages that a lender recalls when no other lender has room.
 # spill = "/var/lib/aquifer/spill"
-# How long I/O waits for a lender that does not answer.
+# How long I/O waits for a silent lender.
 # io_timeout = "8s"
-# By what this host swaps: "pool", a volume over any number of leases, or "direct", the kernel's own NVMe initiator, straight
-# to one lender.
+# Swap to a "pool" volume over any number of leases, or "direct" to one lender by the kernel's own
+# NVMe initiator.
 # attach = "pool"
-# How pages travel: "nbd" (over mutual TLS), or, with nothing but the pages encrypted, "nvme-tcp", or "nvme-rdma" (direct only, not encrypted).
+# The protocol: "nbd" (over mutual TLS), "nvme-tcp" (only pages are encrypted), or "nvme-rdma"
+# (direct only, not encrypted).
 # protocol = "nbd"
-# How volumes become block devices: auto, ublk, nbd or fuse-loop.
+# The block device driver of volumes: auto, ublk, nbd or fuse-loop.
 # backend = "auto"
 # Swap priority of borrowed devices; -1 leaves it to the kernel.
 # priority = 100
 
 [vms]
-# Take VMs that other hosts move here ('aquifer vm migrate'). Who may do that may have QEMU do here what it likes.
+# Accept VMs that other hosts migrate here ('aquifer vm migrate'). Their QEMU arguments come from
+# those hosts, so accept only trusted peers.
 # accept = false
-# QEMU itself.
+# The QEMU program.
 # qemu = "qemu-system-x86_64"
 
 [groups]
-# Hand out what groups save by sharing pages on this host, to their VMs ('aquifer group balance').
+# Give the memory that groups save on this host to their VMs ('aquifer group balance').
 # balance = false
-# Where their agreements are.
+# The directory of their files.
 # agreements = "/etc/aquifer/groups"
 
 # The other hosts.
@@ -150,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_understands_what_a_new_host_gets() {
+    fn an_agent_understands_the_configuration_of_a_new_host() {
         let config = load(&text());
         assert_eq!((config.host.as_str(), config.peers.len()), ("a", 1));
         assert_eq!(config.listen.to_string(), "192.0.2.1:7070");
     }
 
     #[test]
-    fn what_is_commented_out_is_the_default() {
+    fn commented_settings_are_the_defaults() {
         assert!(
             uncommented().lines().filter(|line| line.contains(" = ")).count() > 20,
             "{}",

@@ -41,7 +41,7 @@ impl Note {
 pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, pool: &Pool, json: bool) {
     let dead = match Instance::dead(marks, "run") {
         Ok(dead) => dead,
-        Err(error) => return Failure::new("looking for what killed runs left", error).report(json),
+        Err(error) => return Failure::new("looking for killed runs", error).report(json),
     };
     for instance in dead {
         if let Err(failure) = clean_up_after(&instance, hierarchy, pool) {

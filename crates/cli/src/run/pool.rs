@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent_call::Agent;
 use crate::failure::Result;
-use crate::lender::Lender;
+use crate::lender::ClaimedLender;
 use crate::progress::Progress;
 use crate::run::watch::Place;
 use crate::volumes::{Owner, Volumes, Wish};
@@ -19,8 +19,8 @@ use crate::volumes::{Owner, Volumes, Wish};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The remedy if there is neither an agent nor a lender.
-const NO_POOL: &str = "start 'aquifer agent', or name an NBD export with --lender (see 'aquifer export'), \
-                       or have no memory in the pool with --remote 0";
+const NO_POOL: &str = "start 'aquifer agent', or name an NBD export with --lender \
+                       (see 'aquifer export'), or use no pool memory with --remote 0";
 
 /// A swap volume, with its maker: all that is needed to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub enum Volume {
 
 /// Memory in the pool that is swap.
 #[derive(Debug)]
-pub struct Memory {
+pub struct RunMemory {
     /// The volume to give back.
     pub volume: Volume,
     /// The place where its process answers.
@@ -55,7 +55,7 @@ impl Pool {
     ///
     /// # Errors
     /// If no agent answers, or if no host lends.
-    pub fn borrow(&self, bytes: Bytes, priority: u16) -> Result<Memory> {
+    pub fn borrow(&self, bytes: Bytes, priority: u16) -> Result<RunMemory> {
         let _progress = Progress::spinner(format!("borrowing {bytes}"));
         let order = Borrow { bytes, priority: Some(priority) };
         let what = format!("borrowing {bytes} for the command");
@@ -65,18 +65,23 @@ impl Pool {
             if self.agent.is_there() { failure } else { failure.help(NO_POOL) }
         })?;
         let place = Place { state: borrowed.state, volume: borrowed.volume };
-        Ok(Memory { volume: Volume::Borrowed(borrowed.volume), place })
+        Ok(RunMemory { volume: Volume::Borrowed(borrowed.volume), place })
     }
 
     /// Swaps to a lender's export at this priority; `io_timeout` is the timeout of its I/O.
     ///
     /// # Errors
     /// If it cannot be attached.
-    pub fn attach(&self, lender: Lender, priority: u16, io_timeout: Duration) -> Result<Memory> {
+    pub fn attach(
+        &self,
+        lender: ClaimedLender,
+        priority: u16,
+        io_timeout: Duration,
+    ) -> Result<RunMemory> {
         let wish = Wish { backend: BackendKind::Auto, swap: Some(priority), io_timeout };
         let record = self.volumes.attach(lender, wish, Owner::Run(std::process::id()))?;
         let place = Place { state: record.spec.state, volume: record.spec.volume };
-        Ok(Memory { volume: Volume::Attached(place.volume), place })
+        Ok(RunMemory { volume: Volume::Attached(place.volume), place })
     }
 
     /// Gives a volume back; does nothing if it is gone.

@@ -42,10 +42,12 @@ impl Choice {
         let priority = above(&swaps().or_fail(what)?).map_err(|highest| {
             let device = highest.path.display();
             let why = format!(
-                "{device} has the highest priority there is, {MAX_PRIORITY}: pages of the command would \
-                 go there too, and it would not survive the loss of {device}"
+                "{device} has the highest possible priority, {MAX_PRIORITY}: pages of the command \
+                 would go there too, and it would die with {device}"
             );
-            let help = format!("turn that swap off ('swapoff {device}'), or take the risk by --priority N");
+            let help = format!(
+                "turn that swap off ('swapoff {device}'), or accept the risk by --priority N"
+            );
             Failure::new(what(), why).help(help)
         })?;
         Ok(Self { priority, _lock: Some(lock) })

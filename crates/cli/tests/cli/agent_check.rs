@@ -155,7 +155,7 @@ fn all_faults_are_listed_at_once() {
     host.config.insert("peer".to_owned(), vec![peer("b"), peer("c")].into());
     host.has(&[
         ("memory", "aquifer-no-such-cgroup"),
-        ("listen", "nobody can listen"),
+        ("listen", "the agent cannot listen"),
         ("pages", "192.0.2.1:7071"),
         ("store", "no tmpfs"),
         ("borrow.spill", "no directory"),
@@ -163,5 +163,5 @@ fn all_faults_are_listed_at_once() {
         ("groups.agreements", "agent.toml"),
     ]);
     let (code, text) = host.check(&[]);
-    assert!(code == Some(1) && text.contains("No agent can do its work"), "{text}");
+    assert!(code == Some(1) && text.contains("An agent cannot work"), "{text}");
 }

@@ -65,7 +65,7 @@ fn device(attached: &Value) -> &str {
 }
 
 #[test]
-fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
+fn a_device_returns_its_data_and_detaching_frees_it() {
     if lacks_devices() {
         return;
     }
@@ -74,19 +74,19 @@ fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
     let export = Export::start(served.path(), &["130M"]);
     let dir = Dir::new();
     let attached = dir.attach(&[export.uri()]);
-    assert_eq!(attached["capacity"], 128 << 20, "whole extents");
+    assert_eq!(attached["capacity"], 128 << 20, "the capacity must be whole extents");
     assert_eq!(attached["swap"], false);
 
-    keeps(device(&attached), 65 << 20);
+    assert_device_keeps_data(device(&attached), 65 << 20);
 
     let output = dir.aquifer(&["detach", device(&attached)]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
-    assert_eq!(stored(&export), 0, "the lender has its memory back");
+    assert_eq!(stored(&export), 0, "the lender must have its memory back");
 }
 
 /// Asserts that data written to the device at an offset is read back from there.
-fn keeps(device: &str, offset: u64) {
+fn assert_device_keeps_data(device: &str, offset: u64) {
     let block = OpenOptions::new().read(true).write(true).open(device).unwrap();
     let pattern: Vec<u8> = (0..3 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
     block.write_all_at(&pattern, offset).unwrap();
@@ -107,7 +107,7 @@ fn stored(export: &Export) -> u64 {
 }
 
 #[test]
-fn a_namespace_is_as_good_as_an_export_for_the_host_that_knows_the_secret() {
+fn a_host_with_the_secret_uses_a_namespace_like_an_export() {
     if lacks_devices() {
         return;
     }
@@ -136,8 +136,8 @@ fn a_namespace_is_as_good_as_an_export_for_the_host_that_knows_the_secret() {
     assert!(stderr(&output).contains("is not allowed to use it"), "{}", stderr(&output));
     let trust = [&uri, "--dhchap-secret", secret, "--host-nqn", HOST];
     let attached = dir.attach(&trust);
-    assert_eq!(attached["capacity"], 128 << 20, "whole extents");
-    keeps(device(&attached), 63 << 20);
+    assert_eq!(attached["capacity"], 128 << 20, "the capacity must be whole extents");
+    assert_device_keeps_data(device(&attached), 63 << 20);
     let output = dir.aquifer(&[&["attach"], &trust[..]].concat());
     assert!(stderr(&output).contains("a volume of 'aquifer attach' on "), "{}", stderr(&output));
     let output = dir.aquifer(&["detach", device(&attached)]);
@@ -203,7 +203,7 @@ fn serves_one_volume_only(uri: &str) {
 }
 
 #[test]
-fn what_a_killed_volume_left_is_removed() {
+fn leftovers_of_a_killed_volume_are_removed() {
     if lacks_devices() {
         return;
     }
@@ -213,8 +213,10 @@ fn what_a_killed_volume_left_is_removed() {
     let attached = dir.attach(&[export.uri()]);
     let pid = Pid::from_raw(attached["pid"].as_i64().unwrap().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
-    eventually("it is detached", || dir.aquifer(&["detach", device(&attached)]).status.success());
-    eventually("its files are gone", || {
+    eventually("the killed volume is detached", || {
+        dir.aquifer(&["detach", device(&attached)]).status.success()
+    });
+    eventually("the killed volume's files are gone", || {
         dir.volumes().iter().all(|path| path.extension().unwrap() == "log")
     });
     dir.attach(&[export.uri()]);
@@ -268,7 +270,7 @@ fn tls_admits_the_cluster_and_nobody_else() {
 }
 
 #[test]
-fn what_cannot_be_attached_or_detached_is_named() {
+fn a_failed_attach_or_detach_names_its_cause() {
     if lacks_devices() {
         return;
     }
@@ -295,7 +297,7 @@ fn what_cannot_be_attached_or_detached_is_named() {
 }
 
 #[test]
-fn a_command_runs_with_a_third_of_its_memory_here_and_the_rest_at_the_lender() {
+fn a_command_runs_with_two_thirds_of_its_memory_at_the_lender() {
     if lacks_devices() || lacks_cgroups() {
         return;
     }

@@ -23,7 +23,7 @@ fn doctor_gives_the_same_verdict_to_people_and_programs() {
     for check in report["checks"].as_array().unwrap() {
         assert!(stdout(&text).contains(check["name"].as_str().unwrap()), "{check}");
     }
-    assert!(!stdout(&text).contains('\x1b'), "no colours in a pipe");
+    assert!(!stdout(&text).contains('\x1b'), "output to a pipe must have no colours");
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn every_command_has_a_manual_and_a_page() {
     for entry in fs::read_dir(&pages).unwrap() {
         let page = fs::read_to_string(entry.unwrap().path()).unwrap();
         for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "EXIT STATUS"] {
-            assert!(page.contains(&format!(".SH {section}")), "no {section} in\n{page}");
+            assert!(page.contains(&format!(".SH {section}")), "the page lacks {section}:\n{page}");
         }
         count += 1;
     }
@@ -56,7 +56,7 @@ fn completions_are_made_for_every_shell() {
 }
 
 #[test]
-fn an_error_says_what_failed_why_and_what_to_do() {
+fn an_error_names_the_failure_its_cause_and_the_way_out() {
     let dir = tempfile::tempdir().unwrap();
     let output = aquifer(dir.path()).arg("status").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -79,7 +79,7 @@ fn misuse_is_exit_code_2_in_either_form() {
     assert_eq!(output.status.code(), Some(2));
     assert!(
         stderr(&output).contains("'borrow'"),
-        "it names what was probably meant: {}",
+        "the error must name the nearest command: {}",
         stderr(&output)
     );
     let output = aquifer(dir.path()).args(["borrow", "much", "--json"]).output().unwrap();
@@ -109,7 +109,7 @@ fn a_reader_that_has_enough_is_no_failure() {
 }
 
 #[test]
-fn init_makes_what_each_host_needs() {
+fn init_makes_the_files_that_each_host_needs() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
     let mut command = aquifer(dir.path());
@@ -136,7 +136,7 @@ fn init_makes_what_each_host_needs() {
         }
     }
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "a second time nothing is overwritten");
+    assert_eq!(output.status.code(), Some(1), "a second init must overwrite nothing");
     assert!(json(&stderr(&output))["error"]["help"].as_str().unwrap().contains("--force"));
 }
 
@@ -161,7 +161,7 @@ impl Load {
     fn event(&mut self, kind: &str) -> Value {
         loop {
             let mut line = String::new();
-            assert!(self.2.read_line(&mut line).unwrap() > 0, "ended without '{kind}'");
+            assert!(self.2.read_line(&mut line).unwrap() > 0, "the load ended without '{kind}'");
             let event = json(&line);
             if event["event"] == kind {
                 return event;
@@ -178,7 +178,7 @@ impl Drop for Load {
 }
 
 #[test]
-fn a_load_holds_what_it_wrote_until_it_is_told_otherwise() {
+fn a_load_keeps_its_content_until_it_is_ordered_otherwise() {
     let mut load = Load::start(&["--bytes", "4M", "--hold"]);
     assert_eq!(load.event("filled")["pages_written"], 1024);
     load.say("verify");
@@ -203,7 +203,10 @@ fn a_slow_load_hears_orders_and_ends_when_nobody_gives_any_more() {
     load.say("verify");
     let verdict = load.event("verified");
     assert_eq!(verdict["pages_written"], verdict["pages_verified"]);
-    assert!(verdict["pages_written"].as_u64().unwrap() < 1 << 18, "it was not full yet");
+    assert!(
+        verdict["pages_written"].as_u64().unwrap() < 1 << 18,
+        "the load must not have written all pages yet"
+    );
     load.1 = None;
     load.2.read_to_string(&mut String::new()).unwrap();
     assert!(load.0.wait().unwrap().success());

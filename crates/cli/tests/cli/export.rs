@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Export, aquifer, eventually, stderr, stdout};
 
 /// Returns whether a program is not installed here.
-fn lacks(program: &str) -> bool {
+fn lacks_program(program: &str) -> bool {
     let lacks = Command::new(program).arg("--version").output().is_err();
     if lacks {
         eprintln!("skipped: needs {program}");
@@ -21,7 +21,7 @@ fn lacks(program: &str) -> bool {
 
 #[test]
 fn a_real_client_finds_the_device_it_was_promised() {
-    if lacks("nbdinfo") {
+    if lacks_program("nbdinfo") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -33,7 +33,7 @@ fn a_real_client_finds_the_device_it_was_promised() {
 
 #[test]
 fn several_addresses_and_a_name_lead_to_the_same_device() {
-    if lacks("nbdinfo") {
+    if lacks_program("nbdinfo") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn nvme_hosts_are_told_where_and_as_what() {
 }
 
 #[test]
-fn nvme_is_for_this_host_only_or_for_who_knows_the_secret() {
+fn nvme_serves_this_host_only_or_hosts_with_the_secret() {
     let dir = tempfile::tempdir().unwrap();
     let output =
         aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
@@ -107,7 +107,7 @@ fn nothing_outlives_it() {
 }
 
 #[test]
-fn what_a_killed_export_left_is_removed_by_the_next() {
+fn the_next_export_removes_the_leftovers_of_a_killed_one() {
     let dir = tempfile::tempdir().unwrap();
     let mut killed = Export::start(dir.path(), &["64M"]);
     killed.end(Signal::KILL);
@@ -126,7 +126,7 @@ fn strangers_on_the_network_get_nothing_without_tls() {
 
 #[test]
 fn with_tls_a_client_without_a_certificate_gets_nothing() {
-    if lacks("nbdinfo") {
+    if lacks_program("nbdinfo") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -150,7 +150,7 @@ fn an_address_that_is_taken_is_named() {
     let output = aquifer(dir.path()).args(["export", "1M", "--nbd", address]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains(address), "{}", stderr(&output));
-    eventually("the refused one removed its memory", || {
+    eventually("the refused export has removed its memory", || {
         fs::read_dir(dir.path().join("exports")).unwrap().count() == 1
     });
 }
@@ -166,7 +166,7 @@ fn it_says_nothing_more_after_it_is_ready() {
 }
 
 /// A user id that is neither root's nor this user's.
-const OTHER: u32 = 61_234;
+const OTHER_UID: u32 = 61_234;
 
 #[test]
 fn an_export_refuses_a_directory_of_another_user() {
@@ -178,33 +178,33 @@ fn an_export_refuses_a_directory_of_another_user() {
     let precious = dir.path().join("precious");
     fs::write(&precious, "not the store's").unwrap();
     symlink(&precious, pages.path().join("lock")).unwrap();
-    chown(pages.path(), Some(OTHER), None).unwrap();
+    chown(pages.path(), Some(OTHER_UID), None).unwrap();
     let output =
         aquifer(dir.path()).args(["export", "1M", "--dir"]).arg(pages.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let named = format!("{} belongs to user {OTHER}", pages.path().display());
+    let named = format!("{} belongs to user {OTHER_UID}", pages.path().display());
     assert!(stderr(&output).contains(&named), "{}", stderr(&output));
     assert_eq!(fs::read_to_string(&precious).unwrap(), "not the store's");
 }
 
 #[test]
-fn an_export_of_a_user_has_its_pages_in_the_users_runtime_directory() {
+fn a_users_export_keeps_its_pages_in_the_runtime_directory() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: needs root to be another user");
+        return eprintln!("skipped: needs root to run as another user");
     }
     let [dir, runtime] = ["/tmp", "/dev/shm"].map(|at| tempfile::tempdir_in(at).unwrap());
     for own in [&dir, &runtime] {
-        chown(own.path(), Some(OTHER), None).unwrap();
+        chown(own.path(), Some(OTHER_UID), None).unwrap();
     }
     let export = || {
         let mut export = aquifer(dir.path());
         export.args(["export", "--json", "1M"]).env_remove("XDG_RUNTIME_DIR");
-        export.uid(OTHER);
+        export.uid(OTHER_UID);
         export
     };
     let output = match export().output() {
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            return eprintln!("skipped: the program is where other users may not look");
+            return eprintln!("skipped: other users cannot read the program's directory");
         }
         output => output.unwrap(),
     };

@@ -101,7 +101,7 @@ impl Drop for Cache {
 }
 
 #[test]
-fn what_was_written_is_there_when_the_cache_was_killed_and_another_took_its_place() {
+fn written_data_is_there_after_a_cache_is_killed_and_restarted() {
     if !is_root() {
         return;
     }
@@ -186,13 +186,13 @@ fn qemu_has_a_disk_by_the_cache_or_without_it_and_never_both() {
     let both = qemu_io(&export, &["read 0 512"]);
     assert!(stderr(&both).contains("is written by process"), "{both:?}");
     drop(client);
-    eventually("QEMU can open it", || {
+    eventually("QEMU can open the disk", || {
         qemu_io(disk.to_str().unwrap(), &["read 0 512"]).status.success()
     });
 }
 
 #[test]
-fn a_cache_borrows_from_another_host_whose_cache_is_killed_and_comes_again() {
+fn a_cache_borrows_from_a_cache_that_is_killed_and_restarted() {
     if !is_root() {
         return;
     }
@@ -264,7 +264,7 @@ fn a_cache_neither_lends_nor_borrows_where_it_would_not_be_safe() {
 }
 
 #[test]
-fn what_groups_save_is_handed_out_by_one_that_corrects_what_one_before_it_has_left() {
+fn a_balancer_hands_out_savings_and_corrects_its_predecessor() {
     if !is_root() {
         return;
     }
@@ -277,24 +277,24 @@ fn what_groups_save_is_handed_out_by_one_that_corrects_what_one_before_it_has_le
         Bytes::mib(4),
     );
     assert_eq!(resized.unwrap().unwrap().size, Bytes::mib(4));
-    let payer = host.dir.path().join("run/regions/@blue/payer");
-    fs::write(&payer, r#"{"group":"red","cgroup":null}"#).unwrap();
+    let billing = host.dir.path().join("run/regions/@blue/cpu_billing");
+    fs::write(&billing, r#"{"group":"red","cgroup":null}"#).unwrap();
     let balance = |words: &[&str]| {
         let mut command = host.aquifer();
         command.args(["--json", "group", "balance", "--period", "50ms"]).args(words);
         command
     };
     let dry = balance(&["--dry-run", "--periods", "2"]).output().unwrap();
-    assert!(dry.status.success() && payer.exists(), "{}", stderr(&dry));
+    assert!(dry.status.success() && billing.exists(), "{}", stderr(&dry));
     let mut first = balance(&[]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(first.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("blue") && !payer.exists(), "{line}");
+    assert!(line.contains("blue") && !billing.exists(), "{line}");
     assert_eq!(host.status()["size"], 0);
     for words in [&[][..], &["--undo"]] {
         let second = balance(words).output().unwrap();
         assert!(
-            !second.status.success() && stderr(&second).contains("handed out already"),
+            !second.status.success() && stderr(&second).contains("balances the groups"),
             "{second:?}"
         );
     }

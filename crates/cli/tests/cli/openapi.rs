@@ -19,7 +19,7 @@ fn root() -> PathBuf {
 }
 
 fn document() -> PathBuf {
-    root().join("docs/openapi.json")
+    root().join("docs/reference/openapi.json")
 }
 
 /// Returns a public tool, and installs it if need be.

@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use crate::common::{aquifer, lacks_cgroups, stderr, stdout};
 
 /// The user id of `nobody`, a user without rights.
-const NOBODY: u32 = 65_534;
+const NOBODY_UID: u32 = 65_534;
 
 /// A directory that every user may enter, with the binary in it.
 struct Open {
@@ -42,7 +42,7 @@ impl Open {
     fn as_nobody(&self, words: &[&str]) -> Output {
         let mut command = Command::new(self.path().join("aquifer"));
         command.args(words).env("AQUIFER_RUN_DIR", self.path()).env_remove("AQUIFER_SOCKET");
-        command.uid(NOBODY).gid(NOBODY).output().unwrap()
+        command.uid(NOBODY_UID).gid(NOBODY_UID).output().unwrap()
     }
 
     /// Asserts that a user without rights gets that reason, and the remedy.
@@ -78,7 +78,7 @@ fn a_missing_right_is_not_taken_for_nothing() {
 }
 
 #[test]
-fn who_may_not_ask_the_agent_is_told_so() {
+fn a_user_without_access_to_the_agent_is_told_so() {
     let Some(open) = Open::new() else { return };
     let socket = open.path().join("agent.sock");
     let _agent = UnixListener::bind(&socket).unwrap();
@@ -133,7 +133,7 @@ fn a_log_level_that_is_none_is_refused_by_name() {
 }
 
 #[test]
-fn init_without_a_host_is_misuse_and_with_a_double_one_makes_nothing() {
+fn init_refuses_an_empty_list_of_hosts_and_duplicates() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
     let init = |words: &[&str]| {
@@ -213,7 +213,8 @@ fn adopt(dir: &Path, name: &str) -> PathBuf {
     let qmp = dir.join("theirs.qmp");
     let record = serde_json::json!({
         "origin": {"adopted": {"qmp": qmp, "agent": null}},
-        "pid": null, "ended": null, "awaited": null, "given": null, "coming": null,
+        "pid": null, "ended": null, "incoming": null, "handed_over": null,
+        "awaiting_source": null,
     });
     fs::write(vm.join("record.json"), record.to_string()).unwrap();
     symlink(&qmp, vm.join("control")).unwrap();
@@ -244,11 +245,15 @@ fn deaf_guest(monitor: UnixListener) {
         for mut client in monitor.incoming().flatten() {
             std::thread::spawn(move || -> std::io::Result<()> {
                 client.write_all(
-                    b"{\"QMP\": {\"version\": {\"qemu\": {}, \"package\": \"\"}, \"capabilities\": []}}\r\n",
+                    b"{\"QMP\": {\"version\": {\"qemu\": {}, \"package\": \"\"}, \
+                      \"capabilities\": []}}\r\n",
                 )?;
                 for order in BufReader::new(client.try_clone()?).lines() {
                     let id = serde_json::from_str::<serde_json::Value>(&order?)?["id"].clone();
-                    let answer = serde_json::json!({"return": {"status": "running", "running": true}, "id": id});
+                    let answer = serde_json::json!({
+                        "return": {"status": "running", "running": true},
+                        "id": id,
+                    });
                     client.write_all(format!("{answer}\r\n").as_bytes())?;
                 }
                 Ok(())
@@ -263,8 +268,10 @@ fn a_stop_says_at_once_how_long_it_waits_for_a_deaf_guest() {
     let vm = dir.path().join("vms/one");
     fs::create_dir_all(&vm).unwrap();
     let spec = serde_json::json!({
-        "name": "one", "memory": 64 << 20, "max_memory": 64 << 20, "backing": {"local": {"huge": null}}, "cpus": 1,
-        "accelerator": "tcg", "machine": "q35", "disks": [], "kernel": null, "initrd": null, "append": null,
+        "name": "one", "memory": 64 << 20, "max_memory": 64 << 20,
+        "backing": {"local": {"huge": null}}, "cpus": 1,
+        "accelerator": "tcg", "machine": "q35", "disks": [],
+        "kernel": null, "initrd": null, "append": null,
         "qemu": "qemu", "preload": "preload", "extra": [],
     });
     let record = serde_json::json!({"origin": {"started": spec}, "pid": null, "ended": null});
@@ -280,7 +287,7 @@ fn a_stop_says_at_once_how_long_it_waits_for_a_deaf_guest() {
         first.contains("waiting for the guest of VM 'one'") && first.contains("at most 2s"),
         "{first}"
     );
-    assert!(stop.try_wait().unwrap().is_none(), "it says so before it is over");
+    assert!(stop.try_wait().unwrap().is_none(), "'vm stop' must print the timeout before it ends");
     assert_eq!(stop.wait().unwrap().code(), Some(1));
     let rest: Vec<_> = said.collect();
     assert!(rest.join("\n").contains("--force"), "{rest:?}");

@@ -157,7 +157,7 @@ fn an_ignored_hangup_stays_ignored() {
 }
 
 #[test]
-fn what_the_command_leaves_running_ends_with_it() {
+fn processes_that_the_command_leaves_running_end_with_it() {
     if lacks_cgroups() {
         return;
     }
@@ -166,11 +166,11 @@ fn what_the_command_leaves_running_ends_with_it() {
     let output = run(dir.path(), &["sh", "-c", script]).output().unwrap();
     let left = Pid::from_raw(stdout(&output).trim().parse().unwrap()).unwrap();
     assert!(output.status.success());
-    eventually("it is gone", || test_kill_process(left).is_err());
+    eventually("the leftover process is gone", || test_kill_process(left).is_err());
 }
 
 #[test]
-fn when_aquifer_is_killed_the_command_dies_and_the_next_run_cleans_up() {
+fn a_killed_run_ends_its_command_and_the_next_one_cleans_up() {
     if lacks_cgroups() {
         return;
     }
@@ -181,7 +181,7 @@ fn when_aquifer_is_killed_the_command_dies_and_the_next_run_cleans_up() {
     running.signal(Signal::KILL);
     assert_eq!(running.code(), None);
     eventually("the command is gone", || test_kill_process(command).is_err());
-    assert!(cgroup.exists(), "the shell's own child is still there");
+    assert!(cgroup.exists(), "the cgroup must stay while the shell's child runs");
 
     assert!(run(dir.path(), &["true"]).status().unwrap().success());
     assert!(!cgroup.exists());
@@ -189,7 +189,7 @@ fn when_aquifer_is_killed_the_command_dies_and_the_next_run_cleans_up() {
 }
 
 #[test]
-fn without_a_pool_it_says_what_to_do() {
+fn without_a_pool_it_names_the_way_out() {
     if lacks_cgroups() {
         return;
     }

@@ -124,7 +124,7 @@ fn a_runs_swap_goes_before_all_other_swap() {
 }
 
 #[test]
-fn a_run_refuses_to_share_its_pages_with_swap_of_the_highest_priority() {
+fn a_run_refuses_to_share_with_swap_of_the_highest_priority() {
     if lacks_devices() || lacks_cgroups() {
         return;
     }
@@ -172,7 +172,7 @@ fn the_agent_swaps_at_the_priority_that_a_run_chose() {
 
 /// A program that fills memory, most of which is then swapped out. It touches all of it for each
 /// line that it reads.
-const TOUCHER: &str = "
+const TOUCH_SCRIPT: &str = "
 import sys
 pages = bytearray(72 << 20)
 for at in range(0, len(pages), 4096):
@@ -183,7 +183,7 @@ for line in sys.stdin:
     print('touched', flush=True)
 ";
 
-/// A run of [`TOUCHER`], and aquifer's messages about it.
+/// A run of [`TOUCH_SCRIPT`], and aquifer's messages about it.
 struct Touching {
     child: Child,
     input: ChildStdin,
@@ -194,7 +194,7 @@ struct Touching {
 
 impl Touching {
     fn start(mut run: Command) -> Self {
-        run.args(["python3", "-c", TOUCHER]);
+        run.args(["python3", "-c", TOUCH_SCRIPT]);
         run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = run.spawn().unwrap();
         let input = child.stdin.take().unwrap();

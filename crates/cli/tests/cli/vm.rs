@@ -48,12 +48,12 @@ impl Host {
                 all["ended"].as_array().unwrap().iter().rfind(|ended| ended["name"] == name)?;
             Some(ended.to_string())
         };
-        eventually("it has ended", || last().is_some());
+        eventually("the VM has ended", || last().is_some());
         last().unwrap()
     }
 
     /// Returns the VM's supervisor: the parent of its QEMU.
-    fn keeper(qemu: u32) -> u32 {
+    fn supervisor(qemu: u32) -> u32 {
         let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
         parent.trim().parse().unwrap()
@@ -97,14 +97,14 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
     let Some(host) = Host::new() else { return };
     let silent = host.start("silent", &["--max-memory", "64M"]);
     host.start("other", &["--max-memory", "64M"]);
-    let stopped = [Stopped::new(Host::keeper(silent)), Stopped::new(silent)];
+    let stopped = [Stopped::new(Host::supervisor(silent)), Stopped::new(silent)];
     // More requests than the queues of its monitors and its supervisor hold.
     for _ in 0..3 {
         let turn = host.done(&["vm", "balance", "--periods", "1", "--dry-run"]);
         let silent = turn["silent"].as_object().unwrap();
         assert_eq!(silent.keys().collect::<Vec<_>>(), ["silent"], "{turn}");
         assert!(turn["silent"].to_string().contains("no answer to 'reading' within"), "{turn}");
-        let other = turn["verdicts"].as_array().unwrap().iter().find(|one| one["vm"] == "other");
+        let other = turn["decisions"].as_array().unwrap().iter().find(|one| one["vm"] == "other");
         assert!(other.is_some(), "{turn}");
         let budget = host.done(&["vm", "budget"]);
         assert_eq!(budget["vms"]["silent"]["local"], 32 << 20, "{budget}");
@@ -135,8 +135,7 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
 
     host.start("off", &[]);
     let mut qmp =
-        aquifer_vm::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60))
-            .unwrap();
+        aquifer_vm::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60)).unwrap();
     // The record cannot tell a `quit` through the monitor from a guest that powers itself off.
     let _ = qmp.execute("quit", serde_json::json!({}));
     let end = host.end("off");
@@ -147,7 +146,7 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
     let end = host.end("asked");
     assert!(end.contains(r#""cause":"asked""#), "{end}");
 
-    eventually("it is gone", || {
+    eventually("'vm show' says how the VM ended", || {
         let shown = aquifer(host.dir()).args(["vm", "show", "off"]).output().unwrap();
         stdout(&shown).contains("the guest powered itself off")
     });
@@ -169,12 +168,12 @@ fn qemu_runs_in_its_sandbox_unless_told_otherwise() {
 }
 
 #[test]
-fn a_vm_whose_keeper_was_killed_leaves_word_of_its_end_once() {
+fn a_vm_whose_supervisor_was_killed_records_its_end_once() {
     let Some(host) = Host::new() else { return };
     let qemu = host.start("alone", &[]);
-    let keeper = Host::keeper(qemu);
-    signal(keeper, Signal::KILL);
-    eventually("nobody keeps it", || Host::keeper(qemu) != keeper);
+    let supervisor = Host::supervisor(qemu);
+    signal(supervisor, Signal::KILL);
+    eventually("the VM has lost its supervisor", || Host::supervisor(qemu) != supervisor);
     host.done(&["vm", "stop", "alone", "--force"]);
     let all = host.done(&["vm", "list", "--all"]);
     let [end] = &all["ended"].as_array().unwrap()[..] else { panic!("{all}") };

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_page::{Bytes, RegionName};
 
-use super::deal::{Dealt, deal};
-use super::past::Past;
+use super::allocation::{Allocation, allocate};
+use super::history::History;
 use super::section::Section;
-use super::standing::Standing;
-use super::{Because, Config, Host, Move, Plan, Reading, Verdict, Want, Why};
+use super::vm_state::VmState;
+use super::{Because, Config, Host, Move, Plan, Reading, SizeDecision, Want, Why};
 
 /// Decides each period how large each VM of a host becomes. The [module](super) describes the
 /// rules.
@@ -16,7 +16,7 @@ use super::{Because, Config, Host, Move, Plan, Reading, Verdict, Want, Why};
 pub struct Balancer {
     config: Config,
     /// The history of each VM of the last period.
-    pasts: BTreeMap<RegionName, Past>,
+    histories: BTreeMap<RegionName, History>,
 }
 
 impl Balancer {
@@ -24,7 +24,7 @@ impl Balancer {
     /// for [`Config::surplus_periods`] periods. Sizes above a VM's max and urgent needs of other
     /// VMs are exceptions.
     pub fn new(config: Config) -> Self {
-        Self { config, pasts: BTreeMap::new() }
+        Self { config, histories: BTreeMap::new() }
     }
 
     /// Replaces the settings, from the next period on.
@@ -42,58 +42,59 @@ impl Balancer {
         let mut names = BTreeSet::new();
         let readings = readings.iter().filter(|reading| names.insert(&reading.vm));
         let Some(section) = Section::new(host.section) else {
-            let verdicts = readings.map(|reading| untouched(reading, Why::NoSection)).collect();
-            return Plan { moves: Vec::new(), verdicts };
+            let decisions = readings.map(|reading| untouched(reading, Why::NoSection)).collect();
+            return Plan { moves: Vec::new(), decisions };
         };
-        let mut pasts = BTreeMap::new();
-        let mut standings = Vec::new();
+        let mut histories = BTreeMap::new();
+        let mut vm_states = Vec::new();
         for reading in readings {
-            let mut past = self.pasts.remove(&reading.vm).unwrap_or_default();
-            standings.push(Standing::read(reading, &mut past, host, section, &self.config));
-            pasts.insert(reading.vm.clone(), past);
+            let mut history = self.histories.remove(&reading.vm).unwrap_or_default();
+            vm_states.push(VmState::read(reading, &mut history, host, section, &self.config));
+            histories.insert(reading.vm.clone(), history);
         }
-        self.pasts = pasts;
-        let dealt = deal(host, section, &standings, &self.config);
-        self.plan(host, section, &standings, &dealt)
+        self.histories = histories;
+        let allocations = allocate(host, section, &vm_states, &self.config);
+        self.plan(host, section, &vm_states, &allocations)
     }
 
     fn plan(
         &self,
         host: &Host,
         section: Section,
-        standings: &[Standing<'_>],
-        dealt: &[Dealt],
+        vm_states: &[VmState<'_>],
+        allocations: &[Allocation],
     ) -> Plan {
-        let waits = who_waits(section.down(host.sections_free), standings, dealt);
-        let each = || standings.iter().zip(dealt).zip(&waits);
+        let waits = must_wait(section.down(host.sections_free), vm_states, allocations);
+        let each = || vm_states.iter().zip(allocations).zip(&waits);
         let mut moves: Vec<(u8, Move)> = each()
-            .filter_map(|((standing, dealt), &waits)| {
-                let because = because(standing, dealt, waits)?;
-                let (vm, from) = (standing.reading.vm.clone(), standing.reading.size);
-                let to = to(standing, dealt, section);
+            .filter_map(|((vm_state, allocation), &waits)| {
+                let because = because(vm_state, allocation, waits)?;
+                let (vm, from) = (vm_state.reading.vm.clone(), vm_state.reading.size);
+                let to = to(vm_state, allocation, section);
                 Some((place(&because), Move { vm, from, to, because }))
             })
             .collect();
         moves.sort_by_key(|&(place, _)| place);
-        let verdicts =
-            each().map(|((standing, dealt), &waits)| self.verdict(standing, dealt, waits, section));
+        let decisions = each().map(|((vm_state, allocation), &waits)| {
+            self.decision(vm_state, allocation, waits, section)
+        });
         Plan {
             moves: moves.into_iter().map(|(_, one)| one).collect(),
-            verdicts: verdicts.collect(),
+            decisions: decisions.collect(),
         }
     }
 
-    fn verdict(
+    fn decision(
         &self,
-        standing: &Standing<'_>,
-        dealt: &Dealt,
+        vm_state: &VmState<'_>,
+        allocation: &Allocation,
         waits: bool,
         section: Section,
-    ) -> Verdict {
-        let why = self.why(standing, dealt, waits, section);
-        let Some(figures) = standing.figures else { return untouched(standing.reading, why) };
-        let Reading { size, swap_used, wish, limits, .. } = *standing.reading;
-        Verdict {
+    ) -> SizeDecision {
+        let why = self.why(vm_state, allocation, waits, section);
+        let Some(figures) = vm_state.figures else { return untouched(vm_state.reading, why) };
+        let Reading { size, swap_used, wish, limits, .. } = *vm_state.reading;
+        SizeDecision {
             used: figures.used,
             swapped: swap_used,
             kept: figures.kept,
@@ -106,50 +107,56 @@ impl Balancer {
                 limits.max,
                 section,
             ),
-            to: to(standing, dealt, section),
-            ..untouched(standing.reading, why)
+            to: to(vm_state, allocation, section),
+            ..untouched(vm_state.reading, why)
         }
     }
 
-    fn why(&self, standing: &Standing<'_>, dealt: &Dealt, waits: bool, section: Section) -> Why {
-        let Reading { size, limits, .. } = *standing.reading;
-        let Some(figures) = standing.figures else { return Why::Silent };
-        if standing.reading.busy {
+    fn why(
+        &self,
+        vm_state: &VmState<'_>,
+        allocation: &Allocation,
+        waits: bool,
+        section: Section,
+    ) -> Why {
+        let Reading { size, limits, .. } = *vm_state.reading;
+        let Some(figures) = vm_state.figures else { return Why::Silent };
+        if vm_state.reading.busy {
             return Why::Busy;
         }
-        match because(standing, dealt, waits) {
+        match because(vm_state, allocation, waits) {
             Some(Because::Shrinks { give }) => return Why::Shrinks { give },
             Some(Because::Grows { want, waits }) => {
-                return Why::Grows { want, waits, wanted: section.bytes(standing.wants) };
+                return Why::Grows { want, waits, wanted: section.bytes(vm_state.wants) };
             }
             None => {}
         }
-        let surplus = section.bytes(standing.spare);
-        match standing.want {
-            Some(want) if standing.wants > 0 => {
-                Why::Lacks { want, wanted: section.bytes(standing.wants), reserve: limits.reserve }
+        let surplus = section.bytes(vm_state.spare);
+        match vm_state.want {
+            Some(want) if vm_state.wants > 0 => {
+                Why::Lacks { want, wanted: section.bytes(vm_state.wants), reserve: limits.reserve }
             }
-            Some(want) if standing.withheld > 0 => {
-                Why::HostShort { want, wanted: section.bytes(standing.withheld) }
+            Some(want) if vm_state.withheld > 0 => {
+                Why::HostShort { want, wanted: section.bytes(vm_state.withheld) }
             }
             Some(_) if figures.demand.need > size => Why::AtMax { max: limits.max },
             _ if surplus == Bytes::ZERO => Why::Fits,
-            _ if standing.hold > 0 => Why::Holds { surplus, periods: standing.hold },
-            _ if standing.lasting > 0 => Why::Keeps { surplus: section.bytes(standing.lasting) },
+            _ if vm_state.hold > 0 => Why::Holds { surplus, periods: vm_state.hold },
+            _ if vm_state.lasting > 0 => Why::Keeps { surplus: section.bytes(vm_state.lasting) },
             _ => Why::Lasts {
                 surplus,
-                periods: standing.lasted,
+                periods: vm_state.lasted,
                 of: self.config.surplus_periods.max(1),
             },
         }
     }
 }
 
-/// Returns a verdict on a VM without usable figures of its guest.
-fn untouched(reading: &Reading, why: Why) -> Verdict {
+/// Returns a decision on a VM without usable figures of its guest.
+fn untouched(reading: &Reading, why: Why) -> SizeDecision {
     let (vm, size) = (reading.vm.clone(), reading.size);
     let none = Bytes::ZERO;
-    Verdict {
+    SizeDecision {
         vm,
         size,
         used: none,
@@ -176,25 +183,25 @@ fn target(size: Bytes, goal: Bytes, max: Bytes, section: Section) -> Bytes {
     }
 }
 
-fn to(standing: &Standing<'_>, dealt: &Dealt, section: Section) -> Bytes {
-    let grown = standing.reading.size.saturating_add(section.bytes(dealt.gets));
-    grown.saturating_sub(section.bytes(dealt.gives))
+fn to(vm_state: &VmState<'_>, allocation: &Allocation, section: Section) -> Bytes {
+    let grown = vm_state.reading.size.saturating_add(section.bytes(allocation.gets));
+    grown.saturating_sub(section.bytes(allocation.gives))
 }
 
-fn because(standing: &Standing<'_>, dealt: &Dealt, waits: bool) -> Option<Because> {
-    if let (Some(give), 1..) = (dealt.give, dealt.gives) {
+fn because(vm_state: &VmState<'_>, allocation: &Allocation, waits: bool) -> Option<Because> {
+    if let (Some(give), 1..) = (allocation.give, allocation.gives) {
         return Some(Because::Shrinks { give });
     }
-    standing.want.filter(|_| dealt.gets > 0).map(|want| Because::Grows { want, waits })
+    vm_state.want.filter(|_| allocation.gets > 0).map(|want| Because::Grows { want, waits })
 }
 
 /// Returns for each VM whether it must wait for others to shrink before it can grow. Free sections
 /// go to urgent needs first, then in the order of the readings.
-fn who_waits(mut free: u64, standings: &[Standing<'_>], dealt: &[Dealt]) -> Vec<bool> {
-    let mut waits = vec![false; dealt.len()];
+fn must_wait(mut free: u64, vm_states: &[VmState<'_>], allocations: &[Allocation]) -> Vec<bool> {
+    let mut waits = vec![false; allocations.len()];
     for urgent in [true, false] {
-        for i in (0..dealt.len()).filter(|&i| standings[i].urgent() == urgent) {
-            match free.checked_sub(dealt[i].gets) {
+        for i in (0..allocations.len()).filter(|&i| vm_states[i].urgent() == urgent) {
+            match free.checked_sub(allocations[i].gets) {
                 Some(left) => free = left,
                 None => waits[i] = true,
             }

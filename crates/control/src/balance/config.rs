@@ -103,7 +103,7 @@ impl fmt::Display for ConfigError {
         match self {
             Self::Slack(slack) => write!(
                 f,
-                "slack = {slack} is not a share of what a guest uses: write 0 to 10, for example 0.25"
+                "slack = {slack} is not a share of a guest's use: write 0 to 10, for example 0.25"
             ),
             Self::Pressure(percent) => {
                 write!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_has_its_default_and_what_is_not_known_is_refused() {
+    fn unset_keys_have_defaults_and_unknown_keys_are_refused() {
         let config: Config =
             serde_json::from_str(r#"{"least_slack": "64MiB", "keep_surplus": false}"#).unwrap();
         assert_eq!(

@@ -6,7 +6,8 @@
 //! at most its surplus.
 //!
 //! Each period, [`Balancer::step`] takes the [`Host`] and a [`Reading`] of each VM, and returns a
-//! [`Plan`]: the [`Move`]s, and a [`Verdict`] for each VM which gives the reason and its numbers.
+//! [`Plan`]: the [`Move`]s, and a [`SizeDecision`] for each VM, with the reason and its
+//! numbers.
 //!
 //! # The division
 //! 1. **Need** is the sum of the guest's use, its swapped-out memory, its kernel's reserve, a slack
@@ -29,19 +30,19 @@
 //! while. Where memory is scarce, a VM moves only if it is at least a whole section away from its
 //! share.
 
+mod allocation;
 mod balancer;
 mod config;
-mod deal;
-mod past;
+mod decision;
+mod history;
 mod plan;
 mod reading;
 mod section;
 mod shares;
-mod standing;
-mod verdict;
+mod vm_state;
 
 pub use balancer::Balancer;
 pub use config::{Config, ConfigError, Limits};
+pub use decision::{SizeDecision, Why};
 pub use plan::{Because, Give, Move, Plan, Want};
 pub use reading::{Host, Reading};
-pub use verdict::{Verdict, Why};

@@ -5,17 +5,17 @@ use std::fmt;
 use aquifer_page::{Bytes, RegionName};
 use serde::{Deserialize, Serialize};
 
-use super::Verdict;
+use super::SizeDecision;
 
-/// The resizes and the verdicts of one period.
+/// The resizes and the decisions of one period.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The moves, at most one for each VM, in the order in which to begin them. First growth that
     /// free sections cover, urgent needs before others; then the shrinks; then growth that the
     /// shrinks cover.
     pub moves: Vec<Move>,
-    /// One verdict for each VM, in the order of the readings.
-    pub verdicts: Vec<Verdict>,
+    /// One decision for each VM, in the order of the readings.
+    pub decisions: Vec<SizeDecision>,
 }
 
 /// One resize, by whole sections.
@@ -117,7 +117,7 @@ impl fmt::Display for Move {
                 write!(f, "{vm} grows from {from} to {to}: {want}")
             }
             Because::Grows { want, waits: true } => {
-                write!(f, "{vm} grows from {from} to {to} when others have given: {want}")
+                write!(f, "{vm} grows from {from} to {to} after other VMs shrink: {want}")
             }
             Because::Shrinks { give } => write!(f, "{vm} shrinks from {from} to {to}: {give}"),
         }
@@ -134,8 +134,8 @@ impl fmt::Display for Want {
             }
             Self::Wish { wish } => write!(f, "its applications have asked for {wish}"),
             Self::Tight { free } => write!(f, "it has only {free} free"),
-            Self::Rises { rise } => write!(f, "what it uses rises by {rise} a period"),
-            Self::Slack => f.write_str("it has less free than it should have"),
+            Self::Rises { rise } => write!(f, "its use rises by {rise} a period"),
+            Self::Slack => f.write_str("it has less free memory than its slack"),
         }
     }
 }
@@ -144,10 +144,10 @@ impl fmt::Display for Give {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OverMax => "it is above its max",
-            Self::Surplus => "others need what it does not",
-            Self::Share => "it has more than its fair share and others are short",
-            Self::Return => "what it does not need goes back to the host",
-            Self::Ahead => "no section is free for who needs the next one",
+            Self::Surplus => "other VMs need its surplus",
+            Self::Share => "it has more than its fair share and other VMs are short",
+            Self::Return => "its surplus goes back to the host",
+            Self::Ahead => "no section is free for the next VM that grows",
         })
     }
 }

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_little_gets_it_and_the_others_divide_the_rest_by_weight() {
+    fn small_claims_are_met_and_weights_divide_the_rest() {
         assert_eq!(shares(100, &[(0, 10, 1), (0, 100, 1), (0, 100, 2)]), [10, 30, 60]);
         assert_eq!(shares(1000, &[(0, 10, 1), (0, 100, 1), (0, 100, 2)]), [10, 100, 100]);
     }

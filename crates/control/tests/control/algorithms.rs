@@ -9,7 +9,7 @@ use crate::host::{Host, ack, bor_fin, config, len_fin, req};
 // Algorithm 1: the controller.
 
 #[test]
-fn algorithm_1_line_1_decisions_on_the_host_s_own_memory_are_taken_at_each_monitoring_period() {
+fn algorithm_1_line_1_each_period_decides_on_the_hosts_memory() {
     let mut host = Host::new(config());
     host.tick(50, &[("b", 4)]).does_nothing();
     host.tick(85, &[("b", 4)]).request_sent();
@@ -30,7 +30,7 @@ fn algorithm_1_lines_4_5_a_borrower_runs_algorithm_3() {
 }
 
 #[test]
-fn algorithm_1_lines_6_8_a_lender_runs_algorithm_4_and_does_not_borrow_when_overloaded() {
+fn algorithm_1_lines_6_8_an_overloaded_lender_does_not_borrow() {
     let mut host = Host::new(config());
     let lease = host.tick(20, &[]).lend("b", 1, Bytes::gib(1));
     host.tick(85, &[("c", 4)]);
@@ -40,14 +40,14 @@ fn algorithm_1_lines_6_8_a_lender_runs_algorithm_4_and_does_not_borrow_when_over
 // Algorithm 2: Neutral.
 
 #[test]
-fn algorithm_2_line_1_without_a_request_and_without_need_a_host_stays_neutral() {
+fn algorithm_2_line_1_a_host_without_request_stays_neutral() {
     let mut host = Host::new(config());
     host.tick(80, &[("b", 4)]).does_nothing();
     assert_eq!(host.role(), Role::Neutral);
 }
 
 #[test]
-fn algorithm_2_lines_2_3_a_request_above_what_can_be_shared_is_rejected_with_the_spare() {
+fn algorithm_2_lines_2_3_a_rejection_names_the_spare() {
     // Eq. 2 and T_upper: 8 GiB less the 5 GiB used.
     let mut host = Host::new(config());
     host.tick(50, &[]).receive("b", req(1, Bytes::gib(3) + Bytes::mib(64)));
@@ -63,7 +63,7 @@ fn algorithm_2_lines_2_3_a_request_above_what_can_be_shared_is_rejected_with_the
 }
 
 #[test]
-fn algorithm_2_lines_4_5_above_the_upper_threshold_memory_is_asked_for() {
+fn algorithm_2_lines_4_5_an_overloaded_host_asks_for_memory() {
     let mut host = Host::new(config());
     host.tick(80, &[("b", 4)]).does_nothing();
     let (to, _, bytes) = host.tick(81, &[("b", 4), ("c", 3)]).request_sent();
@@ -72,7 +72,7 @@ fn algorithm_2_lines_4_5_above_the_upper_threshold_memory_is_asked_for() {
 }
 
 #[test]
-fn algorithm_2_lines_6_8_an_ack_activates_a_volume_and_makes_the_host_a_borrower() {
+fn algorithm_2_lines_6_8_an_ack_makes_the_host_a_borrower() {
     let mut host = Host::new(config());
     let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
     let volume = host.receive("b", ack(request, 1, bytes)).activates();
@@ -83,8 +83,7 @@ fn algorithm_2_lines_6_8_an_ack_activates_a_volume_and_makes_the_host_a_borrower
 }
 
 #[test]
-fn algorithm_2_lines_9_13_a_grant_sets_up_the_lease_then_sends_the_ack_then_makes_the_host_a_lender()
- {
+fn algorithm_2_lines_9_13_a_grant_precedes_the_ack_and_the_role() {
     let mut host = Host::new(config());
     let lease = host.tick(50, &[]).receive("b", req(1, Bytes::gib(3))).opened();
     assert_eq!(host.role(), Role::Neutral);
@@ -96,8 +95,7 @@ fn algorithm_2_lines_9_13_a_grant_sets_up_the_lease_then_sends_the_ack_then_make
 // Algorithm 3: Borrower.
 
 #[test]
-fn algorithm_3_lines_1_2_while_used_and_swapped_memory_reach_the_lower_threshold_a_borrower_stays_one()
- {
+fn algorithm_3_lines_1_2_a_borrower_in_need_stays_one() {
     let mut host = Host::new(config());
     host.borrow();
     host.read(60, Bytes::ZERO, &[]).does_nothing();
@@ -107,20 +105,19 @@ fn algorithm_3_lines_1_2_while_used_and_swapped_memory_reach_the_lower_threshold
 }
 
 #[test]
-fn algorithm_3_line_1_when_the_lender_ends_the_lease_its_content_moves_and_then_the_fin_goes_out() {
+fn algorithm_3_line_1_a_recalled_lease_empties_before_the_fin() {
     let mut host = Host::new(config());
     let volume = host.borrow();
     host.receive("b", len_fin(1));
     let evacuate = Action::Evacuate { volume, lease: LeaseId(1), onto: Vec::new() };
-    assert_eq!(host.step.actions, [evacuate], "b is not asked, and nobody else is known");
+    assert_eq!(host.step.actions, [evacuate], "b is not asked, and no other host is known");
     host.event(Event::Evacuated { lease: LeaseId(1), unused: Vec::new() });
     assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
     assert_eq!(host.role(), Role::Borrower, "the volume lives on in spill");
 }
 
 #[test]
-fn algorithm_3_lines_3_6_below_the_lower_threshold_volume_lease_and_role_are_given_up_in_this_order()
- {
+fn algorithm_3_lines_3_6_volume_lease_and_role_end_in_order() {
     let mut host = Host::new(config());
     let volume = host.borrow();
     host.read(50, Bytes::mib(1023), &[]);
@@ -143,7 +140,7 @@ fn algorithm_4_lines_1_2_without_a_fin_a_lender_stays_one() {
 }
 
 #[test]
-fn algorithm_4_lines_3_4_above_the_upper_threshold_the_fewest_leases_are_asked_back() {
+fn algorithm_4_lines_3_4_overload_recalls_the_fewest_leases() {
     let mut host = Host::new(config());
     host.tick(20, &[]);
     let leases =
@@ -161,7 +158,7 @@ fn algorithm_4_lines_3_4_above_the_upper_threshold_the_fewest_leases_are_asked_b
 }
 
 #[test]
-fn algorithm_4_lines_5_7_the_fin_frees_the_lease_and_the_last_one_makes_the_host_neutral() {
+fn algorithm_4_lines_5_7_the_last_fin_makes_the_host_neutral() {
     let mut host = Host::new(config());
     host.tick(20, &[]);
     let leases = [("b", 1), ("c", 2)].map(|(to, request)| host.lend(to, request, Bytes::gib(1)));

@@ -4,7 +4,7 @@
 use aquifer_control::balance::{Balancer, Config, Host, Limits, Why};
 use aquifer_page::Bytes;
 
-use crate::vms::{Machine, SECTION, Vm, limits, said, verdict};
+use crate::vms::{Machine, SECTION, Vm, decision, limits, said};
 
 fn machine(budget: u64, vms: impl IntoIterator<Item = (&'static str, Vm)>) -> Machine {
     Machine::new(Config::default(), budget, vms)
@@ -15,7 +15,7 @@ fn limited(vm: Vm, min: u64, max: u64, weight: u32) -> Vm {
 }
 
 #[test]
-fn a_guest_that_lacks_slack_grows_at_once_by_whole_sections_rounded_up() {
+fn a_guest_without_slack_grows_by_sections_rounded_up() {
     // 1000 MiB and a quarter are 226 MiB above its size.
     let mut machine = machine(4096, [("a", Vm::new(1024, 1000)), ("b", Vm::new(2048, 100))]);
     assert_eq!(said(&machine.periods(1)), ["a 1024>1280 Tight"]);
@@ -32,11 +32,11 @@ fn free_sections_are_used_before_any_vm_is_touched() {
 }
 
 #[test]
-fn what_the_kernel_of_a_guest_keeps_from_its_count_is_needed_too() {
+fn memory_reserved_by_the_guests_kernel_counts_as_need() {
     let mut machine = machine(4096, [("a", Vm { kept: 200, ..Vm::new(1024, 800) })]);
     assert_eq!(said(&machine.periods(1)), ["a 1024>1280 Tight"]);
     assert_eq!(machine.periods(10), []);
-    assert_eq!(verdict(&machine.look(), "a").need, Bytes::mib(1200));
+    assert_eq!(decision(&machine.look(), "a").need, Bytes::mib(1200));
 }
 
 #[test]
@@ -51,7 +51,8 @@ fn a_surplus_is_taken_only_when_it_has_lasted() {
     for period in 1..5 {
         let plan = machine.period();
         assert_eq!(plan.moves, [], "{period}");
-        let Why::Lasts { periods, of: 5, .. } = verdict(&plan, "b").why else { panic!("{plan:?}") };
+        let why = decision(&plan, "b").why;
+        let Why::Lasts { periods, of: 5, .. } = why else { panic!("{plan:?}") };
         assert_eq!(periods, period);
     }
     assert_eq!(said(&machine.periods(1)), ["b 4096>3968 Surplus", "a 1024>1152 Slack waits"]);
@@ -68,7 +69,7 @@ fn for_a_guest_that_swaps_a_surplus_is_taken_at_once() {
 }
 
 #[test]
-fn a_guest_whose_use_rises_gets_what_it_will_use_soon_before_it_is_short() {
+fn a_guest_with_rising_use_grows_before_it_is_short() {
     let mut machine = machine(2048, [("a", Vm::new(768, 100)), ("b", Vm::new(1280, 100))]);
     machine.periods(10);
     for load in [200, 300, 400] {
@@ -84,7 +85,7 @@ fn a_guest_whose_use_rises_gets_what_it_will_use_soon_before_it_is_short() {
 }
 
 #[test]
-fn for_a_guest_that_waits_for_memory_a_surplus_is_taken_at_once_a_section_at_a_time() {
+fn a_stalled_guest_gets_surplus_at_once_section_by_section() {
     let mut machine = machine(5120, [("a", Vm::new(2048, 700)), ("b", Vm::new(3072, 1000))]);
     machine.vm("a").pressure = Some(40.0);
     assert_eq!(said(&machine.periods(1)), ["b 3072>2944 Surplus", "a 2048>2176 Pressure waits"]);
@@ -141,14 +142,14 @@ fn memory_that_is_scarce_is_divided_by_weight() {
     let plan = machine.look();
     // Both VMs have their shares, and both would take more.
     assert!(
-        matches!(verdict(&plan, "a").why, Why::Lacks { .. } | Why::Fits),
+        matches!(decision(&plan, "a").why, Why::Lacks { .. } | Why::Fits),
         "{}",
-        verdict(&plan, "a")
+        decision(&plan, "a")
     );
 }
 
 #[test]
-fn who_has_more_than_its_share_gives_down_to_it_but_not_what_it_uses() {
+fn a_vm_above_its_share_gives_down_to_it_but_keeps_its_use() {
     // `a` has 3 GiB of slack on 12 GiB, which may stay as long as `b` does not swap.
     let vms = [("a", Vm::new(12288, 9600)), ("b", Vm::new(2048, 1500))];
     let mut machine = machine(14336, vms);
@@ -162,7 +163,7 @@ fn who_has_more_than_its_share_gives_down_to_it_but_not_what_it_uses() {
 }
 
 #[test]
-fn a_vm_below_its_min_is_lifted_to_it_before_others_get_anything() {
+fn a_vm_below_its_min_grows_before_all_others() {
     let vms = [("a", limited(Vm::new(512, 100), 2048, 4096, 1)), ("b", Vm::new(1024, 4000))];
     let mut machine = machine(3072, vms);
     let moves = said(&machine.periods(1));
@@ -179,22 +180,22 @@ fn a_vm_above_its_max_shrinks_to_it_but_keeps_what_it_uses() {
 }
 
 #[test]
-fn a_wish_is_granted_even_when_the_host_is_short_and_nothing_else_is() {
+fn a_short_host_grants_wishes_only() {
     let vms = [("a", Vm { wish: 512, ..Vm::new(1024, 700) }), ("b", Vm::new(1024, 1000))];
     let mut machine = machine(8192, vms);
     machine.short = true;
     let plan = machine.period();
     assert_eq!(said(&plan.moves), ["a 1024>1408 Wish"]);
-    assert!(matches!(verdict(&plan, "b").why, Why::HostShort { .. }));
-    assert!(verdict(&plan, "b").to_string().contains("the host itself is short of memory"));
+    assert!(matches!(decision(&plan, "b").why, Why::HostShort { .. }));
+    assert!(decision(&plan, "b").to_string().contains("the host itself is short of memory"));
 }
 
 #[test]
-fn surplus_goes_back_to_the_host_if_the_operator_wants_it_so_or_the_host_is_short() {
+fn surplus_returns_to_a_short_host_or_by_configuration() {
     let idle = || [("a", Vm::new(4096, 800))];
     let mut keeps = machine(8192, idle());
     assert_eq!(keeps.periods(20), []);
-    assert!(verdict(&keeps.look(), "a").to_string().ends_with("which nobody needs"));
+    assert!(decision(&keeps.look(), "a").to_string().ends_with("which no other VM needs"));
     keeps.short = true;
     assert_eq!(said(&keeps.periods(20)), ["a 4096>1152 Return"]);
     let mut returns =
@@ -210,7 +211,7 @@ fn when_no_section_is_free_one_is_made_so_ahead() {
 }
 
 #[test]
-fn a_vm_that_does_not_answer_or_is_being_resized_keeps_what_it_has() {
+fn a_silent_or_resizing_vm_keeps_its_size() {
     let vms = [
         ("busy", Vm { busy: true, ..Vm::new(4096, 100) }),
         ("mute", Vm { answers: false, ..Vm::new(4096, 100) }),
@@ -220,13 +221,13 @@ fn a_vm_that_does_not_answer_or_is_being_resized_keeps_what_it_has() {
     for _ in 0..20 {
         let plan = machine.period();
         assert_eq!(plan.moves, []);
-        assert_eq!(verdict(&plan, "mute").why, Why::Silent);
-        assert_eq!(verdict(&plan, "busy").why, Why::Busy);
+        assert_eq!(decision(&plan, "mute").why, Why::Silent);
+        assert_eq!(decision(&plan, "busy").why, Why::Busy);
     }
     // A silence in between restarts the count of a surplus.
     machine.vm("mute").answers = true;
     machine.vm("swaps").load = 500;
-    assert!(matches!(verdict(&machine.look(), "mute").why, Why::Lasts { periods: 1, .. }));
+    assert!(matches!(decision(&machine.look(), "mute").why, Why::Lasts { periods: 1, .. }));
 }
 
 #[test]
@@ -237,13 +238,13 @@ fn vms_come_and_go() {
     assert_eq!(machine.periods(1), []);
     machine.vms.insert("b", gone);
     // The balancer has forgotten its history, so its surplus has to last again.
-    assert!(matches!(verdict(&machine.look(), "b").why, Why::Lasts { periods: 1, .. }));
+    assert!(matches!(decision(&machine.look(), "b").why, Why::Lasts { periods: 1, .. }));
     machine.vms.clear();
-    assert_eq!(machine.look().verdicts, []);
+    assert_eq!(machine.look().decisions, []);
 }
 
 #[test]
-fn odd_sizes_move_by_whole_sections_and_stay_within_their_limits() {
+fn odd_sizes_move_by_whole_sections_within_their_limits() {
     // From 1000 MiB, three sections fit below the max of 1400; from 1001 MiB, three above the min
     // of 600.
     let vms = [
@@ -266,7 +267,7 @@ fn a_host_without_a_section_moves_nothing_and_says_so() {
     let mut machine = machine(8192, [("a", Vm::new(1024, 1000))]);
     machine.section = Bytes::ZERO;
     let plan = machine.look();
-    assert_eq!((plan.moves.len(), verdict(&plan, "a").why), (0, Why::NoSection));
+    assert_eq!((plan.moves.len(), decision(&plan, "a").why), (0, Why::NoSection));
 }
 
 #[test]
@@ -285,12 +286,12 @@ fn figures_that_cannot_be_are_not_believed() {
     reading.available = reading.total + Bytes(1);
     let host = Host { sections_free: Bytes::ZERO, section: SECTION, short: true };
     let plan = Balancer::new(Config::default()).step(&host, &[reading.clone(), reading]);
-    assert_eq!(plan.verdicts.len(), 1, "a VM counts once, however often it is read");
-    assert_eq!(plan.verdicts[0].why, Why::Silent);
+    assert_eq!(plan.decisions.len(), 1, "a VM counts once, however often it is read");
+    assert_eq!(plan.decisions[0].why, Why::Silent);
 }
 
 #[test]
-fn memory_that_the_guest_has_not_counted_yet_is_not_taken_for_need() {
+fn memory_not_yet_counted_by_the_guest_is_no_need() {
     let mut balancer = Balancer::new(Config::default());
     let host = Host { sections_free: Bytes::gib(8), section: SECTION, short: false };
     let vm = Vm { kept: 50, ..Vm::new(1024, 900) };

@@ -36,7 +36,12 @@ prop_compose! {
         (total, available) in (0.5..1.01f64, 0.0..1.01f64),
         (swap_in, swap_out) in (0..1u64 << 24, 0..1u64 << 24),
         swap_used in prop_oneof![3 => Just(Bytes::ZERO), 1 => extreme()],
-        pressure in prop_oneof![Just(None), (0.0..100.0f64).prop_map(Some), Just(Some(f64::NAN)), Just(Some(f64::INFINITY))],
+        pressure in prop_oneof![
+            Just(None),
+            (0.0..100.0f64).prop_map(Some),
+            Just(Some(f64::NAN)),
+            Just(Some(f64::INFINITY)),
+        ],
         wish in prop_oneof![6 => Just(Bytes::ZERO), 1 => extreme()],
         limits in limits(),
         answers in prop::bool::weighted(0.9),
@@ -45,8 +50,8 @@ prop_compose! {
         let total = size.scaled(total);
         let vm = format!("vm{vm}").parse().expect("it is a name");
         Reading {
-            vm, size, total, available: total.scaled(available), swap_in, swap_out, swap_used, pressure, wish, limits,
-            answers, busy,
+            vm, size, total, available: total.scaled(available), swap_in, swap_out, swap_used,
+            pressure, wish, limits, answers, busy,
         }
     }
 }
@@ -88,7 +93,7 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
     for reading in readings {
         firsts.entry(&reading.vm).or_insert(reading);
     }
-    assert_eq!(plan.verdicts.len(), firsts.len(), "one verdict each");
+    assert_eq!(plan.decisions.len(), firsts.len(), "one decision each");
     let mut sizes: BTreeMap<&RegionName, Bytes> =
         firsts.iter().map(|(vm, reading)| (*vm, reading.size)).collect();
     let mut free = u128::from(host.sections_free.0);
@@ -121,9 +126,9 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
     let before = all(&mut firsts.values().map(|reading| reading.size));
     let after = all(&mut sizes.values().copied());
     assert!(after <= before + u128::from(host.sections_free.0), "{plan:?}");
-    for verdict in &plan.verdicts {
-        assert_eq!(sizes[&verdict.vm], verdict.to, "{verdict}");
-        assert!(verdict.to_string().starts_with(verdict.vm.as_str()));
+    for decision in &plan.decisions {
+        assert_eq!(sizes[&decision.vm], decision.to, "{decision}");
+        assert!(decision.to_string().starts_with(decision.vm.as_str()));
     }
     let json = serde_json::to_string(plan).expect("a plan can be written");
     serde_json::from_str::<Plan>(&json).expect("and read again");
@@ -135,7 +140,11 @@ fn cases() -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn no_plan_goes_beyond_what_there_is_or_what_anybody_may_have(
@@ -166,7 +175,8 @@ proptest! {
             check(&config, &host, &readings, &plan);
             for one in &plan.moves {
                 let reading = readings.iter_mut().find(|reading| reading.vm == one.vm).unwrap();
-                host.sections_free = Bytes((u128::from(host.sections_free.0) + u128::from(one.from.0)).saturating_sub(u128::from(one.to.0)) as u64);
+                let free = u128::from(host.sections_free.0) + u128::from(one.from.0);
+                host.sections_free = Bytes(free.saturating_sub(u128::from(one.to.0)) as u64);
                 reading.size = one.to;
             }
             for (reading, &share) in readings.iter_mut().zip(shares) {

@@ -35,7 +35,7 @@ impl Pair {
 }
 
 #[test]
-fn loads_that_alternate_get_what_they_need_without_swap_and_do_not_fit_without_the_balancer() {
+fn alternating_loads_fit_without_swap_only_by_the_balancer() {
     let mut pair = Pair::new();
     for _ in 0..3 {
         for name in ["a", "b"] {
@@ -124,7 +124,7 @@ fn moves_by_noise(load: u64, size: u64, keep_surplus: bool) -> Vec<Move> {
 const LOADS: [u64; 8] = [110, 300, 500, 512, 600, 900, 2000, 3000];
 
 #[test]
-fn noise_of_half_a_section_moves_nothing_of_a_vm_that_the_balancer_has_sized() {
+fn noise_of_half_a_section_moves_no_balanced_vm() {
     for load in LOADS {
         // Each VM starts too small, so the balancer has sized it.
         assert_eq!(moves_by_noise(load, 128, true), [], "{load}");
@@ -132,7 +132,7 @@ fn noise_of_half_a_section_moves_nothing_of_a_vm_that_the_balancer_has_sized() {
 }
 
 #[test]
-fn noise_of_half_a_section_moves_a_vm_once_at_most_whatever_it_had_before() {
+fn noise_of_half_a_section_moves_any_vm_at_most_once() {
     for (load, size, keep_surplus) in LOADS.into_iter().flat_map(|load| {
         [(load, 512, true), (load, 512, false), (load, 4096, true), (load, 4096, false)]
     }) {

@@ -23,7 +23,7 @@ fn last(host: &mut Host, periods: usize) -> Plan {
 }
 
 #[test]
-fn idle_surplus_of_one_group_feeds_another_which_pays_for_its_scanner() {
+fn a_borrowing_group_pays_for_the_scanner_of_its_lender() {
     let mut host = host();
     // No loan during the first periods: the lender must be idle for a while, and the borrower
     // short.
@@ -41,7 +41,7 @@ fn idle_surplus_of_one_group_feeds_another_which_pays_for_its_scanner() {
 }
 
 #[test]
-fn nothing_is_lent_without_the_consent_of_both_and_all_recalled_when_one_takes_it_back() {
+fn loans_need_the_consent_of_both_groups_and_end_with_it() {
     for refuses in ["bt", "wc"] {
         let mut host = host();
         host.refuses = vec![refuses.to_owned()];
@@ -59,7 +59,7 @@ fn nothing_is_lent_without_the_consent_of_both_and_all_recalled_when_one_takes_i
 }
 
 #[test]
-fn an_owner_whose_vms_swap_gets_all_back_at_once_and_has_it_when_it_comes() {
+fn an_owner_that_swaps_recalls_all_its_loans_at_once() {
     let mut host = host();
     last(&mut host, 50);
     // NPB DT begins.
@@ -79,7 +79,7 @@ fn an_owner_whose_vms_swap_gets_all_back_at_once_and_has_it_when_it_comes() {
 }
 
 #[test]
-fn as_much_as_is_missing_is_recalled_when_the_owners_surplus_falls() {
+fn a_falling_surplus_recalls_the_missing_part() {
     let mut host = host();
     last(&mut host, 50);
     host.saves("bt", 155);
@@ -91,7 +91,7 @@ fn as_much_as_is_missing_is_recalled_when_the_owners_surplus_falls() {
 }
 
 #[test]
-fn the_owners_vms_are_not_touched_for_what_a_borrower_does_not_give_back() {
+fn an_unreturned_loan_takes_nothing_from_the_owners_vms() {
     let mut host = host();
     last(&mut host, 50);
     host.tenant("bt").guest("b").load = 600;
@@ -119,7 +119,7 @@ fn the_owners_vms_are_not_touched_for_what_a_borrower_does_not_give_back() {
 }
 
 #[test]
-fn what_a_borrower_does_not_need_any_more_it_returns() {
+fn a_borrower_returns_idle_loans() {
     let mut host = host();
     last(&mut host, 50);
     host.tenant("wc").guests.remove("b");
@@ -146,7 +146,7 @@ fn a_group_that_is_gone_has_lent_and_borrowed_nothing() {
 }
 
 #[test]
-fn who_swaps_most_borrows_first_and_who_has_borrowed_most_pays() {
+fn most_swapping_borrows_first_and_largest_borrower_pays() {
     let tenants = [
         ("bt", group(300, [300, 300])),
         ("sort", group(0, [900, 300])),
@@ -163,7 +163,7 @@ fn who_swaps_most_borrows_first_and_who_has_borrowed_most_pays() {
 }
 
 #[test]
-fn a_borrower_goes_on_with_its_lender_and_takes_another_when_that_has_no_more() {
+fn a_borrower_stays_with_its_lender_until_that_has_no_more() {
     let tenants = [
         ("one", group(100, [300, 300])),
         ("two", group(200, [300, 300])),
@@ -179,7 +179,7 @@ fn a_borrower_goes_on_with_its_lender_and_takes_another_when_that_has_no_more() 
 }
 
 #[test]
-fn a_group_that_swaps_now_and_then_lends_only_when_it_has_not_for_a_while() {
+fn a_group_lends_only_after_some_periods_without_swap() {
     let mut host = host();
     for period in 0..60 {
         host.tenant("bt").guest("a").load = if period % 5 == 4 { 513 + 10 * period } else { 300 };

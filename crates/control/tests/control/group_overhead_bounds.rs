@@ -32,7 +32,11 @@ fn cases() -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// The host and each tenant check each period.
     #[test]
@@ -58,7 +62,9 @@ proptest! {
         }
         // With obedient guests, the savings soon cover all memory that VMs hold, from any state.
         for tenant in host.tenants.values_mut() {
-            tenant.guests.values_mut().for_each(|guest| (guest.gives, guest.takes) = (u64::MAX, u64::MAX));
+            for guest in tenant.guests.values_mut() {
+                (guest.gives, guest.takes) = (u64::MAX, u64::MAX);
+            }
         }
         host.periods(10);
         let (held, saved) = host.held_of();
@@ -66,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_steady_comes_to_rest(groups in prop::collection::vec(group(), 2..5)) {
+    fn steady_loads_come_to_rest(groups in prop::collection::vec(group(), 2..5)) {
         let mut host = host(groups);
         host.periods(600);
         prop_assert_eq!(host.periods(50), []);
@@ -77,16 +83,25 @@ proptest! {
 
     #[test]
     fn readings_that_cannot_be_do_no_harm(
-        periods in prop::collection::vec(prop::collection::vec(
-            (any::<bool>(), prop::array::uniform4(prop_oneof![Just(0), 0..1u64 << 32, 0..1u64 << 45])), 1..5), 30),
+        periods in prop::collection::vec(
+            prop::collection::vec(
+                (
+                    any::<bool>(),
+                    prop::array::uniform4(prop_oneof![Just(0), 0..1u64 << 32, 0..1u64 << 45]),
+                ),
+                1..5,
+            ),
+            30,
+        ),
     ) {
         let config = Config { idle_periods: 0, ..Config::default() };
         let mut ledger = Ledger::new(config.clone());
         for period in periods {
-            let readings: Vec<Reading> = NAMES.iter().zip(period).map(|(name, (consents, figures))| {
+            let reading = |(name, (consents, figures)): (&&str, (bool, [u64; 4]))| {
                 let [saved, handed, swapped, short] = figures.map(Bytes);
                 Reading { group: name.parse().unwrap(), consents, saved, handed, swapped, short }
-            }).collect();
+            };
+            let readings: Vec<Reading> = NAMES.iter().zip(period).map(reading).collect();
             check(&config, &readings, &ledger.step(&readings));
         }
     }

@@ -8,11 +8,11 @@ use crate::tenant::{Guest, Tenant, said};
 const ALL: [Policy; 3] = [Policy::Demand, Policy::Fair, Policy::Entitlement];
 
 fn why(plan: &Plan, vm: &str) -> Why {
-    plan.verdicts.iter().find(|verdict| verdict.vm.as_str() == vm).expect("each VM has one").why
+    plan.decisions.iter().find(|decision| decision.vm.as_str() == vm).expect("each VM has one").why
 }
 
 #[test]
-fn by_demand_only_who_swaps_is_fed_a_step_a_period_until_it_does_not() {
+fn by_demand_a_swapping_vm_gets_a_step_each_period() {
     let mut tenant =
         Tenant::new(Policy::Demand, 500, [("a", Guest::new(540)), ("b", Guest::new(300))]);
     let plan = tenant.period();
@@ -23,7 +23,7 @@ fn by_demand_only_who_swaps_is_fed_a_step_a_period_until_it_does_not() {
 }
 
 #[test]
-fn by_demand_who_swaps_most_is_first_when_there_is_not_enough_for_all() {
+fn by_demand_the_vm_that_swaps_most_gets_first() {
     let vms = [("a", Guest::new(600)), ("b", Guest::new(700)), ("c", Guest::new(650))];
     let mut tenant = Tenant::new(Policy::Demand, 30, vms);
     // The cache keeps a step, so there are two.
@@ -34,7 +34,7 @@ fn by_demand_who_swaps_most_is_first_when_there_is_not_enough_for_all() {
 }
 
 #[test]
-fn what_a_vm_has_got_by_demand_it_keeps_when_it_does_not_swap_any_more() {
+fn by_demand_a_vm_keeps_its_steps_when_it_stops_swapping() {
     let mut tenant =
         Tenant::new(Policy::Demand, 60, [("a", Guest::new(600)), ("b", Guest::new(300))]);
     tenant.periods(20);
@@ -54,7 +54,7 @@ fn fair_ends_equal_and_what_does_not_go_round_is_the_caches() {
 }
 
 #[test]
-fn what_a_vm_at_its_max_cannot_take_is_divided_among_the_others() {
+fn the_part_beyond_a_vms_max_goes_to_the_others() {
     let vms = [
         ("a", Guest { max: 535, ..Guest::new(900) }),
         ("b", Guest::new(100)),
@@ -91,14 +91,14 @@ fn the_cache_shrinks_first_and_vms_give_only_what_it_cannot() {
         let plan = tenant.period();
         assert_eq!(said(&plan).len(), 1, "{policy:?}: {:?}", said(&plan));
         assert_eq!(
-            plan.verdicts.iter().filter(|one| matches!(one.why, Why::Deficit { .. })).count(),
+            plan.decisions.iter().filter(|one| matches!(one.why, Why::Deficit { .. })).count(),
             1
         );
     }
 }
 
 #[test]
-fn a_deficit_is_taken_back_at_once_of_who_swaps_least() {
+fn a_deficit_is_taken_at_once_from_the_least_swapping_vm() {
     let vms = [("a", Guest::new(562)), ("b", Guest::new(532)), ("c", Guest::new(5000))];
     let mut tenant = Tenant::new(Policy::Demand, 200, vms);
     tenant.periods(50);
@@ -109,7 +109,7 @@ fn a_deficit_is_taken_back_at_once_of_who_swaps_least() {
 }
 
 #[test]
-fn what_a_guest_does_not_give_back_stays_a_deficit_and_is_asked_for_again() {
+fn unreturned_memory_stays_a_deficit_and_is_asked_for_again() {
     let vms = [("a", Guest::new(562)), ("b", Guest::new(5000))];
     let mut tenant = Tenant::new(Policy::Demand, 150, vms);
     tenant.periods(50);
@@ -120,9 +120,9 @@ fn what_a_guest_does_not_give_back_stays_a_deficit_and_is_asked_for_again() {
         let plan = tenant.period();
         assert_eq!((said(&plan), plan.deficit.0 >> 20, plan.cache.size.0), (vec![], 40, 0));
         assert!(matches!(why(&plan, "a"), Why::Owes { covered: false, .. }));
-        assert_eq!(plan.verdicts[0].to.0 >> 20, 522, "it is told again");
+        assert_eq!(plan.decisions[0].to.0 >> 20, 522, "it is told again");
     }
-    // After `io_timeout` periods, the group covers its deficit itself.
+    // After `debt_periods` periods, the group covers its deficit itself.
     let plan = tenant.period();
     assert_eq!(said(&plan), ["b -40"]);
     assert!(matches!(why(&plan, "a"), Why::Owes { covered: true, periods: 5, .. }));
@@ -145,7 +145,7 @@ fn a_guest_that_gives_step_by_step_is_waited_for() {
 }
 
 #[test]
-fn a_vm_that_does_not_take_what_it_got_gets_no_more_and_loses_it_first() {
+fn a_vm_with_untaken_steps_gets_no_more_and_gives_first() {
     let vms = [("a", Guest { takes: 0, ..Guest::new(5000) }), ("b", Guest::new(700))];
     let mut tenant = Tenant::new(Policy::Demand, 100, vms);
     tenant.periods(20);
@@ -170,7 +170,7 @@ fn a_vm_that_joins_gets_its_part_and_one_that_leaves_leaves_its() {
 }
 
 #[test]
-fn what_a_vm_brings_along_counts_and_is_a_deficit_if_nothing_covers_it() {
+fn a_joining_vms_surplus_counts_and_may_be_a_deficit() {
     let mut tenant = Tenant::new(Policy::Demand, 20, [("a", Guest::new(300))]);
     tenant.periods(5);
     tenant.guests.insert("b".into(), Guest { size: 572, target: 572, ..Guest::new(300) });
@@ -179,7 +179,7 @@ fn what_a_vm_brings_along_counts_and_is_a_deficit_if_nothing_covers_it() {
 }
 
 #[test]
-fn a_max_that_is_lowered_holds_at_once_and_no_vm_goes_below_its_base() {
+fn a_lowered_max_applies_at_once_and_never_below_base() {
     let mut tenant = Tenant::new(Policy::Demand, 200, [("a", Guest::new(900))]);
     tenant.periods(50);
     tenant.guest("a").max = 600;
@@ -192,7 +192,7 @@ fn a_max_that_is_lowered_holds_at_once_and_no_vm_goes_below_its_base() {
 }
 
 #[test]
-fn what_others_have_still_to_give_back_is_not_handed_out_and_takes_nothing_from_anybody() {
+fn awaited_memory_is_not_handed_out_and_costs_no_vm_a_step() {
     for policy in ALL {
         let vms = ["a", "b"].map(|name| (name, Guest::new(900)));
         let mut tenant = Tenant::new(policy, 50, vms);

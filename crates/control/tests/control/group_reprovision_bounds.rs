@@ -80,14 +80,21 @@ fn at_rest(tenant: &Tenant) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// The tenant itself checks each period.
     #[test]
     fn no_period_hands_out_more_than_there_is_or_anybody_may_have(
         policy in policy(),
         guests in prop::collection::vec(guest(), 1..6),
-        periods in prop::collection::vec((0..3000u64, 0..200u64, 0..6usize, 0..3000u64, 0..10u8), 100),
+        periods in prop::collection::vec(
+            (0..3000u64, 0..200u64, 0..6usize, 0..3000u64, 0..10u8),
+            100,
+        ),
     ) {
         let mut tenant = tenant(policy, 0, guests);
         for (saved, awaited, which, load, what) in periods {
@@ -106,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_steady_comes_to_rest_where_the_policy_wants_it(
+    fn steady_loads_come_to_rest_where_the_policy_says(
         policy in policy(),
         guests in prop::collection::vec(guest(), 1..6),
         (before, after) in (0..3000u64, 0..3000u64),
@@ -135,7 +142,8 @@ proptest! {
         tenant.saved = after;
         tenant.periods(30);
         let refused = tenant.guest("a").extra();
-        prop_assert!(tenant.handed() <= after.max(refused), "{} held of {}", tenant.handed(), after);
+        let held = tenant.handed();
+        prop_assert!(held <= after.max(refused), "{held} held of {after}");
         tenant.guest("a").gives = u64::MAX;
         tenant.periods(400);
         prop_assert!(tenant.handed() <= after);
@@ -147,9 +155,9 @@ proptest! {
         policy in policy(),
         figures in prop::collection::vec(prop::array::uniform6(0..1u64 << 40), 1..6),
         surplus in (0..1u64 << 42, 0..1u64 << 42),
-        (keep, io_timeout) in (0..1u64 << 28, 0..3u32),
+        (keep, debt_periods) in (0..1u64 << 28, 0..3u32),
     ) {
-        let config = Config { policy, keep: Bytes(keep), io_timeout, ..Config::default() };
+        let config = Config { policy, keep: Bytes(keep), debt_periods, ..Config::default() };
         let mut reprovisioner = Reprovisioner::new(config.clone());
         let vms: Vec<Vm> = figures.iter().zip(NAMES).map(|(figures, name)| {
             let [base, max, size, target, swapped, contributed] = figures.map(Bytes);
@@ -184,7 +192,7 @@ fn the_largest_figures_there_are_overflow_nothing() {
         for bytes in [0, 1, u64::MAX] {
             let surplus = Surplus { bytes: Bytes(bytes), awaited: Bytes(u64::MAX - bytes) };
             let plan = reprovisioner.step(surplus, &[vm("a"), vm("b"), vm("a")]);
-            assert_eq!(plan.verdicts.len(), 2, "a VM counts once, however often it is read");
+            assert_eq!(plan.decisions.len(), 2, "a VM counts once, however often it is read");
         }
     }
 }

@@ -27,15 +27,15 @@ fn word(why: Why) -> String {
 }
 
 #[test]
-fn algorithm_1_begins_at_the_minimum_and_a_static_rate_stays_whatever_happens() {
+fn algorithm_1_starts_at_the_minimum_and_static_rates_stay() {
     assert!(
         ADAPTIVE.map(|variant| Controller::new(Config { variant, ..Config::default() }).rate())
             == [Rate(5); 3]
     );
     let mut controller = at(Variant::Static(Rate(20)), 20);
     for activity in [activity(0.0, 0, 0), activity(100.0, 9, 0), activity(100.0, 9, 9999)] {
-        let verdict = controller.step(&activity);
-        assert_eq!((verdict.from, verdict.to, verdict.why), (Rate(20), Rate(20), Why::Static));
+        let decision = controller.step(&activity);
+        assert_eq!((decision.from, decision.to, decision.why), (Rate(20), Rate(20), Why::Static));
     }
 }
 
@@ -95,8 +95,8 @@ fn algorithm_1_every_branch_at_every_rate() {
     for (lines, activity, expected) in cases {
         for (variant, (to, why)) in ADAPTIVE.into_iter().zip(expected) {
             for rate in 5..=50 {
-                let verdict = at(variant, rate).step(&activity);
-                let found = (verdict.from, verdict.to, word(verdict.why));
+                let decision = at(variant, rate).step(&activity);
+                let found = (decision.from, decision.to, word(decision.why));
                 assert_eq!(
                     found,
                     (Rate(rate), Rate(to(rate)), why.to_owned()),
@@ -210,7 +210,7 @@ fn where_cpu_is_left_all_variants_scan_as_fast_as_they_may() {
 }
 
 #[test]
-fn where_cpu_is_scarce_and_memory_is_not_all_variants_scan_as_slowly_as_they_may() {
+fn scarce_cpu_alone_slows_all_variants_to_the_minimum() {
     // Fig. 5(b), most of NPB: the faster a static rate, the slower the programs.
     let fast = Run::new(Variant::Static(Rate(50)), 100.0, 0, 200_000).periods(120);
     for variant in ADAPTIVE {
@@ -220,7 +220,7 @@ fn where_cpu_is_scarce_and_memory_is_not_all_variants_scan_as_slowly_as_they_may
 }
 
 #[test]
-fn where_both_are_scarce_cpu_alone_does_not_help_and_swap_and_deduplication_do() {
+fn under_scarcity_swap_and_deduplication_raise_the_rate() {
     // Fig. 5(b), NPB DT: "Adaptive-C shows no performance improvement". CS and CSD improve it,
     // because they find memory soon.
     let run = |variant| Run::new(variant, 100.0, 150_000, 200_000).periods(60);
@@ -233,7 +233,7 @@ fn where_both_are_scarce_cpu_alone_does_not_help_and_swap_and_deduplication_do()
 }
 
 #[test]
-fn what_deduplication_no_longer_yields_only_csd_stops_looking_for() {
+fn only_csd_stops_when_deduplication_yields_nothing() {
     // Figs. 6 and 7, SORT and NPB CG: memory stays short. CSD equals CS while there is much to
     // find, and then leaves the CPU to programs.
     let run =

@@ -42,13 +42,19 @@ fn happening() -> impl Strategy<Value = Happening> {
     let moved = (host.clone(), at.clone());
     let parted = (host.clone(), host.clone());
     prop_oneof![
-        6 => tick.prop_map(|(host, load, heard_of, millis)| Happening::Tick { host, load, heard_of, millis }),
+        6 => tick.prop_map(|(host, load, heard_of, millis)| {
+            Happening::Tick { host, load, heard_of, millis }
+        }),
         12 => at.clone().prop_map(Happening::Deliver),
         2 => at.clone().prop_map(Happening::Lose),
         2 => at.prop_map(Happening::Double),
         8 => job.prop_map(|(host, at, well)| Happening::FinishJob { host, at, well }),
-        1 => (host.clone(), any::<bool>()).prop_map(|(host, happened)| Happening::Crash { host, jobs_happened: happened }),
-        1 => (host.clone(), 1..12u64).prop_map(|(host, extents)| Happening::Borrow { host, extents }),
+        1 => (host.clone(), any::<bool>()).prop_map(|(host, jobs_happened)| {
+            Happening::Crash { host, jobs_happened }
+        }),
+        1 => (host.clone(), 1..12u64).prop_map(|(host, extents)| {
+            Happening::Borrow { host, extents }
+        }),
         1 => host.clone().prop_map(|host| Happening::Return { host }),
         1 => moved.prop_map(|(host, at)| Happening::FinishMove { host, at }),
         1 => (host.clone(), any::<bool>()).prop_map(|(host, on)| Happening::Drain { host, on }),
@@ -114,11 +120,16 @@ fn cases() -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        max_shrink_iters: 20_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// [`Network`] checks the invariants at each step.
     #[test]
-    fn whatever_happens_no_lease_is_freed_in_use_and_in_the_end_all_are_freed(
+    fn no_lease_is_freed_in_use_and_all_are_freed_in_the_end(
         hosts in 2..=5usize,
         happenings in prop::collection::vec(happening(), 0..300),
     ) {
@@ -139,13 +150,14 @@ proptest! {
         happenings in prop::collection::vec(happening(), 0..300),
     ) {
         let mut network = Network::new(hosts, SMALL, config(GRACE));
-        let calm = happenings.into_iter().filter(|happening| !matches!(happening, Happening::Crash { .. }));
+        let is_calm = |happening: &Happening| !matches!(happening, Happening::Crash { .. });
+        let calm = happenings.into_iter().filter(is_calm);
         calm.for_each(|happening| happen(&mut network, happening));
         prop_assert!(comes_to_rest(&mut network, 30), "{:#?}", network.decisions);
     }
 
     #[test]
-    fn with_a_grace_as_short_as_the_outages_only_expired_leases_are_lost(
+    fn under_a_short_grace_only_expired_leases_are_lost(
         hosts in 2..=5usize,
         happenings in prop::collection::vec(happening(), 0..300),
     ) {
@@ -182,7 +194,7 @@ fn two_hosts_borrow_and_lend_and_then_switch_roles() {
 }
 
 #[test]
-fn what_one_lender_cannot_spare_is_borrowed_from_several_into_one_volume() {
+fn one_volume_spans_the_leases_of_several_lenders() {
     let mut network = Network::new(3, LARGE, config(GRACE));
     // 72 % of 4 GiB leave 327 MiB below T_upper (5 extents), 70 % leave 409 MiB (6 extents). The
     // request is 8 extents.
@@ -199,7 +211,7 @@ fn what_one_lender_cannot_spare_is_borrowed_from_several_into_one_volume() {
 }
 
 #[test]
-fn one_lender_serves_several_borrowers_until_its_spare_is_promised() {
+fn a_lender_serves_borrowers_until_its_spare_is_promised() {
     let mut network = Network::new(4, LARGE, config(GRACE));
     // 50 % of 4 GiB leave 1228 MiB below T_upper: two requests of 512 MiB, and three extents of the
     // third.
@@ -227,7 +239,7 @@ fn the_leases_of_a_lender_in_need_move_to_another_lender() {
 }
 
 #[test]
-fn a_volume_whose_leases_are_all_spilled_goes_back_when_the_load_is_gone() {
+fn a_fully_spilled_volume_goes_back_after_the_load() {
     let mut network = Network::new(2, LARGE, config(GRACE));
     seconds(&mut network, 2, &[used(85), used(20)]);
     seconds(&mut network, 3, &[used(85), used(90)]);
@@ -239,7 +251,7 @@ fn a_volume_whose_leases_are_all_spilled_goes_back_when_the_load_is_gone() {
 }
 
 #[test]
-fn two_hosts_that_ask_each_other_at_once_reject_each_other_and_can_ask_again() {
+fn hosts_that_ask_each_other_reject_and_can_ask_again() {
     let mut network = Network::new(2, LARGE, config(GRACE));
     let borrow = Event::Borrow { bytes: Bytes::mib(64), group: Group::default() };
     seconds(&mut network, 2, &[used(50), used(50)]);
@@ -253,7 +265,7 @@ fn two_hosts_that_ask_each_other_at_once_reject_each_other_and_can_ask_again() {
 }
 
 #[test]
-fn what_the_operator_borrows_stays_until_the_operator_returns_it() {
+fn an_operators_volume_stays_until_the_operator_returns_it() {
     let mut network = Network::new(2, LARGE, config(GRACE));
     let idle = [used(20), used(20)];
     seconds(&mut network, 2, &idle);
@@ -268,7 +280,7 @@ fn what_the_operator_borrows_stays_until_the_operator_returns_it() {
 }
 
 #[test]
-fn a_borrower_in_use_is_asked_again_and_not_expired_while_its_agent_answers() {
+fn a_borrower_that_answers_does_not_expire() {
     let mut network = Network::new(2, LARGE, config(40));
     seconds(&mut network, 200, &[used(85), used(20)]);
     assert_eq!(roles(&network), [Role::Borrower, Role::Lender]);
@@ -276,7 +288,7 @@ fn a_borrower_in_use_is_asked_again_and_not_expired_while_its_agent_answers() {
 }
 
 #[test]
-fn the_lease_of_a_borrower_that_is_gone_is_freed_after_the_grace_and_not_before() {
+fn a_vanished_borrowers_lease_is_freed_after_the_grace() {
     let mut network = Network::new(2, LARGE, config(40));
     seconds(&mut network, 2, &[used(85), used(20)]);
     for second in 0..40 {
@@ -305,7 +317,7 @@ fn a_drained_lender_has_all_back_and_lends_again_only_when_told() {
 }
 
 #[test]
-fn a_move_that_outlives_the_borrowers_agent_is_found_done_by_the_next() {
+fn a_move_outlives_the_agent_and_the_next_finds_it_done() {
     let mut network = Network::new(3, LARGE, config(GRACE));
     seconds(&mut network, 3, &[used(85), used(20), used(40)]);
     network.step(1, Event::Drain { on: true });

@@ -13,7 +13,7 @@ use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 use crate::host::{Host, TOTAL, ack, bor_fin, config, len_fin, name, rej, req};
 
 #[test]
-fn a_borrower_and_a_host_that_asks_and_one_that_is_overloaded_grant_nothing() {
+fn borrowing_asking_and_overloaded_hosts_grant_nothing() {
     let mut host = Host::new(config());
     host.receive("c", req(9, Bytes::gib(1)));
     assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Starting));
@@ -39,7 +39,7 @@ fn a_host_that_is_setting_up_a_lease_does_not_ask() {
 }
 
 #[test]
-fn of_two_hosts_that_ask_each_other_the_first_by_name_asks_again_first() {
+fn of_two_asking_hosts_the_first_by_name_asks_again_first() {
     for (other, wait) in [("a", 60), ("z", 30)] {
         let mut host = Host::new(config());
         let (_, request, _) = host.tick(85, &[(other, 4)]).request_sent();
@@ -54,7 +54,7 @@ fn of_two_hosts_that_ask_each_other_the_first_by_name_asks_again_first() {
 }
 
 #[test]
-fn a_repeated_request_has_one_lease_and_is_answered_with_it_again() {
+fn a_repeated_request_is_answered_with_the_same_lease() {
     let mut host = Host::new(config());
     let lease = host.tick(20, &[]).receive("b", req(1, Bytes::gib(1))).opened().lease;
     host.receive("b", req(1, Bytes::gib(1))).does_nothing();
@@ -82,7 +82,7 @@ fn only_the_holder_of_a_lease_can_end_it() {
 }
 
 #[test]
-fn an_unanswered_request_is_sent_again_and_then_the_next_lender_is_asked() {
+fn an_unanswered_request_repeats_and_then_goes_elsewhere() {
     let mut host = Host::new(config());
     let offers = [("b", 4), ("c", 3)];
     let (_, first, bytes) = host.tick(85, &offers).request_sent();
@@ -96,7 +96,7 @@ fn an_unanswered_request_is_sent_again_and_then_the_next_lender_is_asked() {
 }
 
 #[test]
-fn a_lender_with_less_room_than_thought_is_asked_again_for_what_it_has() {
+fn a_lender_with_less_room_is_asked_again_for_that_room() {
     let mut host = Host::new(config());
     let (_, request, _) = host.tick(85, &[("b", 4), ("c", 3)]).request_sent();
     let (to, request, bytes) =
@@ -124,7 +124,7 @@ fn sizes_that_no_honest_peer_sends_are_turned_down() {
 }
 
 #[test]
-fn a_request_whose_need_is_gone_is_forgotten_and_a_late_ack_is_answered_with_the_fin() {
+fn a_late_ack_of_an_abandoned_request_gets_a_fin() {
     let mut host = Host::new(config());
     let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
     host.tick(50, &[("b", 4)]);
@@ -189,7 +189,7 @@ fn half_way() -> (Host, RequestId) {
 }
 
 #[test]
-fn what_one_lender_lacks_another_gives_and_all_leases_are_under_one_volume() {
+fn several_lenders_fill_one_volume_together() {
     let (mut host, request) = half_way();
     let volume = host.receive("c", ack(request, 2, Bytes::mib(384))).activates();
     let leases: Vec<_> =
@@ -199,7 +199,7 @@ fn what_one_lender_lacks_another_gives_and_all_leases_are_under_one_volume() {
 }
 
 #[test]
-fn a_lease_recalled_while_others_are_still_asked_goes_back_at_once() {
+fn a_lease_recalled_during_a_round_goes_back_at_once() {
     let (mut host, request) = half_way();
     host.receive("b", len_fin(1));
     assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
@@ -217,7 +217,7 @@ fn a_round_given_up_gives_back_what_it_has_got() {
 }
 
 #[test]
-fn what_was_got_is_used_although_nobody_has_the_rest() {
+fn a_partial_loan_is_used_when_no_lender_has_the_rest() {
     let (mut host, request) = half_way();
     let volume = host.receive("c", rej(request, Bytes::ZERO, Reason::Borrowing)).activates();
     assert_eq!(volume.bytes, Bytes::mib(640));
@@ -247,7 +247,7 @@ fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
 }
 
 #[test]
-fn a_borrower_whose_borrowed_swap_is_nearly_full_borrows_again_up_to_the_limit() {
+fn a_borrower_with_nearly_full_swap_borrows_up_to_the_limit() {
     let mut host = Host::new(Config { max_borrowed: Bytes::mib(1536), ..config() });
     host.borrow();
     host.read(85, Bytes::mib(768), &[("b", 4)]).does_nothing();
@@ -274,7 +274,7 @@ fn a_volume_that_cannot_be_made_gives_its_leases_back() {
 }
 
 #[test]
-fn a_volume_that_cannot_be_given_back_serves_on_and_is_tried_again_after_the_cooldown() {
+fn a_failed_deactivation_is_retried_after_the_cooldown() {
     let mut host = Host::new(config());
     let volume = host.borrow();
     host.tick(20, &[])
@@ -296,7 +296,7 @@ fn a_lease_that_cannot_be_set_up_is_rejected_and_leaves_nothing() {
 }
 
 #[test]
-fn the_early_signal_makes_a_host_ask_and_a_lender_take_back_one_lease() {
+fn the_early_signal_starts_a_request_or_recalls_one_lease() {
     let pressure =
         Memory { total: TOTAL, used: Bytes::gib(2), pressure: true, ..Memory::default() };
     let reading = |lenders| Event::Tick { memory: pressure, stored: BTreeMap::new(), lenders };
@@ -331,7 +331,7 @@ fn a_restarted_lender_goes_on_with_the_leases_it_finds() {
 }
 
 #[test]
-fn a_restarted_borrower_goes_on_with_the_volumes_it_finds_and_gives_back_what_it_does_not_hold() {
+fn a_restarted_borrower_keeps_its_volumes_and_returns_the_rest() {
     let mut before = Host::new(config());
     let (_, request, bytes) = before.tick(85, &[("b", 4)]).request_sent();
     let volume = before.receive("b", ack(request, 1, bytes)).activates();
@@ -346,7 +346,7 @@ fn a_restarted_borrower_goes_on_with_the_volumes_it_finds_and_gives_back_what_it
 }
 
 #[test]
-fn a_host_found_both_borrowing_and_lending_takes_its_leases_back_and_only_then_is_neutral() {
+fn a_restored_host_that_borrows_and_lends_recalls_its_leases() {
     let lease = LentLease {
         lease: LeaseId(5),
         borrower: name("c"),
@@ -390,7 +390,7 @@ fn the_operator_s_request_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_return_by_hand_while_the_volume_is_in_the_making_is_done_when_it_is_made() {
+fn a_return_during_activation_takes_effect_after_it() {
     let mut host = Host::new(config());
     let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
     let volume = host.receive("b", ack(request, 1, bytes)).activates().volume;
@@ -400,7 +400,7 @@ fn a_return_by_hand_while_the_volume_is_in_the_making_is_done_when_it_is_made() 
 }
 
 #[test]
-fn a_host_that_is_not_to_borrow_by_itself_borrows_for_its_operator_and_to_move() {
+fn without_borrowing_a_host_borrows_by_order_and_to_evacuate() {
     let mut host = Host::new(Config { borrows: false, ..config() });
     host.tick(85, &[("b", 4)]).does_nothing();
     host.event(Event::Borrow { bytes: Bytes::gib(1), group: Group::default() });
@@ -434,7 +434,7 @@ fn a_lender_that_drains_refuses_what_is_asked_of_it() {
 }
 
 #[test]
-fn what_a_failed_move_could_not_borrow_is_asked_for_at_the_next_try() {
+fn a_retried_move_asks_again_for_the_missing_memory() {
     let mut host = Host::new(config());
     let volume = host.borrow();
     host.receive("b", len_fin(1));

@@ -35,17 +35,20 @@ pub enum Address {
 pub enum AddressError {
     /// The text matches neither form of an address; the second value says why.
     #[error(
-        "'{0}' is not an address: {1}; write unix:PATH or HOST:PORT, for example unix:/run/nbd.sock or 10.0.0.2:10809"
+        "'{0}' is not an address: {1}; write unix:PATH or HOST:PORT, for example \
+         unix:/run/nbd.sock or 10.0.0.2:10809"
     )]
     Address(String, &'static str),
     /// The text matches none of the four forms of an NBD URI; the second value says why.
     #[error(
-        "'{0}' is not an NBD URI: {1}; write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH (nbds for TLS)"
+        "'{0}' is not an NBD URI: {1}; write nbd://HOST:PORT/EXPORT or \
+         nbd+unix:///EXPORT?socket=PATH (nbds for TLS)"
     )]
     Uri(String, &'static str),
     /// The text matches neither form of an NVMe URI; the second value says why.
     #[error(
-        "'{0}' is not an NVMe URI: {1}; write nvme+tcp://HOST:PORT/NQN or nvme+unix:///NQN?socket=PATH"
+        "'{0}' is not an NVMe URI: {1}; write nvme+tcp://HOST:PORT/NQN or \
+         nvme+unix:///NQN?socket=PATH"
     )]
     NvmeUri(String, String),
 }
@@ -151,7 +154,7 @@ fn parse_rest(
 ) -> Result<(Address, String), &'static str> {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let path = unescape(path).ok_or("what is behind the host is not well escaped")?;
+    let path = unescape(path).ok_or("the path is not well escaped")?;
     if !unix {
         return Ok((Address::parse_tcp(authority, Some(default_port))?, path));
     }
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_address_is_refused_with_the_reason() {
+    fn a_malformed_address_is_refused_with_the_reason() {
         for (text, why) in [
             ("", "the host is missing"),
             ("unix:", "path is missing"),

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_uri_is_refused_with_the_reason() {
+    fn a_malformed_uri_is_refused_with_the_reason() {
         for (text, why) in [
             ("host:1", "no scheme"),
             ("http://host/", "scheme is unknown"),

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_uri_is_refused_with_the_reason() {
+    fn a_malformed_uri_is_refused_with_the_reason() {
         for (text, why) in [
             ("host:1", "no scheme"),
             ("nvme://host/x", "scheme is unknown"),

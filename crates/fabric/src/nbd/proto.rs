@@ -24,15 +24,17 @@ pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// The first word of a chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
-/// The longest export name, error text or other string, in bytes (specification, "Values").
+/// The longest export name, error text or other string, in bytes (specification, "Conventions").
 pub const MAX_STRING: usize = 4096;
-/// The longest payload of a request or reply, in bytes: the maximum block size that our server
-/// advertises.
+/// The longest payload of a request or reply, in bytes: the maximum that our server advertises.
+///
+/// It is also what both ends assume if the server advertises none (NBD, "Size constraints").
 pub const MAX_PAYLOAD: u32 = 32 << 20;
-/// The block size, in bytes, at which requests need no read-modify-write.
+/// The block size, in bytes, at which requests need no read-modify-write: a power of two of at
+/// least 512 (NBD, "Size constraints").
 pub const PREFERRED_BLOCK: u32 = 4096;
 
-/// Handshake flags of the server, and client flags ("Handshake flags", "Client flags").
+/// Flags of the greeting and of its answer (NBD, "Handshake flags" and "Client flags").
 pub mod handshake {
     /// The server supports fixed newstyle.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
@@ -69,11 +71,12 @@ pub mod option {
     /// [`Introduction`](super::Introduction)).
     ///
     /// The specification assigns no number near it. A server that lacks the option MUST answer
-    /// [`ERR_UNSUP`](super::reply::ERR_UNSUP).
+    /// [`ERR_UNSUP`](super::reply::ERR_UNSUP). The option needs no magic number of its own, so it
+    /// uses none that is reserved (NBD, "Reserved Magic values").
     pub const INTRODUCE: u32 = 0x4151_5546;
 }
 
-/// Replies to options ("Option reply types").
+/// Replies to options (NBD, "Option reply types").
 pub mod reply {
     /// The server accepts the option, or ends a list.
     pub const ACK: u32 = 1;
@@ -119,7 +122,7 @@ pub mod introduction {
     pub const ENDS_OLDER: u32 = 1 << 2;
 }
 
-/// Kinds of information in a [`reply::INFO`] ("Option reply types").
+/// Kinds of information in a [`reply::INFO`] (NBD, "Option reply types").
 pub mod info {
     /// Size and transmission flags; the server always sends it.
     pub const EXPORT: u16 = 0;
@@ -131,7 +134,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// Transmission flags: the features of an export ("Transmission flags").
+/// Transmission flags: the features of an export (NBD, "Transmission flags").
 pub mod export_flag {
     /// The other flags are valid.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -175,7 +178,7 @@ pub mod command {
     pub const BLOCK_STATUS: u16 = 7;
 }
 
-/// Flags of commands ("Command flags").
+/// Flags of commands (NBD, "Command flags").
 pub mod command_flag {
     /// The effect must be permanent before the reply.
     pub const FUA: u16 = 1 << 0;
@@ -189,7 +192,7 @@ pub mod command_flag {
     pub const FAST_ZERO: u16 = 1 << 4;
 }
 
-/// Flags and types of chunks ("Structured reply flags", "Structured reply types").
+/// Flags and types of chunks (NBD, "Structured reply flags" and "Structured reply types").
 pub mod chunk {
     /// Flag: this chunk is the last of its reply.
     pub const DONE: u16 = 1 << 0;
@@ -209,7 +212,7 @@ pub mod chunk {
     pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
 }
 
-/// Error numbers of replies ("Error values").
+/// Error numbers of replies (NBD, "Error values").
 pub mod errno {
     /// Success.
     pub const OK: u32 = 0;
@@ -231,7 +234,8 @@ pub mod errno {
     pub const ESHUTDOWN: u32 = 108;
 }
 
-/// The metadata context that distinguishes holes from data.
+/// The metadata context that distinguishes holes from data (NBD, "base:allocation metadata
+/// context").
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The id that our server gives `base:allocation`; any number serves, as the context is the only
 /// one.
@@ -242,7 +246,9 @@ pub const STATE_HOLE: u32 = 1 << 0;
 pub const STATE_ZERO: u32 = 1 << 1;
 
 macro_rules! layout {
-    ($(#[$doc:meta])* $name:ident, $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+    ($(#[$doc:meta])* $name:ident, $size:literal {
+        $($(#[$field_doc:meta])* $field:ident: $type:ty,)*
+    }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, Unaligned)]
         #[repr(C)]
@@ -254,7 +260,7 @@ macro_rules! layout {
 }
 
 layout!(
-    /// The greeting, the first message of the server.
+    /// The greeting, the first message of the server (NBD, "Newstyle negotiation").
     Greeting, 18 {
         /// [`MAGIC`].
         magic: U64,
@@ -265,7 +271,7 @@ layout!(
     }
 );
 layout!(
-    /// The head of an option; `length` bytes follow.
+    /// The head of an option; `length` bytes follow (NBD, "Newstyle negotiation").
     OptionHeader, 16 {
         /// [`OPTION_MAGIC`].
         magic: U64,
@@ -276,7 +282,7 @@ layout!(
     }
 );
 layout!(
-    /// The head of an option's reply; `length` bytes follow.
+    /// The head of an option's reply; `length` bytes follow (NBD, "Fixed newstyle negotiation").
     OptionReply, 20 {
         /// [`OPTION_REPLY_MAGIC`].
         magic: U64,
@@ -341,7 +347,7 @@ layout!(
     }
 );
 layout!(
-    /// A request; the data of a write follows.
+    /// A request; the data of a write follows (NBD, "Request message").
     Request, 28 {
         /// [`REQUEST_MAGIC`].
         magic: U32,
@@ -358,7 +364,7 @@ layout!(
     }
 );
 layout!(
-    /// A simple reply; the data of a successful read follows.
+    /// A simple reply; the data of a successful read follows (NBD, "Simple reply message").
     SimpleReply, 16 {
         /// [`SIMPLE_REPLY_MAGIC`].
         magic: U32,
@@ -369,7 +375,8 @@ layout!(
     }
 );
 layout!(
-    /// The head of a chunk of a structured reply; `length` bytes follow.
+    /// The head of a chunk of a structured reply; `length` bytes follow (NBD, "Structured reply
+    /// chunk message").
     ChunkHeader, 20 {
         /// [`STRUCTURED_REPLY_MAGIC`].
         magic: U32,

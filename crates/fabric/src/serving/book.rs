@@ -34,9 +34,9 @@ impl ConnectionLimits {
 /// Refusal of a connection: a limit is reached, and no connection can make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Full {
-    #[error("there are {0} connections already")]
+    #[error("the limit of {0} connections is reached")]
     All(usize),
-    #[error("its host has {0} connections already")]
+    #[error("its host already has {0} connections, the limit")]
     Host(usize),
 }
 

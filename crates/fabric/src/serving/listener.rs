@@ -154,7 +154,7 @@ fn start_connection<S: Service>(
                 id
             }
             Err(full) => {
-                tracing::warn!("connection of {} refused: {full}", origin.from);
+                tracing::warn!("refused a connection of {}: {full}", origin.from);
                 return Ok(());
             }
         }

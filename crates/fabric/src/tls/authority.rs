@@ -53,13 +53,13 @@ impl Authority {
     /// The function creates `dir` if it is missing.
     ///
     /// # Errors
-    /// [`TlsError::Exists`] if `dir` already has an authority: overwriting it would orphan every
-    /// host that it admitted. [`TlsError::File`] if a file cannot be written. [`TlsError::Issue`]
-    /// if the certificate cannot be made.
+    /// [`TlsError::AuthorityExists`] if `dir` already has an authority: overwriting it would orphan
+    /// every host that it admitted. [`TlsError::File`] if a file cannot be written.
+    /// [`TlsError::Issue`] if the certificate cannot be made.
     pub fn create(dir: &Path, cluster: &str) -> Result<Self, TlsError> {
         make_dir(dir)?;
         let (certificate, key) = (dir.join(CA_CERTIFICATE), dir.join(CA_KEY));
-        refuse_existing(&[&certificate, &key])?;
+        refuse_existing(&[&certificate, &key]).map_err(of_authority)?;
         let issue = |source| TlsError::Issue { path: certificate.clone(), source };
 
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(issue)?;
@@ -69,8 +69,8 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let signed = params.self_signed(&pair).map_err(issue)?;
 
-        write_file(&key, pair.serialize_pem().as_bytes(), 0o600, false)?;
-        write_file(&certificate, signed.pem().as_bytes(), 0o644, false)?;
+        write_file(&key, pair.serialize_pem().as_bytes(), 0o600, false).map_err(of_authority)?;
+        write_file(&certificate, signed.pem().as_bytes(), 0o644, false).map_err(of_authority)?;
         Ok(Self { dir: dir.to_owned(), issuer: Issuer::new(params, pair) })
     }
 
@@ -172,6 +172,14 @@ fn refuse_existing(paths: &[&Path]) -> Result<(), TlsError> {
     }
 }
 
+/// Converts an error about an existing file to that of an authority, which nothing replaces.
+fn of_authority(error: TlsError) -> TlsError {
+    match error {
+        TlsError::Exists(path) => TlsError::AuthorityExists(path),
+        other => other,
+    }
+}
+
 fn read_file(path: &Path) -> Result<String, TlsError> {
     fs::read_to_string(path).map_err(|source| TlsError::file("read", path, source))
 }
@@ -199,4 +207,31 @@ fn write_draft(draft: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     let mut file = File::options().write(true).create_new(true).mode(mode).open(draft)?;
     file.write_all(text)?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_host_is_replaced_by_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path(), "test").unwrap();
+        let error = Authority::create(dir.path(), "test").unwrap_err();
+        assert!(
+            matches!(&error, TlsError::AuthorityExists(path) if path.ends_with(CA_CERTIFICATE)),
+            "{error}"
+        );
+        assert!(!error.to_string().contains("overwrite it with --force"), "{error}");
+
+        let host: HostName = "a".parse().unwrap();
+        authority.issue(dir.path(), &host, &[], false).unwrap();
+        let error = authority.issue(dir.path(), &host, &[], false).unwrap_err();
+        assert!(
+            matches!(&error, TlsError::Exists(path) if path.ends_with(HOST_CERTIFICATE)),
+            "{error}"
+        );
+        assert!(error.to_string().contains("overwrite it with --force"), "{error}");
+        authority.issue(dir.path(), &host, &[], true).unwrap();
+    }
 }

@@ -63,9 +63,7 @@ pub fn connect(
     let found = peer(&engine)?;
     // Verification accepts any DNS name of the certificate; only the subject names the host.
     if found != *host {
-        return Err(TlsError::Peer(format!(
-            "its certificate is that of host {found}, not of {host}"
-        )));
+        return Err(TlsError::Peer(format!("its certificate names host {found}, not {host}")));
     }
     let (secrets, kernel) = engine.dangerous_into_kernel_connection()?;
     TlsStream::new(socket, secrets, Kernel::Client(kernel))

@@ -35,11 +35,24 @@ pub enum TlsError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A certificate or key exists already.
-    #[error("{path} exists already and would be overwritten: give another directory, or force it if it is not needed any more", path = .0.display())]
+    /// A host's certificate or key exists already.
+    #[error(
+        "{path} exists already: give another directory, or overwrite it with --force",
+        path = .0.display()
+    )]
     Exists(PathBuf),
+    /// A certificate or key of an authority exists already; nothing replaces it.
+    #[error(
+        "{path} exists already, and --force does not replace an authority: use this one, or give \
+         another directory",
+        path = .0.display()
+    )]
+    AuthorityExists(PathBuf),
     /// A PEM file is missing or malformed.
-    #[error("cannot load {path}: {source}; was this host given a certificate by 'aquifer init'?", path = path.display())]
+    #[error(
+        "cannot load {path}: {source}; create this host's certificate with 'aquifer init'",
+        path = path.display()
+    )]
     Pem {
         /// The file.
         path: PathBuf,
@@ -48,7 +61,8 @@ pub enum TlsError {
     },
     /// A certificate cannot carry this name.
     #[error(
-        "'{0}' cannot stand in a certificate: use a DNS name (one that is not all digits, no '-' at the end of a part) or an IP address"
+        "a certificate cannot carry the name '{0}': use an IP address or a DNS name (not all \
+         digits, no '-' at the end of a part)"
     )]
     Name(String),
     /// The authority cannot make a certificate, or its own is unusable.
@@ -60,7 +74,10 @@ pub enum TlsError {
         source: rcgen::Error,
     },
     /// A certificate, its key and its authority do not belong together.
-    #[error("cannot use {path} with the key and the authority beside it: {why}", path = path.display())]
+    #[error(
+        "cannot use {path} with the key and the authority beside it: {why}",
+        path = path.display()
+    )]
     Certificate {
         /// The certificate.
         path: PathBuf,

@@ -11,12 +11,12 @@ const MAX_RECORD: usize = HEADER + MAX_CIPHERTEXT;
 /// Bytes that one receive can take: a batch of 32 pages with their headers, with space to spare.
 const INBOX: usize = 16 * MAX_RECORD;
 
-/// Received bytes: `plain`, decrypted and not yet handed out, always precedes `sealed`.
+/// Received bytes: `plain`, decrypted and not yet handed out, always precedes `encrypted`.
 pub(super) struct Receiving {
     pub(super) key: RecordKey,
     pub(super) buffer: Box<[u8]>,
     pub(super) plain: Range<usize>,
-    pub(super) sealed: Range<usize>,
+    pub(super) encrypted: Range<usize>,
     pub(super) closed: bool,
 }
 
@@ -26,12 +26,12 @@ pub(super) struct Violation(pub(super) AlertDescription, pub(super) String);
 impl Receiving {
     pub(super) fn new(key: RecordKey) -> Self {
         let buffer = vec![0; INBOX].into_boxed_slice();
-        Self { key, buffer, plain: 0..0, sealed: 0..0, closed: false }
+        Self { key, buffer, plain: 0..0, encrypted: 0..0, closed: false }
     }
 
-    /// Takes the next record off `sealed` if it has arrived whole.
+    /// Takes the next record off `encrypted` if it has arrived whole.
     pub(super) fn next_record(&mut self) -> Result<Option<Range<usize>>, Violation> {
-        let arrived = &self.buffer[self.sealed.clone()];
+        let arrived = &self.buffer[self.encrypted.clone()];
         let Some(&[kind, _, _, high, low]) = arrived.first_chunk::<HEADER>() else {
             return Ok(None);
         };
@@ -48,9 +48,9 @@ impl Receiving {
         if arrived.len() < HEADER + length {
             return Ok(None);
         }
-        let start = self.sealed.start;
-        self.sealed.start += HEADER + length;
-        Ok(Some(start..self.sealed.start))
+        let start = self.encrypted.start;
+        self.encrypted.start += HEADER + length;
+        Ok(Some(start..self.encrypted.start))
     }
 
     pub(super) fn open(&mut self, record: Range<usize>) -> Result<(usize, u8), Violation> {
@@ -99,15 +99,15 @@ impl Receiving {
     }
 
     /// Returns the space for the next bytes from the socket: enough to complete the first record of
-    /// `sealed`.
+    /// `encrypted`.
     pub(super) fn spare(&mut self) -> &mut [u8] {
-        if self.sealed.is_empty() {
-            self.sealed = 0..0;
-        } else if self.buffer.len() - self.sealed.start < MAX_RECORD {
-            self.buffer.copy_within(self.sealed.clone(), 0);
-            self.sealed = 0..self.sealed.len();
+        if self.encrypted.is_empty() {
+            self.encrypted = 0..0;
+        } else if self.buffer.len() - self.encrypted.start < MAX_RECORD {
+            self.buffer.copy_within(self.encrypted.clone(), 0);
+            self.encrypted = 0..self.encrypted.len();
         }
-        &mut self.buffer[self.sealed.end..]
+        &mut self.buffer[self.encrypted.end..]
     }
 }
 

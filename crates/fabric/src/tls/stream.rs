@@ -78,8 +78,7 @@ impl TlsStream {
         secrets: ExtractedSecrets,
         kernel: Kernel,
     ) -> Result<Self, TlsError> {
-        let unknown =
-            || rustls::Error::General("the cipher that was agreed on is not one of ours".into());
+        let unknown = || rustls::Error::General("the agreed cipher is not supported".into());
         let suite = kernel.suite().tls13().ok_or_else(unknown)?;
         let receiving = Receiving::new(RecordKey::new(secrets.rx).ok_or_else(unknown)?);
         let key = RecordKey::new(secrets.tx).ok_or_else(unknown)?;
@@ -126,6 +125,9 @@ impl TlsStream {
     }
 
     /// Handles session tickets, which it ignores, and key updates (RFC 8446 section 4.6).
+    ///
+    /// This end never offers post-handshake authentication. A CertificateRequest therefore ends the
+    /// connection with a fatal `unexpected_message` (RFC 8446 section 4.6.2).
     fn handshake_message(&mut self, message: Range<usize>) -> Result<(), Violation> {
         let mut rest = &self.receiving.buffer[message];
         while let Some((head, after)) = rest.split_at_checked(4) {
@@ -273,7 +275,7 @@ impl Channel for TlsStream {
                         "TLS: the connection broke off",
                     ));
                 }
-                Ok(received) => self.receiving.sealed.end += received,
+                Ok(received) => self.receiving.encrypted.end += received,
                 Err(error) => return Err(error),
             }
         }
@@ -287,8 +289,8 @@ impl Channel for TlsStream {
             if !self.sending.has_room() {
                 self.flush()?;
             }
-            let sealed = self.seal_some(bufs).inspect_err(|_| self.broken = true)?;
-            IoSlice::advance_slices(&mut bufs, sealed);
+            let encrypted = self.seal_some(bufs).inspect_err(|_| self.broken = true)?;
+            IoSlice::advance_slices(&mut bufs, encrypted);
         }
         self.flush()
     }
@@ -298,10 +300,10 @@ impl Channel for TlsStream {
         if !self.try_flush()? {
             return Ok(0);
         }
-        let sealed = self.seal_some(bufs).inspect_err(|_| self.broken = true)?;
+        let encrypted = self.seal_some(bufs).inspect_err(|_| self.broken = true)?;
         // The rest goes out with the next send, or before the next wait for the peer.
         self.try_flush()?;
-        Ok(sealed)
+        Ok(encrypted)
     }
 
     fn set_deadline(&self, deadline: Option<Instant>) {

@@ -60,7 +60,7 @@ fn every_operation_works_under_the_tls_of_another_make() {
 }
 
 #[test]
-fn a_server_without_tls_gets_nothing_in_the_clear_from_a_client_that_wants_it() {
+fn a_client_with_tls_sends_nothing_in_the_clear() {
     let cluster = Cluster::new();
     let server = Nbdkit::start(&["memory", "1M"]);
     let tls = Some((cluster.identity("borrower").client_config(), host("lender")));
@@ -133,7 +133,7 @@ fn a_killed_server_is_an_error_at_once_and_stays_one() {
 }
 
 #[test]
-fn a_server_that_falls_silent_is_an_error_when_the_timeout_is_over() {
+fn a_silent_server_is_an_error_once_the_timeout_is_over() {
     let server = Nbdkit::start(&["memory", "64M"]);
     let mut connection =
         Connection::connect(target(server.address()), Duration::from_secs(2)).unwrap();
@@ -236,7 +236,7 @@ fn data(offset: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_server_that_breaks_the_protocol_in_the_handshake_is_found_out() {
+fn a_protocol_violation_in_the_handshake_is_an_error() {
     let oldstyle = malicious(|mut socket| {
         socket.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\0").unwrap()
     });
@@ -298,7 +298,7 @@ fn a_connection_that_ends_within_a_reply_is_lost() {
 }
 
 #[test]
-fn a_server_that_tells_of_holes_without_end_takes_no_memory_for_it() {
+fn a_server_with_endless_holes_takes_no_client_memory() {
     // The id of the context, then `count` runs of one byte.
     let runs = |count: usize| [&[0, 0, 0, 7][..], &[0, 0, 0, 1, 0, 0, 0, 3].repeat(count)].concat();
     let told = move |what: fn([u8; 8], &[u8]) -> Vec<u8>, count: usize| {

@@ -74,7 +74,7 @@ where
 }
 
 #[test]
-fn a_server_of_ours_understands_a_rustls_client_under_every_cipher() {
+fn our_server_understands_a_rustls_client_by_every_cipher() {
     let cluster = Cluster::new();
     for suite in
         [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256]
@@ -109,7 +109,7 @@ fn a_client_of_ours_understands_a_rustls_server() {
 }
 
 #[test]
-fn data_sent_in_one_breath_with_the_end_of_the_handshake_is_not_lost() {
+fn data_sent_with_the_end_of_the_handshake_is_not_lost() {
     let cluster = Cluster::new();
     let (ours, mut theirs) = pair();
     let config = cluster.identity("borrower").client_config();
@@ -148,7 +148,7 @@ fn through(cluster: &Cluster, client: Socket, server: Socket) -> (TlsStream, Tls
 }
 
 #[test]
-fn what_try_send_takes_arrives_even_if_the_socket_was_full() {
+fn data_that_try_send_took_arrives_even_by_a_full_socket() {
     let cluster = Cluster::new();
     let (mut client, mut server) = streams(&cluster);
     let data = pattern(16 << 20, 3);
@@ -299,7 +299,7 @@ fn a_host_is_not_taken_for_another_one() {
 }
 
 #[test]
-fn a_silent_peer_and_one_that_does_not_speak_tls_are_errors_in_time() {
+fn a_silent_peer_or_one_without_tls_is_an_error_in_time() {
     let cluster = Cluster::new();
     let config = || cluster.identity("lender").server_config();
     let (ours, _silent) = pair();

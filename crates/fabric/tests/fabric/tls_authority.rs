@@ -20,7 +20,7 @@ fn keys_are_for_their_owner_only() {
 }
 
 #[test]
-fn an_authority_that_is_opened_again_admits_hosts_to_the_same_cluster() {
+fn a_reopened_authority_admits_hosts_to_the_same_cluster() {
     let cluster = Cluster::new();
     let again = Authority::load(&cluster.dir("ca")).unwrap();
     again
@@ -46,7 +46,10 @@ fn nothing_is_overwritten_unless_forced() {
         "{error}"
     );
     let error = Authority::create(&cluster.dir("ca"), "another").unwrap_err();
-    assert!(matches!(&error, TlsError::Exists(path) if path.ends_with("ca/ca.pem")), "{error}");
+    assert!(
+        matches!(&error, TlsError::AuthorityExists(path) if path.ends_with("ca/ca.pem")),
+        "{error}"
+    );
 
     let again = Authority::load(&cluster.dir("ca")).unwrap();
     again.issue(&cluster.dir("lender"), &host("lender"), &[], true).unwrap();

@@ -13,19 +13,19 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_control::group::overhead::{self, Ledger};
-use aquifer_vm::process::side_by_side;
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::RegionError;
+use aquifer_vm::process::side_by_side;
 use serde::{Deserialize, Serialize};
 
 use self::tenant::Tenant;
 use crate::agreement::{Agreement, Agreements, GroupError};
 use crate::cache;
 use crate::scan::Sharing;
-use crate::scan::payer::{self, Payer};
+use crate::scan::cpu_billing::{self, CpuBilling};
 
 pub use aquifer_control::group::overhead::{Account, Change, Loan};
-pub use aquifer_control::group::reprovision::{Plan, Verdict, Vm};
+pub use aquifer_control::group::reprovision::{Plan, TargetDecision, Vm};
 
 /// An error that prevents balancing.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,8 @@ pub enum BalanceError {
     Region(#[from] RegionError),
     /// Another balancer acts on this host.
     #[error(
-        "what groups of this host save is handed out already, by another 'aquifer group balance' or the agent"
+        "another 'aquifer group balance', or the agent, balances the groups of this host already: \
+         stop it first"
     )]
     Busy,
     /// The lock file of the acting balancer cannot be locked.
@@ -53,7 +54,7 @@ pub enum BalanceError {
 
 /// The findings and actions of a period.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Turn {
+pub struct BalanceRound {
     /// The groups that have members or a disk cache here.
     pub groups: Vec<Balanced>,
     /// Loans between groups.
@@ -78,7 +79,7 @@ pub struct Balanced {
     /// The sizes that the VMs are told.
     pub plan: Plan,
     /// The group's disk cache at the end of the period, if there is one.
-    pub cache: Option<cache::Status>,
+    pub cache: Option<cache::CacheStatus>,
     /// VMs that do not answer, and count as last seen.
     #[serde(default)]
     pub silent: Vec<RegionName>,
@@ -121,9 +122,9 @@ impl Balancing {
     ///
     /// # Errors
     /// [`BalanceError`] if the agreements cannot be listed, or another balancer acts. Errors of one
-    /// group are in [`Turn::malformed`]; failures to tell a VM are in the [`Balanced`] of its
-    /// group.
-    pub fn turn(&mut self, act: bool) -> Result<Turn, BalanceError> {
+    /// group are in [`BalanceRound::malformed`]; failures to tell a VM are in the [`Balanced`] of
+    /// its group.
+    pub fn step(&mut self, act: bool) -> Result<BalanceRound, BalanceError> {
         if act {
             self.alone()?;
         }
@@ -135,28 +136,28 @@ impl Balancing {
             Ok::<_, RegionError>((tenant, is, cache))
         });
         let mut found = Vec::new();
-        let mut turn = Turn { malformed, ..Turn::default() };
+        let mut round = BalanceRound { malformed, ..BalanceRound::default() };
         for looked in looked {
             match looked {
                 // A group without members saves nothing, and its cache must hear that.
                 Ok(one) if one.1.sharing.regions > 0 || one.2.is_there() => found.push(one),
                 Ok(_) => {}
-                Err(error) => turn.malformed.push(error.to_string()),
+                Err(error) => round.malformed.push(error.to_string()),
             }
         }
         let readings: Vec<_> = found.iter().map(|(_, found, _)| found.reading.clone()).collect();
         let overhead::Plan { changes, loans, accounts } = self.ledger.step(&readings);
-        (turn.loans, turn.changes) = (loans, changes);
+        (round.loans, round.changes) = (loans, changes);
         if act {
             let agreements: Vec<_> = found.iter().map(|(tenant, ..)| &tenant.agreement).collect();
             charge(&directory, &agreements, &accounts);
         }
         let run_dir = &self.run_dir;
-        turn.groups =
+        round.groups =
             side_by_side(found.into_iter().zip(accounts), |((tenant, found, cache), account)| {
                 tenant.balance((run_dir, &directory), found, cache, account, act)
             });
-        Ok(turn)
+        Ok(round)
     }
 
     /// Reads the agreements, and returns the errors. A group with an unreadable agreement keeps its
@@ -179,7 +180,9 @@ impl Balancing {
             }
         }
         if malformed != self.malformed {
-            malformed.iter().for_each(|why| tracing::warn!("a group goes on as it was: {why}"));
+            malformed
+                .iter()
+                .for_each(|why| tracing::warn!("a group keeps its last agreement: {why}"));
             self.malformed.clone_from(&malformed);
         }
         Ok(malformed)
@@ -241,13 +244,17 @@ fn charge(directory: &Path, agreements: &[&Agreement], accounts: &[Account]) {
     for Account { group, payer, .. } in accounts {
         let cgroup =
             agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
-        let payer = (payer != group).then(|| Payer { group: payer.clone(), cgroup });
+        let billing = (payer != group).then(|| CpuBilling { group: payer.clone(), cgroup });
         // Compares with the file, because an earlier balancer may have been killed.
-        let charged = payer::read(directory, group).and_then(|now| {
-            if now == payer { Ok(()) } else { payer::write(directory, group, payer.as_ref()) }
+        let charged = cpu_billing::read(directory, group).and_then(|now| {
+            if now == billing {
+                Ok(())
+            } else {
+                cpu_billing::write(directory, group, billing.as_ref())
+            }
         });
         if let Err(error) = charged {
-            tracing::warn!(%group, "who pays for its scanner stays as it was: {error}");
+            tracing::warn!(%group, "cannot change the payer for the group's scanner: {error}");
         }
     }
 }
@@ -260,7 +267,7 @@ impl Drop for Balancing {
         }
         let directory = self.directory();
         for group in self.tenants.keys() {
-            let _ = payer::write(&directory, group, None);
+            let _ = cpu_billing::write(&directory, group, None);
         }
     }
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use aquifer_control::group::Surplus;
 use aquifer_control::group::overhead::{Account, Reading};
-use aquifer_control::group::reprovision::{Plan, Reprovisioner, Verdict, Vm, handed};
-use aquifer_vm::GuestError;
-use aquifer_vm::memory::Ballooned;
-use aquifer_vm::process::{Files, client, side_by_side};
+use aquifer_control::group::reprovision::{Plan, Reprovisioner, TargetDecision, Vm, handed};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::RegionError;
+use aquifer_vm::VmError;
+use aquifer_vm::memory::Ballooned;
+use aquifer_vm::process::{Files, client, side_by_side};
 
 use super::Balanced;
 use crate::agreement::Agreement;
@@ -52,7 +52,7 @@ struct Known {
 #[derive(Debug)]
 pub(super) struct FoundCache {
     /// The cache's status, if there is a cache and it answers.
-    pub(super) status: Option<cache::Status>,
+    pub(super) status: Option<cache::CacheStatus>,
     /// Memory that a silent cache may hold.
     pub(super) withheld: Bytes,
     /// Why the cache does not answer.
@@ -153,26 +153,24 @@ impl Tenant {
         let awaited = surplus.awaited.saturating_add(cache.withheld);
         let plan = self.plan(Surplus { awaited, ..surplus }, &found.vms);
         let mut failed = found.news;
-        failed.extend(cache.silent.map(|why| format!("the cache of disks does not answer: {why}")));
+        failed.extend(cache.silent.map(|why| format!("the disk cache does not answer: {why}")));
         let mut cache = cache.status;
         if act {
-            let resize =
-                |cache: &mut Option<cache::Status>, failed: &mut Vec<String>| match cache::resize(
-                    directory,
-                    &self.agreement.name,
-                    plan.cache.size,
-                ) {
+            let size = plan.cache.size;
+            let resize = |cache: &mut Option<cache::CacheStatus>, failed: &mut Vec<String>| {
+                match cache::resize(directory, &self.agreement.name, size) {
                     Ok(resized) => *cache = resized,
-                    Err(error) => failed.push(format!(
-                        "the cache of disks is not told to have {}: {error}",
-                        plan.cache.size
-                    )),
-                };
+                    Err(error) => {
+                        failed.push(format!("cannot resize the disk cache to {size}: {error}"));
+                    }
+                }
+            };
             // The cache shrinks before any VM grows.
             if cache.as_ref().is_some_and(|cache| plan.cache.size < cache.size) {
                 resize(&mut cache, &mut failed);
             }
-            let has_given = |cache: &cache::Status| cache.fixed || cache.size <= plan.cache.size;
+            let has_given =
+                |cache: &cache::CacheStatus| cache.fixed || cache.size <= plan.cache.size;
             failed.extend(tell(
                 &mut self.vms,
                 run_dir,
@@ -213,28 +211,30 @@ fn tell(
     plan: &Plan,
     may_get: bool,
 ) -> Vec<String> {
-    let is_told = |verdict: &&Verdict| {
-        let known = vms.get(&verdict.vm);
+    let is_told = |decision: &&TargetDecision| {
+        let known = vms.get(&decision.vm);
         // A VM that has the size it was told need not hear it again; a silent one would not hear
         // it.
         known.is_some_and(|known| {
             known.silent_until.is_none()
-                && (known.is.size != verdict.to || verdict.from != verdict.to)
+                && (known.is.size != decision.to || decision.from != decision.to)
         })
     };
-    let told = plan.verdicts.iter().filter(is_told);
-    let (give, get): (Vec<_>, Vec<_>) = told.partition(|verdict| verdict.to < verdict.from);
+    let told = plan.decisions.iter().filter(is_told);
+    let (give, get): (Vec<_>, Vec<_>) = told.partition(|decision| decision.to < decision.from);
     let mut failed = Vec::new();
-    for verdicts in [give, if may_get { get } else { Vec::new() }] {
-        let told = side_by_side(verdicts, |verdict| {
-            let told = client::balloon(&Files::new(run_dir, &verdict.vm), Some(verdict.to));
-            (verdict, told.map(drop))
+    for decisions in [give, if may_get { get } else { Vec::new() }] {
+        let told = side_by_side(decisions, |decision| {
+            let told = client::balloon(&Files::new(run_dir, &decision.vm), Some(decision.to));
+            (decision, told.map(drop))
         });
-        for (Verdict { vm, to, .. }, told) in told {
+        for (TargetDecision { vm, to, .. }, told) in told {
             match (told, vms.get_mut(vm)) {
                 (Ok(()), Some(known)) => known.told = Some(*to),
                 (Ok(()), None) => {}
-                (Err(error), _) => failed.push(format!("{vm} is not told to have {to}: {error}")),
+                (Err(error), _) => {
+                    failed.push(format!("cannot set the balloon of {vm} to {to}: {error}"));
+                }
             }
         }
     }
@@ -265,11 +265,11 @@ fn find(
     let answer = match client::balloon(vm, None) {
         Ok(answer) => answer,
         // The VM has ended meanwhile.
-        Err(GuestError::Unknown(_)) => return (None, None),
+        Err(VmError::Unknown(_)) => return (None, None),
         Err(error) => {
             let new = was_silent.is_none();
             let new = new.then(|| {
-                format!("{name} does not answer, and counts as it was last seen: {error}")
+                format!("{name} does not answer, and counts with its last figures: {error}")
             });
             let unseen = || client::ballooned_at_most(vm).ok().flatten();
             let unseen = || unseen().map(|most| Known::from(name, &most, None, contributed));

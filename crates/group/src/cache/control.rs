@@ -15,7 +15,7 @@ use aquifer_page::{Bytes, Group};
 use aquifer_region::process::{ControlCall, GroupFiles};
 use serde::{Deserialize, Serialize};
 
-use super::{CacheError, Status};
+use super::{CacheError, CacheStatus};
 
 /// Largest request, in bytes.
 const MAX_REQUEST: u64 = 64 << 10;
@@ -41,7 +41,7 @@ enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 enum Response {
-    Status(Status),
+    Status(CacheStatus),
     Failed { error: String },
 }
 
@@ -50,7 +50,7 @@ enum Response {
 /// # Errors
 /// [`CacheError::Io`] if the cache does not answer; [`CacheError::Refused`] if it answers with an
 /// error.
-pub fn status(regions_dir: &Path, group: &Group) -> Result<Option<Status>, CacheError> {
+pub fn status(regions_dir: &Path, group: &Group) -> Result<Option<CacheStatus>, CacheError> {
     ask(regions_dir, group, &Request::Status)
 }
 
@@ -67,11 +67,15 @@ pub fn resize(
     regions_dir: &Path,
     group: &Group,
     size: Bytes,
-) -> Result<Option<Status>, CacheError> {
+) -> Result<Option<CacheStatus>, CacheError> {
     ask(regions_dir, group, &Request::Resize { size })
 }
 
-fn ask(regions_dir: &Path, group: &Group, request: &Request) -> Result<Option<Status>, CacheError> {
+fn ask(
+    regions_dir: &Path,
+    group: &Group,
+    request: &Request,
+) -> Result<Option<CacheStatus>, CacheError> {
     let path = GroupFiles::new(regions_dir, group).cache_control();
     let asking =
         |source| CacheError::Io { what: "asking the cache at", path: path.clone(), source };
@@ -100,7 +104,7 @@ fn say(mut to: &UnixStream, what: &impl Serialize) -> io::Result<()> {
 
 /// The operations that the socket serves.
 pub(super) trait Asked: Send + Sync + 'static {
-    fn status(&self) -> Status;
+    fn status(&self) -> CacheStatus;
     fn resize(&self, size: Bytes);
 }
 

@@ -200,8 +200,10 @@ fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let others_do = [DOES + WRITE, DOES + RESIZE];
     for byte in does.iter().map(|what| ALONE + what).chain(others_do) {
         if sys::is_locked_byte(file, byte)? {
-            let why =
-                if read_only { "somebody else writes it" } else { "somebody else has it open" };
+            let why = match read_only {
+                true => "another process writes it",
+                false => "another process has it open",
+            };
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
         }
     }

@@ -14,7 +14,7 @@ use std::{fmt, io};
 
 use aquifer_fabric::nbd::client::{Connection, NbdError, Operation, Target};
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, is_zero};
-use aquifer_volume::{Seal, Sealer};
+use aquifer_volume::{Encryption, PageCipher};
 use quick_cache::{DefaultHashBuilder, UnitWeighter, unsync};
 use twox_hash::XxHash3_64;
 
@@ -46,7 +46,7 @@ const PAGES: u32 = 36;
 const DISKS: u32 = 14;
 
 /// A lender. Dropping it closes all connections to it, upon which it drops the pages.
-pub(super) struct Lender {
+pub(super) struct PageLender {
     inner: Arc<Inner>,
     queue: Option<SyncSender<Task>>,
     sending: Option<JoinHandle<()>>,
@@ -65,7 +65,7 @@ struct Inner {
     ends: AtomicBool,
     /// Number of pages in the queue.
     queued: AtomicU64,
-    sealer: Option<Sealer>,
+    cipher: Option<PageCipher>,
     seed: u64,
     counts: Counts,
 }
@@ -99,19 +99,19 @@ enum Task {
     Forget { first: Key, pages: u64 },
 }
 
-impl fmt::Debug for Lender {
+impl fmt::Debug for PageLender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lender({})", self.inner.target)
+        write!(f, "PageLender({})", self.inner.target)
     }
 }
 
-impl Lender {
+impl PageLender {
     /// Connects to `target`, now or later, and keeps at most `most` there. Pages are encrypted if
-    /// `sealed`.
+    /// `is_encrypted`.
     ///
     /// # Errors
     /// If no thread can be started.
-    pub(super) fn new(target: Target, most: Bytes, sealed: bool) -> io::Result<Self> {
+    pub(super) fn new(target: Target, most: Bytes, is_encrypted: bool) -> io::Result<Self> {
         let pages = most.0 / PAGE;
         let hash = DefaultHashBuilder::default();
         // Starts with no capacity, and grows on demand.
@@ -125,7 +125,7 @@ impl Lender {
             is_full: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             queued: AtomicU64::new(0),
-            sealer: sealed.then(|| Sealer::new(&Seal::own(), place)),
+            cipher: is_encrypted.then(|| PageCipher::new(&Encryption::random(), place)),
             seed: place.0 as u64,
             counts: Counts::default(),
         });
@@ -222,7 +222,7 @@ impl Lender {
     }
 }
 
-impl Drop for Lender {
+impl Drop for PageLender {
     fn drop(&mut self) {
         self.inner.ends.store(true, Ordering::Release);
         self.queue = None;
@@ -254,8 +254,8 @@ impl Inner {
         let mut all = true;
         for ((key, is), page) in keys().zip(known).zip(into.chunks_exact_mut(PAGE_SIZE)) {
             let nothing = is_zero(page);
-            if let Some(sealer) = &self.sealer {
-                sealer.open(place(key), page);
+            if let Some(cipher) = &self.cipher {
+                cipher.decrypt(place(key), page);
             }
             if hash(self.seed, page) == is.hash {
                 continue;
@@ -264,7 +264,10 @@ impl Inner {
             self.gone(key, is.number);
             let counter = if nothing { &self.counts.dropped } else { &self.counts.wrong };
             if counter.fetch_add(1, Ordering::Relaxed) == 0 && !nothing {
-                tracing::warn!(lender = %self.target, "a page that it kept is another one: it is read from the disk");
+                tracing::warn!(
+                    lender = %self.target,
+                    "the lender returned a wrong page: this cache reads the page from the disk"
+                );
             }
         }
         if all {
@@ -284,15 +287,13 @@ impl Inner {
     }
 
     fn connect(&self) -> Option<Connection> {
-        Connection::connect(self.target.clone(), TIMEOUT)
-            .inspect_err(|error| self.fail(error))
-            .ok()
+        Connection::connect(self.target.clone(), TIMEOUT).inspect_err(|error| self.fail(error)).ok()
     }
 
     /// Marks the lender as down and forgets its pages: it drops them when the connections end.
     fn fail(&self, error: &NbdError) {
         if self.is_up.swap(false, Ordering::Relaxed) {
-            tracing::warn!("{error}: what it kept is read from disks");
+            tracing::warn!("{error}: this cache reads the lender's pages from the disks");
         } else {
             tracing::debug!("{error}");
         }
@@ -315,7 +316,7 @@ impl Inner {
             if !self.is_up.load(Ordering::Relaxed) && again <= Instant::now() {
                 again = Instant::now() + RETRY;
                 if let Some(connection) = self.connect() {
-                    tracing::info!(lender = %self.target, "it can keep pages");
+                    tracing::info!(lender = %self.target, "the lender is connected");
                     locked(&self.idle).push(connection);
                     self.is_up.store(true, Ordering::Relaxed);
                 }
@@ -352,8 +353,8 @@ impl Inner {
             match task {
                 Task::Keep { key, number, page } if current(key, *number) => {
                     let offset = place(*key);
-                    if let Some(sealer) = &self.sealer {
-                        sealer.seal(offset, page);
+                    if let Some(cipher) = &self.cipher {
+                        cipher.encrypt(offset, page);
                     }
                     operations.push(Operation::Write { offset, from: page });
                 }

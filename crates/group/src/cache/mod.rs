@@ -14,19 +14,19 @@
 //! VM swaps to a cached disk). A page evicted from one goes to another that has room, and is read
 //! from there rather than from the disk.
 //!
-//! The files: `service` has the sockets, and `control` serves one of them. `shelf` opens disks for
-//! the NBD clients. `disk` reads and writes a disk through `pages`, which holds all cached memory,
-//! and `file`, which bypasses the kernel's page cache. `lender` is a cache on another host, and
-//! `lent` holds the pages of such borrowers here.
+//! The files: `service` has the sockets, and `control` serves one of them. `disk_registry` opens
+//! disks for the NBD clients. `disk` reads and writes a disk through `pages`, which holds all
+//! cached memory, and `file`, which bypasses the kernel's page cache. `lender` is a cache on
+//! another host, and `remote_export` holds the pages of such borrowers here.
 
 mod control;
 mod disk;
+mod disk_registry;
 mod file;
 mod lender;
-mod lent;
 mod pages;
+mod remote_export;
 mod service;
-mod shelf;
 
 use std::io;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub struct Options {
     /// Most memory to borrow from each.
     pub borrows: Bytes,
     /// Whether borrowed pages are encrypted, so that lenders cannot read them.
-    pub sealed: bool,
+    pub encrypted: bool,
 }
 
 impl Default for Options {
@@ -66,7 +66,7 @@ impl Default for Options {
     fn default() -> Self {
         let size = Bytes::ZERO;
         let (lends, lenders) = (Vec::new(), Vec::new());
-        Self { size, fixed: false, lends, lenders, borrows: Bytes::gib(1), sealed: true }
+        Self { size, fixed: false, lends, lenders, borrows: Bytes::gib(1), encrypted: true }
     }
 }
 
@@ -84,7 +84,7 @@ pub enum CacheError {
         source: io::Error,
     },
     /// Another process caches the disks of this group.
-    #[error("the disks of group '{0}' are cached already, by another 'aquifer group cache'")]
+    #[error("another 'aquifer group cache' caches the disks of group '{0}' already")]
     Busy(Group),
     /// The directory of the sockets cannot be made.
     #[error(transparent)]
@@ -99,7 +99,7 @@ pub enum CacheError {
 
 /// The status of a cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct CacheStatus {
     /// The group.
     pub group: Group,
     /// Size of its memory, used or not.

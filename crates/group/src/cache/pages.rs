@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::disk::PART;
-use super::lender::Lender;
+use super::lender::PageLender;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use quick_cache::{DefaultHashBuilder, Lifecycle, UnitWeighter, unsync};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
@@ -41,7 +41,7 @@ pub(super) struct Pages {
     frames: File,
     shards: Vec<Mutex<Shard>>,
     /// The lenders that evicted pages go to, each for some of the keys.
-    lenders: Vec<Lender>,
+    lenders: Vec<PageLender>,
     /// The capacity; the lock is held while it changes.
     size: Mutex<Bytes>,
     hits: AtomicU64,
@@ -151,7 +151,7 @@ fn index(
 
 impl Pages {
     /// Makes an empty cache of this size.
-    pub(super) fn new(size: Bytes, lenders: Vec<Lender>) -> io::Result<Self> {
+    pub(super) fn new(size: Bytes, lenders: Vec<PageLender>) -> io::Result<Self> {
         let frames = File::from(memfd_create("aquifer-cache", MemfdFlags::CLOEXEC)?);
         let shards = (0..SHARDS).map(|number| Mutex::new(Shard::new(number))).collect();
         let (hits, misses) = Default::default();
@@ -196,7 +196,7 @@ impl Pages {
         Bytes(self.shards.iter().map(|shard| locked(shard).lent).sum::<u64>() * PAGE_SIZE as u64)
     }
 
-    pub(super) fn lenders(&self) -> &[Lender] {
+    pub(super) fn lenders(&self) -> &[PageLender] {
         &self.lenders
     }
 
@@ -276,7 +276,7 @@ impl Pages {
     }
 
     /// Returns the lender for a page of this host; one lender has all pages of a part of a disk.
-    fn lender(&self, key: Key) -> Option<&Lender> {
+    fn lender(&self, key: Key) -> Option<&PageLender> {
         let part = key.page * PAGE_SIZE as u64 / PART;
         if key.lent || self.lenders.is_empty() {
             return None;
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_what_it_was_last_said_to_be_and_is_gone_when_it_is_to_be_forgotten() {
+    fn a_page_keeps_its_last_content_until_it_is_forgotten() {
         let pages = Pages::new(Bytes::mib(4), Vec::new()).unwrap();
         let (one, other) =
             (Key { lent: false, disk: 1, page: 7 }, Key { lent: false, disk: 2, page: 7 });
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_again_stays_when_others_are_read_once() {
+    fn pages_read_again_outlive_pages_read_once() {
         let pages = Pages::new(Bytes(512 * PAGE), Vec::new()).unwrap();
         let often = |page| Key { lent: false, disk: 1, page };
         for round in 0..50 {

@@ -15,10 +15,10 @@ use aquifer_page::{Bytes, Group, LeaseId};
 use aquifer_region::process::GroupFiles;
 
 use super::control::{Asked, Control};
-use super::lender::Lender;
-use super::lent::{Borrowers, Lent};
-use super::shelf::{Disks, Shelf};
-use super::{CacheError, Options, Status};
+use super::disk_registry::{DiskRegistry, Disks};
+use super::lender::PageLender;
+use super::remote_export::{Borrowers, RemoteExports};
+use super::{CacheError, CacheStatus, Options};
 
 /// How long a cache may shrink before it reports the size reached.
 const GIVING: Duration = Duration::from_secs(2);
@@ -42,8 +42,8 @@ struct Inner {
     group: Group,
     /// Whether requests to resize it are ignored.
     fixed: bool,
-    shelf: Arc<Shelf>,
-    lent: Arc<Lent>,
+    registry: Arc<DiskRegistry>,
+    exports: Arc<RemoteExports>,
     /// The addresses at which it lends, once it does.
     lends: OnceLock<Vec<Address>>,
 }
@@ -60,16 +60,17 @@ impl Service {
         let lock = lock(&files, &group)?;
         let name = format!("{group}/{}", LeaseId::random());
         let lender = |target| {
-            Lender::new(Target { export: name.clone(), ..target }, options.borrows, options.sealed)
+            let target = Target { export: name.clone(), ..target };
+            PageLender::new(target, options.borrows, options.encrypted)
         };
         let lenders = options.lenders.into_iter().map(lender).collect::<Result<_, _>>();
         let lenders = lenders.map_err(io("borrowing for", files.directory()))?;
-        let shelf = Shelf::new(options.size, lenders)
+        let registry = DiskRegistry::new(options.size, lenders)
             .map_err(io("finding memory for", files.directory()))?;
-        let shelf = Arc::new(shelf);
-        let lent = Arc::new(Lent::new(group.clone(), shelf.pages.clone()));
+        let registry = Arc::new(registry);
+        let exports = Arc::new(RemoteExports::new(group.clone(), registry.pages.clone()));
         let (fixed, lends) = (options.fixed, OnceLock::new());
-        let inner = Arc::new(Inner { group, fixed, shelf, lent, lends });
+        let inner = Arc::new(Inner { group, fixed, registry, exports, lends });
         let control = files.cache_control();
         let (servers, lock) = (Vec::new(), Some(lock));
         let mut this = Self { inner: inner.clone(), control: None, servers, files, lock };
@@ -77,7 +78,7 @@ impl Service {
             this.servers.push(Server::bind(
                 &address,
                 security,
-                Arc::new(Borrowers(inner.lent.clone())),
+                Arc::new(Borrowers(inner.exports.clone())),
             )?);
         }
         // Only this call sets it.
@@ -87,22 +88,22 @@ impl Service {
             Some(Control::bind(&control, inner.clone()).map_err(io("listening at", &control))?);
         // Last, because VMs connect once this socket exists.
         let address = Address::Unix(this.files.cache_disks());
-        let exports = Arc::new(Disks(inner.shelf.clone()));
+        let exports = Arc::new(Disks(inner.registry.clone()));
         this.servers.push(Server::bind(&address, Security::Plain, exports)?);
         Ok(this)
     }
 
     /// Returns the status.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> CacheStatus {
         self.inner.status()
     }
 }
 
 impl Asked for Inner {
-    fn status(&self) -> Status {
-        let Shelf { pages, traffic, .. } = &*self.shelf;
+    fn status(&self) -> CacheStatus {
+        let DiskRegistry { pages, traffic, .. } = &*self.registry;
         let [hits, misses] = pages.counts();
-        Status {
+        CacheStatus {
             group: self.group.clone(),
             size: pages.size(),
             fixed: self.fixed,
@@ -111,11 +112,11 @@ impl Asked for Inner {
             misses,
             read_bytes: Bytes(traffic.read.load(Ordering::Relaxed)),
             written_bytes: Bytes(traffic.written.load(Ordering::Relaxed)),
-            disks: self.shelf.disks(),
+            disks: self.registry.disks(),
             lends: self.lends.get().cloned().unwrap_or_default(),
             lent: pages.lent(),
-            borrowers: self.lent.borrowers(),
-            lenders: pages.lenders().iter().map(Lender::status).collect(),
+            borrowers: self.exports.borrowers(),
+            lenders: pages.lenders().iter().map(PageLender::status).collect(),
         }
     }
 
@@ -124,7 +125,7 @@ impl Asked for Inner {
             return;
         }
         let deadline = Instant::now() + GIVING;
-        let pages = &self.shelf.pages;
+        let pages = &self.registry.pages;
         loop {
             let next = size.max(pages.size().saturating_sub(STEP));
             pages.resize(next);

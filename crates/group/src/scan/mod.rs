@@ -5,7 +5,7 @@
 //! memory. A page that is unchanged since the last look is compared with the shared pages (the
 //! stable set). If none is equal, the page is compared with other unchanged pages, which may still
 //! change (the unstable set, emptied after each pass). A page that stays unchanged and unequal is
-//! looked at less and less often (`seen`).
+//! looked at less and less often (`scan_history`).
 //!
 //! The scanner proposes equal pages to the regions' engines. The engines compare the pages byte by
 //! byte while no program can write to them.
@@ -13,11 +13,11 @@
 //! The engines' files record the shared pages. So a scanner that ends leaves them shared, and the
 //! next one goes on.
 
+pub mod cpu_billing;
 mod frames;
-pub mod payer;
 mod report;
 mod run;
-mod seen;
+mod scan_history;
 mod totals;
 
 use std::collections::{HashMap, HashSet};
@@ -25,16 +25,16 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use aquifer_control::group::scan_rate::Verdict;
+use aquifer_control::group::scan_rate::RateDecision;
 use aquifer_page::{Group, PAGE_SIZE, is_zero};
 use aquifer_region::RegionError;
 use aquifer_region::process::{GroupFiles, client};
 use twox_hash::XxHash3_64;
 
 use self::frames::Frames;
-pub use self::report::{Report, Sharing, sharing};
+pub use self::report::{ScanReport, Sharing, sharing};
 pub use self::run::join_cgroup;
-pub(crate) use self::seen::Seen;
+pub(crate) use self::scan_history::ScanHistory;
 use crate::member::{Looked, Member, Members};
 
 /// Pages that are read together.
@@ -57,9 +57,7 @@ pub enum ScanError {
         source: io::Error,
     },
     /// Another scanner of the group is at work.
-    #[error(
-        "the pages of group '{0}' are being looked at already, by another 'aquifer group scan'"
-    )]
+    #[error("another 'aquifer group scan' scans the pages of group '{0}' already")]
     Busy(Group),
     /// An operation on a region failed.
     #[error(transparent)]
@@ -275,7 +273,8 @@ impl Scanner {
                 self.counts.differ += merged.differ;
             }
             Err(error) => {
-                tracing::warn!(region = %self.members.all[which].name(), "shares nothing now: {error}")
+                let region = self.members.all[which].name();
+                tracing::warn!(%region, "cannot share the region's pages: {error}");
             }
         }
     }
@@ -289,12 +288,12 @@ impl Scanner {
     fn report(
         &self,
         sharing: Sharing,
-        verdict: Verdict,
+        decision: RateDecision,
         payer: Option<&Group>,
         cpu_percent: f64,
-    ) -> Report {
+    ) -> ScanReport {
         let payer = payer.unwrap_or(&self.group);
-        Report::new((&self.group, payer), sharing, &self.counts, verdict, cpu_percent)
+        ScanReport::new((&self.group, payer), sharing, &self.counts, decision, cpu_percent)
     }
 
     /// Unshares all pages of the group.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use aquifer_control::group::scan_rate::{Rate, Verdict};
+use aquifer_control::group::scan_rate::{Rate, RateDecision};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::client;
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ pub fn sharing(directory: &Path, group: &Group) -> Result<Sharing, ScanError> {
 
 /// The report of a scanner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ScanReport {
     /// The group.
     pub group: Group,
     /// The group that pays: this one, or one that has borrowed its savings.
@@ -74,7 +74,7 @@ pub struct Report {
     /// Rate of scanning from now on.
     pub scan_pages_per_ms: Rate,
     /// The decision about the rate.
-    pub why: Verdict,
+    pub why: RateDecision,
     /// CPU time of the scanner in the last period, in percent of one processor.
     pub scanner_cpu_pct: f64,
     /// Pages looked at, or skipped because they are shared, since the start.
@@ -87,12 +87,12 @@ pub struct Report {
     pub passes: u64,
 }
 
-impl Report {
+impl ScanReport {
     pub(super) fn new(
         (group, payer): (&Group, &Group),
         sharing: Sharing,
         counts: &Counts,
-        why: Verdict,
+        why: RateDecision,
         cpu: f64,
     ) -> Self {
         let Counts { scanned, merged, zero, passes, .. } = *counts;

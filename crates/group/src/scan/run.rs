@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use aquifer_control::group::scan_rate::{Config, Controller};
 use aquifer_page::Group;
 
-use super::payer::{self, Payer};
+use super::cpu_billing::{self, CpuBilling};
 use super::totals::Totals;
-use super::{Report, ScanError, Scanner, failed};
+use super::{ScanError, ScanReport, Scanner, failed};
 use crate::member::{Members, cpu_seconds};
 
 /// Pause between two batches, short enough that a batch keeps no thread waiting for a processor.
@@ -28,7 +28,7 @@ struct Accounted {
     /// The cgroup of the scanner's own group.
     home: Option<PathBuf>,
     /// The paying group and its regions, if it is not the scanner's own.
-    payer: Option<(Payer, Members)>,
+    payer: Option<(CpuBilling, Members)>,
 }
 
 impl Accounted {
@@ -44,7 +44,7 @@ impl Accounted {
 
     /// Reads the current payer; returns whether it has changed.
     fn look(&mut self) -> bool {
-        let now = payer::read(&self.directory, &self.group).ok().flatten();
+        let now = cpu_billing::read(&self.directory, &self.group).ok().flatten();
         if now.as_ref() == self.payer.as_ref().map(|(payer, _)| payer) {
             if let Some((_, members)) = &mut self.payer {
                 // Regions that cannot be read now count as idle.
@@ -55,7 +55,10 @@ impl Accounted {
         if let Some(home) = &self.home {
             let cgroup = now.as_ref().and_then(|payer| payer.cgroup.as_ref()).unwrap_or(home);
             if let Err(error) = join_cgroup(cgroup) {
-                tracing::warn!(cgroup = %cgroup.display(), "the scanner stays on the account where it is: {error}");
+                tracing::warn!(
+                    cgroup = %cgroup.display(),
+                    "the scanner cannot join the cgroup, and stays in its present one: {error}"
+                );
             }
         }
         self.payer = now.map(|payer| {
@@ -92,7 +95,7 @@ impl Scanner {
         config: Config,
         cgroup: Option<&Path>,
         goes_on: impl Fn() -> bool,
-        mut tell: impl FnMut(&Report),
+        mut tell: impl FnMut(&ScanReport),
     ) -> Result<(), ScanError> {
         let processors = thread::available_parallelism().map_or(1, usize::from) as f64;
         let own = std::process::id();
@@ -122,9 +125,10 @@ impl Scanner {
                 let scanner = cpu - before.1;
                 // The new payer's activity of earlier periods does not count.
                 let since = if changed { totals } else { before.2 };
-                let verdict = controller.step(&totals.since(&since, scanner, seconds * processors));
+                let activity = totals.since(&since, scanner, seconds * processors);
+                let decision = controller.step(&activity);
                 let payer = accounted.payer.as_ref().map(|(payer, _)| &payer.group);
-                tell(&self.report(sharing, verdict, payer, scanner / seconds * 100.0));
+                tell(&self.report(sharing, decision, payer, scanner / seconds * 100.0));
                 before = (Instant::now(), cpu, totals);
             }
         }

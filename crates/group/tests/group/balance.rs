@@ -5,9 +5,9 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
-use aquifer_group::balance::{Balancing, Turn};
+use aquifer_group::balance::{BalanceRound, Balancing};
 use aquifer_group::cache::{Options, Service};
-use aquifer_group::{Agreement, Agreements, Sealed};
+use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group};
 use aquifer_region::process::{ControlCall, GroupFiles};
 
@@ -16,7 +16,9 @@ use crate::common::is_root;
 fn agreed(dir: &Path, groups: &[&str]) -> Agreements {
     let agreements = Agreements::of(&dir.join("groups"));
     for group in groups {
-        agreements.create(&Agreement::new(group.parse().unwrap(), Sealed::Random)).unwrap();
+        agreements
+            .create(&Agreement::new(group.parse().unwrap(), GroupEncryption::Random))
+            .unwrap();
     }
     agreements
 }
@@ -26,8 +28,8 @@ fn cache(dir: &Path, group: &str) -> Service {
     Service::start(&dir.join("regions"), group.parse().unwrap(), options).unwrap()
 }
 
-fn names(turn: &Turn) -> Vec<&str> {
-    turn.groups.iter().map(|one| one.account.group.as_str()).collect()
+fn names(round: &BalanceRound) -> Vec<&str> {
+    round.groups.iter().map(|one| one.account.group.as_str()).collect()
 }
 
 #[test]
@@ -40,15 +42,15 @@ fn an_agreement_that_cannot_be_read_stops_no_other_group() {
     let _caches = (cache(dir.path(), "blue"), cache(dir.path(), "red"));
     fs::write(agreements.file(&"green".parse().unwrap()), "name = green").unwrap();
     let mut balancing = Balancing::new(dir.path(), agreements.clone());
-    let turn = balancing.turn(true).unwrap();
-    assert_eq!(names(&turn), ["blue", "red"]);
-    assert!(turn.malformed[0].contains("green.toml"), "{:?}", turn.malformed);
+    let round = balancing.step(true).unwrap();
+    assert_eq!(names(&round), ["blue", "red"]);
+    assert!(round.malformed[0].contains("green.toml"), "{:?}", round.malformed);
     // A group whose agreement could be read earlier keeps that one.
     fs::write(agreements.file(&"red".parse().unwrap()), "").unwrap();
-    let turn = balancing.turn(true).unwrap();
-    assert_eq!((names(&turn), turn.malformed.len()), (vec!["blue", "red"], 2));
+    let round = balancing.step(true).unwrap();
+    assert_eq!((names(&round), round.malformed.len()), (vec!["blue", "red"], 2));
     fs::remove_file(agreements.file(&"red".parse().unwrap())).unwrap();
-    assert_eq!(names(&balancing.turn(true).unwrap()), ["blue"]);
+    assert_eq!(names(&balancing.step(true).unwrap()), ["blue"]);
 }
 
 #[test]
@@ -69,9 +71,9 @@ fn a_cache_that_does_not_answer_stops_no_other_group() {
     let queued: Vec<_> =
         std::iter::from_fn(|| ControlCall::connect(&files.cache_control(), "fill", short).ok())
             .collect();
-    let turn = Balancing::new(dir.path(), agreements).turn(true).unwrap();
-    assert_eq!(names(&turn), ["blue", "red"]);
-    let [blue, red] = &turn.groups[..] else { panic!("{turn:?}") };
+    let round = Balancing::new(dir.path(), agreements).step(true).unwrap();
+    assert_eq!(names(&round), ["blue", "red"]);
+    let [blue, red] = &round.groups[..] else { panic!("{round:?}") };
     assert!(blue.cache.is_some() && blue.failed.is_empty(), "{blue:?}");
     assert!(red.failed.iter().any(|why| why.contains("no answer to 'status' within")), "{red:?}");
     drop((queued, listener));

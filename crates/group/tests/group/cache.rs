@@ -11,7 +11,7 @@ use aquifer_page::{Bytes, Group};
 use crate::common::{Here, is_root, seconds, until, work};
 
 #[test]
-fn what_clients_write_is_what_they_read_while_the_cache_changes_its_size_all_the_time() {
+fn clients_read_their_writes_while_the_cache_resizes() {
     if !is_root() {
         return;
     }
@@ -24,7 +24,7 @@ fn what_clients_write_is_what_they_read_while_the_cache_changes_its_size_all_the
 }
 
 #[test]
-fn what_was_read_is_cached_until_nobody_has_the_disk_any_more() {
+fn read_pages_stay_cached_until_the_disk_is_closed() {
     if !is_root() {
         return;
     }

@@ -45,7 +45,7 @@ fn lender(here: &Here) -> LenderStatus {
 }
 
 #[test]
-fn what_leaves_the_memory_here_is_read_from_a_lender_that_shrinks_and_dies_and_comes_again() {
+fn evicted_pages_survive_a_lender_that_shrinks_and_restarts() {
     if !is_root() {
         return;
     }

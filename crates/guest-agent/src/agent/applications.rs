@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
+use super::event_loop::{Agent, add};
 use super::link::{After, Link};
 use super::pending::Asker;
-use super::turn::{Agent, add};
-use crate::asking::{Ask, LENIENCE, Reason, Status, Tell};
+use crate::application_message::{Ask, GuestStatus, LENIENCE, Reason, Tell};
 use crate::message::{Line, ToHost};
 
 /// Most applications connected at a time.
@@ -96,7 +96,8 @@ impl Agent {
         match asker {
             Asker::Own => self.urgency.settled(now),
             Asker::Client(client) => {
-                let error = "the host is there, but does not answer in time: what was asked may still be done";
+                let error = "the connected host did not answer in time, and may still carry the \
+                             request out";
                 self.tell(
                     client,
                     &Tell::Failed { reason: Reason::NoAnswer, error: error.to_owned() },
@@ -117,7 +118,7 @@ impl Agent {
     fn answer(&mut self, number: u64, ask: Ask) {
         let told = match ask {
             Ask::Show => self.status().map(Tell::Shown).unwrap_or_else(|error| {
-                let error = format!("the kernel does not say what memory there is: {error}");
+                let error = format!("cannot read the guest's memory figures: {error}");
                 Tell::Failed { reason: Reason::Other, error }
             }),
             Ask::Resize { bytes, timeout_ms, why } => {
@@ -130,9 +131,9 @@ impl Agent {
         self.tell(number, &told);
     }
 
-    fn status(&mut self) -> io::Result<Status> {
+    fn status(&mut self) -> io::Result<GuestStatus> {
         let report = self.figures.read()?;
-        Ok(Status {
+        Ok(GuestStatus {
             connected: self.host.connected(),
             period_ms: self.host.period.map(|period| period.as_millis() as u64),
             urgent_below: self.urgency.below(),
@@ -151,21 +152,19 @@ impl Agent {
         why: &str,
     ) -> Result<(), (Reason, &'static str)> {
         if bytes == 0 {
-            return Err((
-                Reason::Other,
-                "nothing was asked for: say how much more, or how much less",
-            ));
+            return Err((Reason::Other, "the request is for zero bytes: ask for more or for less"));
         }
         if self.pending.has(number) {
             return Err((
                 Reason::Other,
-                "one request at a time: wait for the answer, or connect once more",
+                "the connection has a pending request: wait for its answer, or connect again",
             ));
         }
         if !self.host.connected() {
             return Err((
                 Reason::HostAway,
-                "the host is not there: nothing of it is connected to this guest's port; it may not run Aquifer, or be about to start again",
+                "no host is connected to this guest's port: the host may not run Aquifer, or its \
+                 supervisor may be restarting",
             ));
         }
         let timeout = Duration::from_millis(timeout_ms).min(LONGEST_TIMEOUT);

@@ -6,12 +6,12 @@ use aquifer_page::Bytes;
 use rustix::event::epoll::EventFlags;
 
 use super::Options;
+use super::event_loop::{Agent, HOST, add};
 use super::link::{After, Link};
 use super::pending::Asker;
 use super::port::Port;
-use super::turn::{Agent, HOST, add};
-use crate::asking::{Granted, Reason, Tell};
-use crate::message::{Line, Report, ToGuest, ToHost, VERSION};
+use crate::application_message::{Granted, Reason, Tell};
+use crate::message::{GuestReport, Line, ToGuest, ToHost, VERSION};
 use crate::trace;
 use crate::urgency::Urgency;
 
@@ -112,7 +112,7 @@ impl Host {
             && let Some(link) = &mut self.link
             && let Err(error) = link.send(message)
         {
-            eprintln!("aquifer-guest: the host was not told something: {error}");
+            eprintln!("aquifer-guest: cannot send a message to the host: {error}");
         }
     }
 
@@ -145,7 +145,7 @@ impl Agent {
         match self.host.open(&self.epoll) {
             Ok(()) => self.host.complained = None,
             Err(error) => {
-                let complaint = format!("the host is not reached: {error}");
+                let complaint = format!("cannot connect to the host: {error}");
                 if self.host.complained.as_ref() != Some(&complaint) {
                     eprintln!("aquifer-guest: {complaint}");
                     self.host.complained = Some(complaint);
@@ -206,9 +206,7 @@ impl Agent {
             ToGuest::Trace { id, on: true } if !self.tracer.is_on() => {
                 let missing = self.tracer.start().map(<[String]>::to_vec);
                 let missing = missing.unwrap_or_else(|error| {
-                    eprintln!(
-                        "aquifer-guest: the kernel does not show the stages of a resize: {error}"
-                    );
+                    eprintln!("aquifer-guest: cannot trace the stages of a resize: {error}");
                     trace::all()
                 });
                 self.host.say(&ToHost::Stages { id, stages: Vec::new(), missing });
@@ -272,14 +270,14 @@ impl Agent {
     }
 
     /// Keeps figures that were read.
-    fn note(&mut self, report: std::io::Result<Report>) -> Option<Report> {
+    fn note(&mut self, report: std::io::Result<GuestReport>) -> Option<GuestReport> {
         match report {
             Ok(report) => {
                 self.last = report.clone();
                 Some(report)
             }
             Err(error) => {
-                eprintln!("aquifer-guest: the kernel does not say what memory there is: {error}");
+                eprintln!("aquifer-guest: cannot read the guest's memory figures: {error}");
                 None
             }
         }
@@ -315,9 +313,7 @@ impl Agent {
             }
             Ok(Some(measured)) => measured,
             Err(error) => {
-                eprintln!(
-                    "aquifer-guest: the kernel does not show the stages of a resize: {error}"
-                );
+                eprintln!("aquifer-guest: cannot read the stages of a resize: {error}");
                 trace::Measured { stages: Vec::new(), missing: trace::all() }
             }
         };
@@ -347,8 +343,8 @@ impl Agent {
         self.next_look = None;
         while let Some(asker) = self.pending.any() {
             if let Asker::Client(client) = asker {
-                let error =
-                    "the host has gone before it answered: what was asked may have been done";
+                let error = "the host disconnected before it answered, and may still carry the \
+                             request out";
                 self.tell(
                     client,
                     &Tell::Failed { reason: Reason::HostAway, error: error.to_owned() },

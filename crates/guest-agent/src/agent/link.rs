@@ -65,7 +65,7 @@ impl<In: DeserializeOwned> Link<In> {
     pub(super) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
         let line = encode(message)?;
         if self.out.len() + line.len() > KEPT {
-            return Err(io::Error::other("it does not read what it is told"));
+            return Err(io::Error::other("the peer does not read its messages"));
         }
         self.out.extend(line);
         self.flush()

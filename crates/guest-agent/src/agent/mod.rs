@@ -5,6 +5,7 @@
 //! never wakes a guest that has enough memory while the host wants no reports.
 
 mod applications;
+mod event_loop;
 mod host;
 mod link;
 mod pending;
@@ -12,7 +13,6 @@ mod port;
 mod socket;
 #[cfg(test)]
 mod tests;
-mod turn;
 
 use std::convert::Infallible;
 use std::fs;
@@ -21,9 +21,9 @@ use std::path::PathBuf;
 
 use rustix::mm::{MlockAllFlags, mlockall};
 
-use crate::asking::SOCKET;
+use crate::application_message::SOCKET;
 use crate::figures::Online;
-use turn::Agent;
+use event_loop::Agent;
 
 /// The kernel kills the agent last, except for processes that it must not kill: the agent can get
 /// more memory.
@@ -66,15 +66,13 @@ impl Default for Options {
 pub fn run(options: Options) -> io::Result<Infallible> {
     // Neither failure is fatal: a user other than root may try the agent.
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
-        eprintln!(
-            "aquifer-guest: its memory is not locked ({error}): near out-of-memory it may be slow"
-        );
+        eprintln!("aquifer-guest: cannot lock the agent's memory: {error}");
     }
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
-        eprintln!("aquifer-guest: it may be killed when memory runs out: {error}");
+        eprintln!("aquifer-guest: cannot lower the agent's OOM score: {error}");
     }
     let mut agent = Agent::start(options)?;
     loop {
-        agent.turn()?;
+        agent.run_once()?;
     }
 }

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_goes_to_who_asked_once_and_nobody_waits_for_ever() {
+    fn an_answer_reaches_its_asker_once_and_every_wait_ends() {
         let (mut pending, now) = (Pending::new(41), Instant::now());
         let one = pending.add(Asker::Client(1), now, Duration::from_secs(9));
         let own = pending.add(Asker::Own, now, Duration::from_secs(3));

@@ -15,7 +15,7 @@ use rustix::process::umask;
 pub(super) fn listen(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
     let group = group.map(gid).transpose()?;
     if UnixStream::connect(path).is_ok() {
-        let what = format!("another agent runs: it listens at {}", path.display());
+        let what = format!("another agent listens at {}", path.display());
         return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     }
     // A killed agent leaves its socket behind.
@@ -70,8 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_owner_may_ask_and_what_a_killed_agent_has_left_is_replaced_but_no_agent_that_lives()
-    {
+    fn a_socket_is_private_and_replaces_only_one_of_a_killed_agent() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = listen(&path, None).unwrap();

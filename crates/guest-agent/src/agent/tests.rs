@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::Bytes;
 
 use super::Options;
-use super::turn::Agent;
+use super::event_loop::Agent;
 use crate::client::{Client, RequestError};
 use crate::message::{ToGuest, ToHost, VERSION, encode};
 
@@ -54,7 +54,7 @@ impl Machine {
         let stop = Arc::clone(&machine.stop);
         machine.agent = Some(thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                agent.turn().unwrap();
+                agent.run_once().unwrap();
             }
         }));
         machine
@@ -161,7 +161,7 @@ fn a_check_brings_memory_online_and_says_what_there_is() {
 }
 
 #[test]
-fn reports_come_as_often_as_the_host_wants_and_no_more_once_it_wants_none() {
+fn reports_keep_the_period_of_the_host_and_end_on_request() {
     let machine = Machine::start();
     let mut host = machine.host();
     host.say(&ToGuest::Watch { period_ms: 50, urgent_below: Bytes::ZERO });
@@ -192,7 +192,7 @@ fn each_of_many_applications_gets_the_answer_to_its_own_request() {
 }
 
 #[test]
-fn what_is_given_back_is_asked_for_with_a_minus() {
+fn memory_is_given_back_by_a_negative_request() {
     let machine = Machine::start();
     let mut host = machine.host();
     let client = machine.client();
@@ -204,7 +204,7 @@ fn what_is_given_back_is_asked_for_with_a_minus() {
 }
 
 #[test]
-fn an_application_that_goes_away_or_talks_nonsense_disturbs_nobody() {
+fn an_application_that_leaves_or_sends_nonsense_harms_no_other() {
     let machine = Machine::start();
     let mut host = machine.host();
     let mut gone = UnixStream::connect(machine.socket()).unwrap();
@@ -220,7 +220,7 @@ fn an_application_that_goes_away_or_talks_nonsense_disturbs_nobody() {
 }
 
 #[test]
-fn an_application_that_only_listens_any_more_still_gets_its_answer() {
+fn an_application_that_only_listens_still_gets_its_answer() {
     let machine = Machine::start();
     let mut host = machine.host();
     let mut stream = UnixStream::connect(machine.socket()).unwrap();
@@ -237,8 +237,8 @@ fn an_application_that_only_listens_any_more_still_gets_its_answer() {
 #[test]
 fn without_an_agent_or_a_host_an_application_is_told_so_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let nobody = Client::at(&dir.path().join("socket"));
-    let error = nobody.request(Bytes::mib(1), TIMEOUT, "").unwrap_err();
+    let absent = Client::at(&dir.path().join("socket"));
+    let error = absent.request(Bytes::mib(1), TIMEOUT, "").unwrap_err();
     assert!(error.to_string().contains("start 'aquifer-guest run'"), "{error}");
 
     let machine = Machine::start();

@@ -10,15 +10,15 @@ use aquifer_page::Bytes;
 
 use super::parse;
 
-/// As what memory that was added is brought online.
+/// The zone in which added memory goes online.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Online {
-    /// For what can be moved elsewhere, so that it can be taken away again.
+    /// For movable pages only, so that the guest can give the memory back.
     #[default]
     Movable,
-    /// For whatever the kernel likes: what is of the kernel there does not leave.
+    /// For any pages. The guest cannot give back blocks that hold the kernel's own pages.
     Kernel,
-    /// Not at all: somebody else does it.
+    /// None: another program brings memory online.
     Leave,
 }
 
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_not_online_are_brought_there_as_was_asked_and_the_others_left_alone() {
+    fn only_offline_blocks_are_brought_online_and_in_the_given_mode() {
         let (_root, blocks) = machine(&["online", "offline"]);
         assert_eq!(blocks.bring_online(Online::Leave), 0);
         let state = |block: &str| fs::read_to_string(blocks.dir.join(block).join("state")).unwrap();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_kept_online_only_where_nobody_else_has_decided() {
+    fn added_blocks_go_online_only_if_no_other_policy_is_set() {
         let (_root, blocks) = machine(&[]);
         let file = blocks.dir.join("auto_online_blocks");
         blocks.keep_online(Online::Leave).unwrap();

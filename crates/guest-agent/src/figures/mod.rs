@@ -14,7 +14,7 @@ use aquifer_page::Bytes;
 pub use blocks::Online;
 pub(crate) use blocks::{Blocks, Count};
 
-use crate::message::Report;
+use crate::message::GuestReport;
 
 /// Size of the buffer, in bytes: more than any of the files holds.
 const ROOM: usize = 64 << 10;
@@ -69,7 +69,7 @@ impl Figures {
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub(crate) fn sample(&mut self, report: &mut Report) -> io::Result<()> {
+    pub(crate) fn sample(&mut self, report: &mut GuestReport) -> io::Result<()> {
         parse::meminfo(read(&self.meminfo, &mut self.buffer)?, report);
         Ok(())
     }
@@ -79,8 +79,8 @@ impl Figures {
     ///
     /// # Errors
     /// If a file cannot be read.
-    pub(crate) fn read(&mut self) -> io::Result<Report> {
-        let mut report = Report::default();
+    pub(crate) fn read(&mut self) -> io::Result<GuestReport> {
+        let mut report = GuestReport::default();
         self.sample(&mut report)?;
         parse::vmstat(read(&self.vmstat, &mut self.buffer)?, self.page, &mut report);
         if let Some(pressure) = &self.pressure
@@ -89,7 +89,8 @@ impl Figures {
             parse::pressure(text, &mut report);
         }
         let count = self.count(report.total);
-        Ok(Report { online: count.online, offline: count.offline, block: count.block, ..report })
+        let Count { online, offline, block } = count;
+        Ok(GuestReport { online, offline, block, ..report })
     }
 
     fn count(&mut self, total: Bytes) -> Count {
@@ -111,11 +112,11 @@ impl Figures {
     ///
     /// # Errors
     /// If a file cannot be read.
-    pub(crate) fn check(&mut self, online: Online) -> io::Result<Report> {
+    pub(crate) fn check(&mut self, online: Online) -> io::Result<GuestReport> {
         let left = self.blocks.bring_online(online);
         if left > 0 {
             eprintln!(
-                "aquifer-guest: {left} memory blocks cannot be brought online: the kernel's log says why"
+                "aquifer-guest: cannot bring {left} memory blocks online: see the kernel's log"
             );
         }
         self.counted = None;
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_that_is_added_is_counted_at_once_though_it_is_of_no_use_yet() {
+    fn an_added_block_is_counted_at_once_even_while_offline() {
         let root = tempfile::tempdir().unwrap();
         let blocks = root.path().join("sys/devices/system/memory");
         fs::create_dir_all(blocks.join("memory0")).unwrap();

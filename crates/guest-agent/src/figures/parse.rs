@@ -2,10 +2,10 @@
 
 use aquifer_page::Bytes;
 
-use crate::message::Report;
+use crate::message::GuestReport;
 
 /// Reads the text of `/proc/meminfo` (proc_meminfo(5)) into `report`.
-pub(crate) fn meminfo(text: &str, report: &mut Report) {
+pub(crate) fn meminfo(text: &str, report: &mut GuestReport) {
     let mut swap_free = Bytes::ZERO;
     for line in text.lines() {
         let Some((name, value)) = line.split_once(':') else { continue };
@@ -25,7 +25,7 @@ pub(crate) fn meminfo(text: &str, report: &mut Report) {
 
 /// Reads the text of `/proc/vmstat` (proc_vmstat(5)) into `report`. `page` is the size of a page in
 /// bytes.
-pub(crate) fn vmstat(text: &str, page: u64, report: &mut Report) {
+pub(crate) fn vmstat(text: &str, page: u64, report: &mut GuestReport) {
     for line in text.lines() {
         let Some((name, value)) = line.split_once(' ') else { continue };
         let (field, unit) = match name {
@@ -39,7 +39,7 @@ pub(crate) fn vmstat(text: &str, page: u64, report: &mut Report) {
 }
 
 /// Reads the text of `/proc/pressure/memory` (kernel's accounting/psi.rst) into `report`.
-pub(crate) fn pressure(text: &str, report: &mut Report) {
+pub(crate) fn pressure(text: &str, report: &mut GuestReport) {
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let some = match words.next() {
@@ -69,9 +69,10 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_the_kernels_files() {
-        let mut report = Report::default();
+        let mut report = GuestReport::default();
         meminfo(
-            "MemTotal:         466804 kB\nMemFree:          391044 kB\nMemAvailable:     383100 kB\nSwapCached:            0 kB\n\
+            "MemTotal:         466804 kB\nMemFree:          391044 kB\n\
+             MemAvailable:     383100 kB\nSwapCached:            0 kB\n\
              SwapTotal:         65532 kB\nSwapFree:          61436 kB\nHugePages_Total:       0\n",
             &mut report,
         );
@@ -81,10 +82,11 @@ mod tests {
             &mut report,
         );
         pressure(
-            "some avg10=1.53 avg60=0.40 avg300=0.09 total=123456\nfull avg10=0.25 avg60=0.10 avg300=0.02 total=65432\n",
+            "some avg10=1.53 avg60=0.40 avg300=0.09 total=123456\n\
+             full avg10=0.25 avg60=0.10 avg300=0.02 total=65432\n",
             &mut report,
         );
-        let expected = Report {
+        let expected = GuestReport {
             total: Bytes::kib(466_804),
             free: Bytes::kib(391_044),
             available: Bytes::kib(383_100),
@@ -96,18 +98,18 @@ mod tests {
             pressure_some: Some(1.53),
             pressure_full: Some(0.25),
             stalled_us: Some(123_456),
-            ..Report::default()
+            ..GuestReport::default()
         };
         assert_eq!(report, expected);
     }
 
     #[test]
-    fn what_a_kernel_does_not_say_is_zero_or_nothing() {
-        let mut report = Report::default();
+    fn figures_that_the_kernel_lacks_are_zero_or_none() {
+        let mut report = GuestReport::default();
         meminfo("", &mut report);
         vmstat("oom_kill many\n", 4096, &mut report);
         pressure("", &mut report);
-        assert_eq!(report, Report::default());
+        assert_eq!(report, GuestReport::default());
     }
 
     #[test]

@@ -119,12 +119,16 @@ mod tests {
     const BEGIN: &str = "# tracer: nop\n#\n# entries-in-buffer/entries-written: 4/4   #P:2\n#\n";
 
     #[test]
-    fn begin_and_end_of_a_stage_are_paired_by_task_even_if_their_lines_are_between_each_other() {
+    fn interleaved_begins_and_ends_of_stages_are_paired_by_task() {
         let text = format!(
-            "{BEGIN}     kworker/0:1-9       [000] d....     1.000100: in_onlining: (online_pages+0x0/0x3d0)\n \
-              my : (odd) [1] name-77      [001] d....     1.000200: in_onlining: (online_pages+0x0/0x3d0)\n     \
-              kworker/0:1-9       [001] d....     2.000100: out_onlining: (memory_subsys_online+0x1c/0x60 <- online_pages)\n \
-              my : (odd) [1] name-77      [001] d....     1.000250: out_onlining: (x+0x1c/0x60 <- online_pages)\n"
+            "{BEGIN}     kworker/0:1-9       [000] d....     1.000100: in_onlining: \
+             (online_pages+0x0/0x3d0)\n \
+             my : (odd) [1] name-77      [001] d....     1.000200: in_onlining: \
+             (online_pages+0x0/0x3d0)\n     \
+             kworker/0:1-9       [001] d....     2.000100: out_onlining: \
+             (memory_subsys_online+0x1c/0x60 <- online_pages)\n \
+             my : (odd) [1] name-77      [001] d....     1.000250: out_onlining: \
+             (x+0x1c/0x60 <- online_pages)\n"
         );
         let expected =
             Told { stages: vec![stage("onlining", 1_000_050.0, 2)], open: false, lost: 0 };
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_in_another_is_a_part_of_that_and_the_total_contains_all() {
+    fn a_nested_stage_is_part_of_the_outer_one_and_of_the_total() {
         let told = told(&[
             (0, "in_guest_total"),
             (10, "in_section_clean_up"),
@@ -159,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_without_a_beginning_count_nothing_and_a_beginning_without_an_end_is_open() {
+    fn an_unpaired_end_counts_nothing_and_an_unpaired_begin_is_open() {
         let told = told(&[
             (0, "out_onlining"),
             (10, "in_guest_total"),
@@ -186,7 +190,7 @@ mod tests {
     const DEBIAN: &str = include_str!("debian-6.12.txt");
 
     #[test]
-    fn a_real_guest_that_grew_and_shrank_has_been_through_every_stage() {
+    fn a_trace_of_a_resized_debian_guest_shows_every_stage() {
         let expected = vec![
             stage("page_table_build", 1661.0, 2),
             stage("section_init", 26_820.0, 2),
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_was_no_room_for_is_counted() {
+    fn dropped_events_are_counted() {
         assert_eq!(
             parse("# entries-in-buffer/entries-written: 140080/250280   #P:4\n").lost,
             110_200

@@ -56,7 +56,7 @@ fn answer(
 ) -> (i64, String) {
     loop {
         let mut line = String::new();
-        assert!(host.read_line(&mut line).unwrap() > 0, "the agent has gone");
+        assert!(host.read_line(&mut line).unwrap() > 0, "the agent closed the port");
         let Ok(ToHost::Request { id, bytes, why: what_for, urgent: false, .. }) =
             serde_json::from_str(&line)
         else {
@@ -70,7 +70,7 @@ fn answer(
 }
 
 #[test]
-fn a_request_ends_well_only_if_all_was_granted_and_says_what_is_missing_and_why() {
+fn a_request_succeeds_only_if_all_is_granted_and_says_why_not() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let (_agent, mut host) = start(dir.path());
@@ -91,7 +91,8 @@ fn a_request_ends_well_only_if_all_was_granted_and_says_what_is_missing_and_why(
     let said = asking.join().unwrap();
     assert_eq!(
         text(&said.stdout),
-        "384MiB less: this guest has 1GiB now\n128MiB of what was asked for missing: the guest uses it\n"
+        "384MiB less: this guest has 1GiB now\n\
+         128MiB of the request is missing: the guest uses it\n"
     );
     assert_eq!(said.status.code(), Some(1));
 }

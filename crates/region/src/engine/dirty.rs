@@ -55,7 +55,7 @@ pub(super) fn after_crash(was: Page, in_file: bool, shared: bool) -> Found {
     match (was.place, in_file) {
         // The page is still with the source host, which sends it; the file holds zeroes that it
         // replaces.
-        (Place::Zero | Place::Remote | Place::Leaving, true) if was.coming => {
+        (Place::Zero | Place::Remote | Place::Leaving, true) if was.awaiting_source => {
             Found::IsNot(is.without_frame())
         }
         // A program may have it in its page table; a fault tells if not. Its mark tells of writes.
@@ -63,12 +63,12 @@ pub(super) fn after_crash(was: Page, in_file: bool, shared: bool) -> Found {
         // page from another host.
         (place, true) => {
             let was_sure = matches!(place, Place::Resident | Place::Unmapped | Place::Filling);
-            let dirty = is.is_known_dirty() || !was_sure || was.coming || shared;
-            Found::Is(Page { dirty, coming: false, ..is.at(Place::Resident) })
+            let dirty = is.is_known_dirty() || !was_sure || was.awaiting_source || shared;
+            Found::Is(Page { dirty, awaiting_source: false, ..is.at(Place::Resident) })
         }
         (_, false) if shared => Found::Is(is.at(Place::Shared)),
         (Place::Lost, false) => Found::Lost,
-        (Place::Resident | Place::Unmapped, false) if !was.coming => Found::Lost,
+        (Place::Resident | Place::Unmapped, false) if !was.awaiting_source => Found::Lost,
         (_, false) => Found::Is(is.without_frame()),
     }
 }
@@ -123,14 +123,14 @@ impl Engine {
 
     /// As [`is_known`](Self::is_known), with the cache locked.
     pub(super) fn is_known_now(&self, cache: &mut Cache) -> bool {
-        let mut expected = lock(&self.expected);
-        if expected.missing() == 0 {
+        let mut surviving_mappings = lock(&self.surviving_mappings);
+        if surviving_mappings.missing() == 0 {
             return true;
         }
-        if expected.look() {
+        if surviving_mappings.look() {
             self.lose_marks(cache);
         }
-        expected.missing() == 0
+        surviving_mappings.missing() == 0
     }
 
     /// Marks all pages dirty that may be mapped, as a program's page table is gone with its marks.
@@ -161,8 +161,8 @@ mod tests {
 
     use super::*;
 
-    fn page(place: Place, stored: bool, dirty: bool, coming: bool) -> Page {
-        Page { place, stored, dirty, wanted: false, coming }
+    fn page(place: Place, stored: bool, dirty: bool, awaiting_source: bool) -> Page {
+        Page { place, stored, dirty, wanted: false, awaiting_source }
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
         // A page outside all page tables was judged when it left them.
         assert_eq!(dirty, [true, true, true, false]);
         // The thread that was mapping the page for another program does not know of that.
-        engine.settle(1, clean(Place::Resident), false);
+        engine.complete_fill(1, clean(Place::Resident), false);
         assert!(engine.table.get(1).dirty);
     }
 

@@ -37,7 +37,7 @@ impl Engine {
     fn discard_chunk(&self, first: u64, end: u64, reachable: &mut bool) -> Result<(), RegionError> {
         let mut next = first;
         while next < end {
-            self.give_up_shared(next..end)?;
+            self.unshare_for_discard(next..end)?;
             let mut cache = lock(&self.cache);
             // Pages that are nowhere stay so, even in another host's region. QEMU discards absent
             // pages while it waits for its guest.
@@ -57,12 +57,17 @@ impl Engine {
                     cache.policy.went(next);
                 }
                 stored |= is.stored;
-                discarded += usize::from(is.place != Place::Zero || is.coming);
+                discarded += usize::from(is.place != Place::Zero || is.awaiting_source);
                 // No thread may touch these pages before this is done, as one request discards all
                 // of them in the volume. A later engine finds the page absent or unchanged, and no
                 // state in between.
-                let leaving =
-                    Page { place: Place::Leaving, stored: false, dirty: true, coming: false, ..is };
+                let leaving = Page {
+                    place: Place::Leaving,
+                    stored: false,
+                    dirty: true,
+                    awaiting_source: false,
+                    ..is
+                };
                 self.table.set(next, leaving);
                 next += 1;
             }
@@ -102,10 +107,10 @@ impl Engine {
                     self.volume.discard(self.control_worker(), start, end - start)
                 },
             );
-            self.have_left(&pages, 0);
+            self.complete_removal(&pages, 0);
             if let Err(error) = discarded {
                 tracing::warn!(
-                    "cannot give back pages that were being discarded when an engine ended: {error}"
+                    "cannot discard pages of an interrupted discard at the lenders: {error}"
                 );
                 return;
             }
@@ -114,7 +119,7 @@ impl Engine {
 
     fn is_nowhere(&self, page: u64) -> bool {
         let is = self.table.get(page);
-        is.place == Place::Zero && !is.stored && !is.coming
+        is.place == Place::Zero && !is.stored && !is.awaiting_source
     }
 
     /// Removes leaving pages from the file, where it has them, and from the volume.
@@ -132,14 +137,14 @@ impl Engine {
             // A lender keeps the pages that it did not discard until they are overwritten or the
             // lease ends. Only one timeout is spent on an unreachable lender.
             if let Err(error) = self.volume.discard(self.control_worker(), start, end - start) {
-                tracing::warn!("cannot give back discarded pages: {error}");
+                tracing::warn!("cannot discard pages at the lenders: {error}");
                 *reachable = false;
             }
         }
         let (stuck, failed) = stuck.map_or((&[][..], Ok(())), |(pages, error)| (pages, Err(error)));
         self.stay(stuck);
         let left: Vec<_> = pages.filter(|page| stuck.binary_search(page).is_err()).collect();
-        self.have_left(&left, gone.len());
+        self.complete_removal(&left, gone.len());
         failed
     }
 }

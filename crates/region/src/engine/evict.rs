@@ -116,11 +116,11 @@ impl Engine {
     fn cool(&self, count: usize) -> Result<(), RegionError> {
         let mut cache = lock(&self.cache);
         // Checked under the lock: a freeze waits only for pages that were leaving when it began.
-        if cache.cooling.len() >= cache.cooled() + count || self.is_frozen() {
+        if cache.cold_list.len() >= cache.cooled() + count || self.is_frozen() {
             return Ok(());
         }
         let most = count.max(FEW.min((cache.limit / 8) as usize));
-        let (mut victims, mut spared) = (Vec::with_capacity(most), Vec::new());
+        let (mut victims, mut skipped) = (Vec::with_capacity(most), Vec::new());
         let is_mapped = !self.programs().is_empty();
         while victims.len() < most {
             let Some(page) = cache.policy.victim() else { break };
@@ -128,16 +128,16 @@ impl Engine {
             if is.place != Place::Resident {
                 continue;
             }
-            // A program may have the page mapped from a frame, so it stays until that is settled.
+            // A program may have the page mapped from a frame, so it stays until that is clear.
             if self.sharers.get(page).is_some() && is_mapped {
-                spared.push(page);
+                skipped.push(page);
                 continue;
             }
             self.sharers.set(page, None);
             self.table.set(page, is.at(Place::Leaving));
             victims.push(page);
         }
-        spared.into_iter().for_each(|page| cache.policy.came(page));
+        skipped.into_iter().for_each(|page| cache.policy.came(page));
         let another_has_some = cache.outgoing.is_some();
         drop(cache);
         victims.sort_unstable();
@@ -163,7 +163,7 @@ impl Engine {
                         outgoing.changed(&[page]);
                     }
                     self.table.set(page, Page { dirty, ..is.at(Place::Unmapped) });
-                    cache.cooling.push_back(page);
+                    cache.cold_list.push_back(page);
                 }
                 Err(_) => {
                     self.table.set(page, is.at(Place::Resident));
@@ -173,7 +173,7 @@ impl Engine {
         }
         drop(cache);
         self.arrived(&wanted);
-        unmapped.map(|_| ()).map_err(RegionError::io("cannot take pages out of a program"))
+        unmapped.map(|_| ()).map_err(RegionError::io("cannot unmap pages from a program"))
     }
 
     /// Puts back the victims that silent programs hold. While there are some, other programs may
@@ -213,7 +213,7 @@ impl Engine {
         for program in self.programs().iter().filter(|program| program.is_silent()) {
             program.present(&runs, &mut held)?;
         }
-        if !lock(&self.expected).add_present(&runs, &mut held) {
+        if !lock(&self.surviving_mappings).add_present(&runs, &mut held) {
             held.extend(pages);
         }
         Ok(held)
@@ -235,7 +235,7 @@ impl Engine {
         }
         // A program that has just become silent may have some of the pages in its page table.
         if !self.held(pages)?.is_empty() {
-            return Err(io::Error::other(self.who_is_away()));
+            return Err(io::Error::other(self.describe_wait()));
         }
         let maybe_clean = |page: &u64| !self.table.get(*page).is_known_dirty() || another_has_some;
         let maybe_clean = runs(pages.iter().copied().filter(maybe_clean));
@@ -248,7 +248,7 @@ impl Engine {
         let mut cache = lock(&self.cache);
         let mut leaving = Vec::with_capacity(count);
         while leaving.len() < count && !self.is_frozen() {
-            let Some(page) = cache.cooling.pop_front() else { break };
+            let Some(page) = cache.cold_list.pop_front() else { break };
             let is = self.table.get(page);
             if is.place == Place::Unmapped {
                 self.table.set(page, is.at(Place::Leaving));
@@ -279,7 +279,7 @@ impl Engine {
         let (gone, stuck) = self.punch(&going);
         add(&self.counters.evicted, gone.len());
         self.were_let_go(gone);
-        self.have_left(gone, gone.len());
+        self.complete_removal(gone, gone.len());
         if let Some((pages, error)) = stuck {
             failed = Some(error);
             staying.extend(pages);
@@ -308,7 +308,7 @@ impl Engine {
         let mut gone = 0;
         for run in runs(pages.iter().copied()) {
             if let Err(error) = self.file.punch(&run) {
-                let error = RegionError::io("cannot take pages out of the region's file")(error);
+                let error = RegionError::io("cannot remove pages from the region's file")(error);
                 return (&pages[..gone], Some((&pages[gone..], error)));
             }
             gone += (run.end - run.start) as usize;
@@ -324,7 +324,7 @@ impl Engine {
             // A page of zeroes is dirty again, as the volume does not have it.
             let dirty = is.is_known_dirty();
             self.table.set(*page, Page { dirty, wanted: false, ..is.at(Place::Unmapped) });
-            cache.cooling.push_back(*page);
+            cache.cold_list.push_back(*page);
             is.wanted
         });
         let wanted: Vec<_> = wanted.collect();
@@ -333,7 +333,7 @@ impl Engine {
     }
 
     /// Completes the removal of leaving pages from the file, where they took this many frames.
-    pub(super) fn have_left(&self, pages: &[u64], frames: usize) {
+    pub(super) fn complete_removal(&self, pages: &[u64], frames: usize) {
         let mut cache = lock(&self.cache);
         let wanted = pages.iter().copied().filter(|page| {
             let is = self.table.get(*page);

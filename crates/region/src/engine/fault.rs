@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_region_client::{Fault, Filled, Run};
 use aquifer_page::PAGE_SIZE;
-use aquifer_volume::PoolError;
+use aquifer_region_client::{Fault, Filled, Run};
+use aquifer_volume::VolumeError;
 use rustix::event::epoll;
 
 use super::{Engine, GUARD, Stalled};
@@ -22,14 +22,14 @@ use crate::table::{Page, Place};
 const RETRY: Duration = Duration::from_millis(250);
 
 /// A page that a thread of a program waits for.
-pub(super) struct Touch<'a> {
+pub(super) struct FaultRequest<'a> {
     pub(super) program: &'a Program,
     pub(super) fault: Fault,
     pub(super) page: u64,
     began: Instant,
 }
 
-impl<'a> Touch<'a> {
+impl<'a> FaultRequest<'a> {
     pub(super) fn new(program: &'a Program, fault: Fault, page: u64) -> Self {
         Self { program, fault, page, began: Instant::now() }
     }
@@ -40,10 +40,10 @@ impl Engine {
     pub(super) fn serve_faults(&self, worker: usize) {
         let mut buffer = super::prefetch::buffer();
         let mut events = Vec::with_capacity(1);
-        self.turn.join();
+        self.poll_token.join();
         sys::be_short();
         while !self.has_ended() {
-            self.turn.take();
+            self.poll_token.take();
             events.clear();
             // An error is an interrupt by a signal, which has no meaning here.
             let _ = epoll::wait(&self.faults, rustix::buffer::spare_capacity(&mut events), None);
@@ -62,27 +62,27 @@ impl Engine {
     /// Serves a fault on a page that is not in the page table, or a write to a shared page.
     fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
         let Some(page) = program.page(fault.address) else { return };
-        let touch = Touch::new(program, fault, page);
-        match self.try_serve(worker, &touch, buffer) {
+        let request = FaultRequest::new(program, fault, page);
+        match self.try_serve(worker, &request, buffer) {
             Ok(()) if self.trouble.load(Ordering::Relaxed) => {
                 _ = lock(&self.stalled).remove(&(program.id, page))
             }
             Ok(()) => {}
-            Err(error) => self.stall(&touch, &error),
+            Err(error) => self.stall(&request, &error),
         }
     }
 
     /// Records a fault that could not be served, for a retry, or gives it up after the timeout.
-    fn stall(&self, touch: &Touch<'_>, error: &RegionError) {
-        let Touch { program, page, began, .. } = *touch;
+    fn stall(&self, request: &FaultRequest<'_>, error: &RegionError) {
+        let FaultRequest { program, page, began, .. } = *request;
         add(&self.counters.stalled_faults, 1);
         self.is_in_trouble(error);
         let mut stalled = lock(&self.stalled);
         let fault =
             stalled.entry((program.id, page)).or_insert(Stalled { since: began, waits: true });
         fault.waits = true;
-        let gives_up = self.give_up.is_some_and(|longest| fault.since.elapsed() >= longest);
-        if gives_up && self.gives_up(touch, error) {
+        let gives_up = self.fault_timeout.is_some_and(|timeout| fault.since.elapsed() >= timeout);
+        if gives_up && self.gives_up(request, error) {
             stalled.remove(&(program.id, page));
             return;
         }
@@ -92,14 +92,14 @@ impl Engine {
 
     /// Poisons a page for which a thread has waited too long. Returns false if the fault must be
     /// retried.
-    fn gives_up(&self, touch: &Touch<'_>, error: &RegionError) -> bool {
-        let (program, page) = (touch.program, touch.page);
+    fn gives_up(&self, request: &FaultRequest<'_>, error: &RegionError) -> bool {
+        let (program, page) = (request.program, request.page);
         match program.poison(page) {
             Ok(Filled::Now) => {
                 tracing::error!(
                     program = program.name(),
                     page,
-                    "gives up: the program gets SIGBUS: {error}"
+                    "the fault timed out, and the program gets SIGBUS: {error}"
                 );
                 add(&self.counters.given_up, 1);
             }
@@ -112,7 +112,7 @@ impl Engine {
                 tracing::warn!(
                     program = program.name(),
                     page,
-                    "cannot give up ({error}): {refused}"
+                    "cannot end the timed-out fault ({error}): {refused}"
                 );
                 return false;
             }
@@ -124,10 +124,10 @@ impl Engine {
     pub(super) fn try_serve(
         &self,
         worker: usize,
-        touch: &Touch<'_>,
+        request: &FaultRequest<'_>,
         buffer: &mut [u8],
     ) -> Result<(), RegionError> {
-        let (program, page) = (touch.program, touch.page);
+        let (program, page) = (request.program, request.page);
         loop {
             let mut cache = lock(&self.cache);
             let is = self.table.get(page);
@@ -139,10 +139,10 @@ impl Engine {
                     return Ok(());
                 }
                 Place::Lost => return Err(RegionError::Lost(page)),
-                Place::Zero | Place::Remote if is.coming => {
+                Place::Zero | Place::Remote if is.awaiting_source => {
                     add(&self.counters.late_faults, 1);
                     self.table.set(page, Page { wanted: true, ..is });
-                    cache.coming.push_back(page);
+                    cache.awaiting_source.push_back(page);
                     return Ok(());
                 }
                 Place::Resident | Place::Unmapped if self.sharers.get(page).is_some() => {
@@ -151,9 +151,9 @@ impl Engine {
                     }
                     self.table.set(page, is.at(Place::Filling));
                     drop(cache);
-                    return self.part_again(touch);
+                    return self.finish_unshare(request);
                 }
-                Place::Resident | Place::Unmapped if !touch.fault.minor => {
+                Place::Resident | Place::Unmapped if !request.fault.minor => {
                     drop(cache);
                     add(&self.counters.late_faults, 1);
                     if !self.file.has(page) {
@@ -166,11 +166,11 @@ impl Engine {
                 Place::Resident | Place::Unmapped => {
                     self.table.set(page, is.at(Place::Filling));
                     drop(cache);
-                    return self.map(touch, is);
+                    return self.map(request, is);
                 }
                 Place::Shared if cache.has_room() || self.is_frozen() => {
                     drop(cache);
-                    return self.part(touch);
+                    return self.break_cow(request);
                 }
                 // While the region is frozen, nothing can leave, so the cache may exceed its limit
                 // for that moment.
@@ -179,9 +179,9 @@ impl Engine {
                     self.table.set(page, is.at(Place::Filling));
                     self.see_to_room(&mut cache);
                     drop(cache);
-                    self.fill(worker, touch, is, &mut buffer[..PAGE_SIZE])?;
+                    self.fill(worker, request, is, &mut buffer[..PAGE_SIZE])?;
                     if is.place == Place::Remote {
-                        self.prefetch(worker, touch, buffer);
+                        self.prefetch(worker, request, buffer);
                     }
                     return Ok(());
                 }
@@ -204,14 +204,14 @@ impl Engine {
     fn is_removed(&self, page: u64) -> Result<(), RegionError> {
         tracing::warn!(
             page,
-            "was taken out of the region's file by a program, without its engine: it is discarded"
+            "a program removed the page from the region's file; the engine discards the page"
         );
         self.discard(Run { first: page, count: 1 })
     }
 
     /// Puts a page that is in the file back into the page table.
-    fn map(&self, touch: &Touch<'_>, is: Page) -> Result<(), RegionError> {
-        let Touch { program, fault, page, .. } = *touch;
+    fn map(&self, request: &FaultRequest<'_>, is: Page) -> Result<(), RegionError> {
+        let FaultRequest { program, fault, page, .. } = *request;
         let cooled = is.place == Place::Unmapped;
         // Another mapping, or a program that is gone, may have had the page in its page table, and
         // written to it.
@@ -219,14 +219,14 @@ impl Engine {
         let mapped = program.map(page, is.stored && !dirty);
         let there = Page { dirty, wanted: false, ..is };
         match mapped {
-            Ok(Filled::Now) => self.settle(page, there.at(Place::Resident), cooled),
+            Ok(Filled::Now) => self.complete_fill(page, there.at(Place::Resident), cooled),
             Ok(Filled::Before) => {
-                self.settle(page, Page { dirty: true, ..there.at(Place::Resident) }, cooled);
+                self.complete_fill(page, Page { dirty: true, ..there.at(Place::Resident) }, cooled);
                 program.wake(&(page..page + 1));
             }
-            Ok(Filled::Gone) => self.settle(page, is, false),
+            Ok(Filled::Gone) => self.complete_fill(page, is, false),
             Err(error) => {
-                self.settle(page, is, false);
+                self.complete_fill(page, is, false);
                 return Err(cannot_map(page, error));
             }
         }
@@ -241,11 +241,11 @@ impl Engine {
     fn fill(
         &self,
         worker: usize,
-        touch: &Touch<'_>,
+        request: &FaultRequest<'_>,
         is: Page,
         buffer: &mut [u8],
     ) -> Result<(), RegionError> {
-        let Touch { program, fault, page, began } = *touch;
+        let FaultRequest { program, fault, page, began } = *request;
         let remote = is.place == Place::Remote;
         let filled = if remote {
             self.fetch(worker, page, buffer).and_then(|()| {
@@ -253,27 +253,27 @@ impl Engine {
                 filled.map_err(|error| cannot_map(page, error))
             })
         } else {
-            self.zero_ahead(touch);
+            self.zero_ahead(request);
             program.fill_zero(page).map_err(|error| cannot_map(page, error))
         };
         let there = Page { dirty: !remote || fault.write, wanted: false, ..is.at(Place::Resident) };
         match filled {
-            Ok(Filled::Now) => self.settle(page, there, false),
+            Ok(Filled::Now) => self.complete_fill(page, there, false),
             Ok(Filled::Before) if !remote => {
-                self.settle(page, there, false);
+                self.complete_fill(page, there, false);
                 program.wake(&(page..page + 1));
             }
             Ok(Filled::Before) => {
-                self.unsettle(page, is);
+                self.abort_fill(page, is);
                 // Only an engine puts pages into the file, so the content is of unknown origin.
                 return Err(cannot_map(
                     page,
-                    io::Error::other("there is one in the region's file that is not its own"),
+                    io::Error::other("the region's file already holds other content for it"),
                 ));
             }
-            Ok(Filled::Gone) => self.unsettle(page, is),
+            Ok(Filled::Gone) => self.abort_fill(page, is),
             Err(error) => {
-                self.unsettle(page, is);
+                self.abort_fill(page, is);
                 return Err(error);
             }
         }
@@ -300,7 +300,7 @@ impl Engine {
         worker: usize,
         first: u64,
         into: &mut [u8],
-    ) -> Result<Duration, PoolError> {
+    ) -> Result<Duration, VolumeError> {
         let sent = Instant::now();
         self.volume.read(worker, first * PAGE_SIZE as u64, into)?;
         let Some(link) = &self.link else { return Ok(sent.elapsed()) };
@@ -310,7 +310,7 @@ impl Engine {
     }
 
     /// Completes a fill: the page is at its place.
-    pub(super) fn settle(&self, page: u64, is: Page, touched: bool) {
+    pub(super) fn complete_fill(&self, page: u64, is: Page, touched: bool) {
         let mut cache = lock(&self.cache);
         let now = self.table.get(page);
         // A scan may have found the page written as soon as it was mapped. Its mark is gone since.
@@ -319,7 +319,7 @@ impl Engine {
         match is.place {
             Place::Resident if touched => cache.policy.touched(page),
             Place::Resident => cache.policy.came(page),
-            _ => cache.cooling.push_back(page),
+            _ => cache.cold_list.push_back(page),
         }
         drop(cache);
         if wanted {
@@ -328,7 +328,7 @@ impl Engine {
     }
 
     /// Aborts a fill: the page is back at its place, and its frame is free.
-    pub(super) fn unsettle(&self, page: u64, is: Page) {
+    pub(super) fn abort_fill(&self, page: u64, is: Page) {
         let mut cache = lock(&self.cache);
         let wanted = self.table.get(page).wanted;
         self.table.set(page, Page { dirty: false, ..is });

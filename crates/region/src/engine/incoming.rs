@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Range;
 
-use aquifer_region_client::Run;
 use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_region_client::Run;
 use aquifer_volume::Ledger as _;
 
 use super::Engine;
@@ -18,7 +18,7 @@ use crate::table::{Page, Place};
 #[derive(Debug, Default)]
 pub struct Incoming {
     /// The states of pages have come. Pages that come later were written to after that.
-    settled: bool,
+    has_states: bool,
     /// Whether each page came from the source. Other pages that are here do not count.
     came: Vec<bool>,
     /// Whether the volume has each page, perhaps an older version.
@@ -39,8 +39,8 @@ impl Engine {
     ) -> Result<(), RegionError> {
         if !self.is_frozen() {
             return match frame {
-                Frame::Pages(run) => self.take_left(*run, data),
-                _ => Err(RegionError::Misuse("the region is this host's already".to_owned())),
+                Frame::Pages(run) => self.accept_postcopy(*run, data),
+                _ => Err(RegionError::Misuse("the region already belongs to this host".to_owned())),
             };
         }
         let pages = self.table.pages() as usize;
@@ -57,14 +57,14 @@ impl Engine {
             Frame::Extents(extents) => {
                 extents.iter().try_for_each(|extent| self.take_extent(incoming, extent))
             }
-            other => Err(RegionError::Misuse(format!("{other:?} is not for this engine"))),
+            other => Err(RegionError::Misuse(format!("the engine cannot take in {other:?}"))),
         }
     }
 
     pub(super) fn check(&self, run: Run) -> Result<(), RegionError> {
         match run.first.checked_add(run.count) {
             Some(end) if end <= self.table.pages() => Ok(()),
-            _ => Err(RegionError::Misuse("pages that are not in the region".to_owned())),
+            _ => Err(RegionError::Misuse("the pages are outside the region".to_owned())),
         }
     }
 
@@ -72,9 +72,7 @@ impl Engine {
     pub(super) fn check_contents(&self, run: Run, data: &[u8]) -> Result<(), RegionError> {
         self.check(run)?;
         if run.count > PAGES || data.len() != run.count as usize * PAGE_SIZE {
-            return Err(RegionError::Misuse(
-                "pages that are not as long as they are said to be".to_owned(),
-            ));
+            return Err(RegionError::Misuse("the data is not as long as its pages".to_owned()));
         }
         Ok(())
     }
@@ -91,8 +89,13 @@ impl Engine {
         for (page, was) in (run.first..run.end()).zip(were) {
             incoming.came[page as usize] = true;
             // Until its state is known, the page counts as present only here.
-            let is = Page { dirty: true, wanted: false, coming: false, ..was.at(Place::Unmapped) };
-            self.settle(page, is, false);
+            let is = Page {
+                dirty: true,
+                wanted: false,
+                awaiting_source: false,
+                ..was.at(Place::Unmapped)
+            };
+            self.complete_fill(page, is, false);
         }
         put.map_err(RegionError::io("cannot put pages into the region's file"))
     }
@@ -147,7 +150,7 @@ impl Engine {
             }
         }
         let (gone, stuck) = self.punch(&leaving);
-        self.have_left(gone, gone.len());
+        self.complete_removal(gone, gone.len());
         stuck.map_or(Ok(()), |(pages, error)| {
             self.stay(pages);
             Err(error)
@@ -171,17 +174,19 @@ impl Engine {
             let is = self.table.get(page);
             let is = match is.place {
                 // The page's current version was left behind.
-                Place::Zero | Place::Remote => Page { stored, coming: dirty, ..is }.without_frame(),
+                Place::Zero | Place::Remote => {
+                    Page { stored, awaiting_source: dirty, ..is }.without_frame()
+                }
                 _ => Page { stored, dirty: dirty || !stored, ..is },
             };
             self.table.set(page, is);
             if is.has_frame() && !incoming.came[at] {
-                self.table.set(page, Page { coming: dirty, ..is });
+                self.table.set(page, Page { awaiting_source: dirty, ..is });
                 strange.push(page);
             }
         }
         drop(cache);
-        incoming.settled = true;
+        incoming.has_states = true;
         // A program that touched them before their state was known found zeroes.
         self.purge(strange)
     }
@@ -190,13 +195,13 @@ impl Engine {
         // The number comes from the other host, which may send any.
         let first = of.extent.saturating_mul(PAGES_PER_EXTENT);
         let last = first.saturating_add(PAGES_PER_EXTENT).min(self.table.pages());
-        if !incoming.settled || first >= last {
-            return Err(RegionError::Misuse("an extent that is not in the region".to_owned()));
+        if !incoming.has_states || first >= last {
+            return Err(RegionError::Misuse("the extent is outside the region".to_owned()));
         }
         let at = |page: u64| page * PAGE_SIZE as u64 - of.extent * EXTENT_SIZE;
         let stored = runs((first..last).filter(|page| incoming.stored[*page as usize]));
         let place = (of.lease, of.slot);
-        self.places.note(of.extent as usize, Some(place));
+        self.extent_map.note(of.extent as usize, Some(place));
         let written = stored.iter().map(|run| at(run.start)..at(run.end));
         Ok(self.volume.restore(of.extent as usize, place, written, [])?)
     }
@@ -223,7 +228,7 @@ impl Engine {
     /// Returns whether only the volume has the page, in its current version.
     fn is_remote(&self, page: u64) -> bool {
         let is = self.table.get(page);
-        is.place == Place::Remote && !is.coming
+        is.place == Place::Remote && !is.awaiting_source
     }
 
     /// Fetches those of the pages that are remote. Returns `None` if there is no room, or a fetch
@@ -258,11 +263,11 @@ impl Engine {
         for page in pages {
             let is = Page { wanted: false, ..self.table.get(page) };
             if put {
-                self.settle(page, here(is).at(Place::Unmapped), false);
+                self.complete_fill(page, here(is).at(Place::Unmapped), false);
             } else {
                 // Removes any part of the page that was written.
                 let _ = self.file.punch(&(page..page + 1));
-                self.unsettle(page, is.without_frame());
+                self.abort_fill(page, is.without_frame());
             }
         }
     }

@@ -16,22 +16,22 @@
 //! the cache's lock. It is in shared memory, and at every moment holds enough for another engine to
 //! continue ([`recover`]).
 
-mod coming;
 #[cfg(test)]
 mod crash;
 mod dirty;
 mod discard;
 mod evict;
-mod expected;
 mod fault;
 mod incoming;
 mod link;
 mod outgoing;
 mod persist;
+mod postcopy;
 mod prefetch;
 mod programs;
 mod recover;
 mod sharing;
+mod surviving_mappings;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -44,8 +44,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::poll_token::PollToken;
 use aquifer_fabric::sleep::going_to_sleep;
-use aquifer_fabric::turn::Turn;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
 use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig};
 use rustix::event::epoll;
@@ -53,22 +53,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counters, Counts, Times};
 use crate::error::RegionError;
+use crate::extent_map::ExtentMap;
 use crate::file::RegionFile;
 use crate::frames::{Frames, Sharers};
 use crate::lock;
-use crate::places::Places;
 use crate::policy::{Policy, PolicyKind};
 use crate::prefetch::PrefetchKind;
 use crate::program::Program;
 use crate::table::{Place, Table};
-use expected::Expected;
-pub(crate) use expected::waiting_programs;
 pub use incoming::Incoming;
 use link::Link;
 pub use link::LinkSpec;
 use outgoing::Outgoing;
 use prefetch::Early;
 pub use sharing::{Merged, Proposal};
+use surviving_mappings::SurvivingMappings;
+pub(crate) use surviving_mappings::waiting_programs;
 
 /// When victims leave the cache (\[Lim12\], section 4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ pub struct EngineConfig {
     pub link: Option<LinkSpec>,
     /// How long a thread waits for a page that cannot be fetched, before it gets `SIGBUS`. `None`:
     /// no limit.
-    pub give_up: Option<Duration>,
+    pub fault_timeout: Option<Duration>,
     /// How many faults the engine serves at a time.
     pub workers: usize,
     /// The volume belongs to another host's engine. This engine must not write to it, until it owns
@@ -125,7 +125,7 @@ pub struct Usage {
     /// The part never written, or discarded.
     pub zero: Bytes,
     /// The part still with the source host, and on its way from there.
-    pub coming: Bytes,
+    pub awaiting_source: Bytes,
 }
 
 /// The local cache.
@@ -147,12 +147,12 @@ struct Cache {
     watched: bool,
     is_short: bool,
     /// Victims outside the page tables, the oldest first. Pages touched since are still listed.
-    cooling: VecDeque<u64>,
+    cold_list: VecDeque<u64>,
     /// The pages that the destination host has, during a hand-over.
     outgoing: Option<Outgoing>,
     /// Pages that threads wait for and that come from the source host. Pages that came since are
     /// still listed.
-    coming: VecDeque<u64>,
+    awaiting_source: VecDeque<u64>,
 }
 
 /// A fault that could not be served.
@@ -175,16 +175,16 @@ pub struct Engine {
     prefetch: PrefetchKind,
     early: Early,
     link: Option<Link>,
-    give_up: Option<Duration>,
+    fault_timeout: Option<Duration>,
     cache: Mutex<Cache>,
     /// Signalled when a frame becomes free or a page arrives.
-    settled: Condvar,
+    fill_done: Condvar,
     /// Signalled when free frames fall below the reserve.
     short: Condvar,
     /// Signalled when a watched fault finds little room or none.
     watch: Condvar,
     programs: RwLock<Vec<Arc<Program>>>,
-    expected: Mutex<Expected>,
+    surviving_mappings: Mutex<SurvivingMappings>,
     /// The region is being removed, so no program may attach. Read under the lock of the programs.
     removing: AtomicBool,
     /// How often programs have unmapped pages. Only their page tables knew of writes to these
@@ -196,7 +196,7 @@ pub struct Engine {
     end: OwnedFd,
     /// Lets one worker at a time wait for faults. A fault that a lender answers at once needs no
     /// other thread.
-    turn: Arc<Turn>,
+    poll_token: Arc<PollToken>,
     /// Faults that could not be served, by program and page.
     stalled: Mutex<HashMap<(u64, u64), Stalled>>,
     /// Signalled when a stalled fault is to be retried.
@@ -219,12 +219,13 @@ pub struct Engine {
     /// Pages that an earlier engine was about to discard, and that lenders may still have.
     leftovers: Mutex<Vec<Range<u64>>>,
     /// The places of the volume's extents, kept for the next engine.
-    places: Arc<Places>,
+    extent_map: Arc<ExtentMap>,
 }
 
 impl Engine {
-    /// Opens the region in the file `region`. Continues from an earlier engine's `table`, `places`,
-    /// `sharers` and `programs`, if there was one. `frames` is the file of the group's frames.
+    /// Opens the region in the file `region`. Continues from an earlier engine's `table`,
+    /// `extent_map`, `sharers` and `programs`, if there was one. `frames` is the file of the
+    /// group's frames.
     ///
     /// # Errors
     /// The files cannot be used. For the region's first engine, also if a lease cannot be reached.
@@ -232,7 +233,7 @@ impl Engine {
         config: &EngineConfig,
         volume: VolumeConfig,
         leases: &[LeaseTarget],
-        [region, table, places, sharers]: [(&Path, File); 4],
+        [region, table, extent_map, sharers]: [(&Path, File); 4],
         [programs, frames]: [PathBuf; 2],
     ) -> Result<Self, RegionError> {
         let joined = |volume: VolumeConfig, resumes| {
@@ -244,7 +245,7 @@ impl Engine {
             }
             Ok(volume)
         };
-        Self::over(config, volume, joined, [region, table, places, sharers], [programs, frames])
+        Self::over(config, volume, joined, [region, table, extent_map, sharers], [programs, frames])
     }
 
     /// Opens the region over a volume to which `joined` adds the leases. Its second argument says
@@ -253,7 +254,7 @@ impl Engine {
         config: &EngineConfig,
         volume: VolumeConfig,
         joined: impl FnOnce(VolumeConfig, bool) -> Result<Volume, RegionError>,
-        [region, table, places, sharers]: [(&Path, File); 4],
+        [region, table, extent_map, sharers]: [(&Path, File); 4],
         [programs, frames]: [PathBuf; 2],
     ) -> Result<Self, RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot map {}", path.display()));
@@ -261,23 +262,26 @@ impl Engine {
         let pages = file.pages();
         let extents = (pages * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE);
         let table = Table::new(&table.1, pages).map_err(fail(table.0))?;
-        let places = Arc::new(Places::new(&places.1, extents).map_err(fail(places.0))?);
+        let extent_map =
+            Arc::new(ExtentMap::new(&extent_map.1, extents).map_err(fail(extent_map.0))?);
         let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
         // Besides the fault workers, one thread evicts and one discards.
         let workers = volume_workers(config.workers);
         let fail = RegionError::io(format!("cannot read {}", programs.display()));
         let mapped = [region.0.to_owned(), frames.clone()];
-        let expected = Expected::open(programs, mapped).map_err(fail)?;
-        let resumes = places.all().next().is_some() || !table.is_new() || expected.missing() > 0;
+        let surviving_mappings = SurvivingMappings::open(programs, mapped).map_err(fail)?;
+        let resumes = extent_map.all().next().is_some()
+            || !table.is_new()
+            || surviving_mappings.missing() > 0;
         let volume =
-            joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume }, resumes)?;
+            joined(VolumeConfig { workers, ledger: Some(extent_map.clone()), ..volume }, resumes)?;
         if resumes && !config.foreign {
             // The earlier engine may have been killed before it told the lenders.
             volume.end_older_generations();
         }
         let volume = Arc::new(volume);
-        let expected = Mutex::new(expected);
-        let (faults, end) = events().map_err(RegionError::io("cannot make an epoll"))?;
+        let surviving_mappings = Mutex::new(surviving_mappings);
+        let (faults, end) = events().map_err(RegionError::io("cannot create an epoll"))?;
         let cache = Cache {
             limit: (config.cache.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES),
             frames: 0,
@@ -287,9 +291,9 @@ impl Engine {
             making_room: false,
             watched: false,
             is_short: false,
-            cooling: VecDeque::new(),
+            cold_list: VecDeque::new(),
             outgoing: None,
-            coming: VecDeque::new(),
+            awaiting_source: VecDeque::new(),
         };
         let engine = Self {
             file,
@@ -300,19 +304,19 @@ impl Engine {
             prefetch: config.prefetch,
             early: Early::new(pages),
             link: config.link.map(Link::new),
-            give_up: config.give_up,
+            fault_timeout: config.fault_timeout,
             cache: Mutex::new(cache),
-            settled: Condvar::new(),
+            fill_done: Condvar::new(),
             short: Condvar::new(),
             watch: Condvar::new(),
             programs: RwLock::default(),
-            expected,
+            surviving_mappings,
             removing: AtomicBool::new(false),
             released: AtomicU64::new(0),
             next_program: AtomicU64::new(0),
             faults,
             end,
-            turn: Arc::default(),
+            poll_token: Arc::default(),
             stalled: Mutex::default(),
             retry: Condvar::new(),
             trouble: AtomicBool::new(false),
@@ -325,10 +329,10 @@ impl Engine {
             sharing: Mutex::default(),
             looking: Mutex::default(),
             leftovers: Mutex::default(),
-            places: places.clone(),
+            extent_map: extent_map.clone(),
         };
         engine
-            .recover(&places)
+            .recover(&extent_map)
             .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
         Ok(engine)
     }
@@ -377,7 +381,7 @@ impl Engine {
         // Each condition is signalled under the lock under which its waiters check for the end. A
         // failed write means that the eventfd was already set.
         let _ = rustix::io::write(&self.end, &1_u64.to_ne_bytes());
-        self.turn.end();
+        self.poll_token.end();
         let cache = lock(&self.cache);
         self.short.notify_all();
         self.watch.notify_all();
@@ -436,7 +440,7 @@ impl Engine {
         for page in 0..self.table.pages() {
             let is = self.table.get(page);
             match is.place {
-                Place::Zero | Place::Remote if is.coming => pages[4] += 1,
+                Place::Zero | Place::Remote if is.awaiting_source => pages[4] += 1,
                 Place::Zero | Place::Lost => pages[0] += 1,
                 Place::Remote => pages[1] += 1,
                 Place::Shared => pages[5] += 1,
@@ -457,9 +461,9 @@ impl Engine {
         pages[2] -= extra;
         pages[3] = pages[3].min(pages[2]);
         pages[1] += extra;
-        let [zero, remote, resident, dirty, coming, shared] = pages.map(bytes);
+        let [zero, remote, resident, dirty, awaiting_source, shared] = pages.map(bytes);
         let (size, cache) = (bytes(self.table.pages()), bytes(limit));
-        Usage { size, cache, resident, shared, dirty, remote, zero, coming }
+        Usage { size, cache, resident, shared, dirty, remote, zero, awaiting_source }
     }
 
     /// Changes the limit of the local cache, and waits until the cache is within it.
@@ -483,12 +487,12 @@ impl Engine {
             } else if since.elapsed() > STUCK {
                 let over = Bytes(frames.saturating_sub(self.cache().pages()) * PAGE_SIZE as u64);
                 let why = if self.is_complete() {
-                    "all is on its way".to_owned()
+                    "all other pages are on their way".to_owned()
                 } else {
-                    self.who_is_away()
+                    self.describe_wait()
                 };
                 return Err(RegionError::Refused(format!(
-                    "{over} over the limit cannot leave the cache: {why}"
+                    "the engine cannot evict {over} above the cache limit: {why}"
                 )));
             }
             self.evict(self.control_worker(), evict::BATCH)?;
@@ -538,12 +542,12 @@ impl Engine {
         going_to_sleep();
         // Tests run everything in one thread, so nothing changes during a wait.
         let timeout = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(2) };
-        drop(self.settled.wait_timeout(cache, timeout).unwrap_or_else(PoisonError::into_inner));
+        drop(self.fill_done.wait_timeout(cache, timeout).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Signals that pages have reached their places, and wakes the threads that wait for these.
     fn arrived(&self, pages: &[u64]) {
-        self.settled.notify_all();
+        self.fill_done.notify_all();
         if pages.is_empty() {
             return;
         }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use aquifer_region_client::Run;
 use aquifer_page::{PAGE_SIZE, is_zero};
+use aquifer_region_client::Run;
 
 use super::Engine;
 use super::persist::cannot_look;
@@ -20,7 +20,7 @@ use crate::table::Place;
 const CHUNK: u64 = 4096;
 
 /// How long the stopped region may take until no page is on its way.
-const SETTLING: Duration = Duration::from_secs(5);
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The receiver of frames for the other engine.
 pub type Sink<'a> = dyn FnMut(&Frame, &[u8]) -> io::Result<()> + 'a;
@@ -30,10 +30,11 @@ pub type Sink<'a> = dyn FnMut(&Frame, &[u8]) -> io::Result<()> + 'a;
 pub(super) struct Outgoing {
     /// The destination has the page, perhaps an older version.
     there: Vec<bool>,
-    /// The destination has the page's current version, or the page is recorded in `left`.
+    /// The destination has the page's current version, or the page is recorded in
+    /// `left_at_source`.
     current: Vec<bool>,
     /// The page was left behind, and the destination must ask for it.
-    left: Vec<bool>,
+    left_at_source: Vec<bool>,
     /// No round has sent pages yet.
     first: bool,
 }
@@ -69,8 +70,8 @@ impl Engine {
         {
             return Err(RegionError::Lost(page));
         }
-        if (0..self.table.pages()).any(|page| self.table.get(page).coming) {
-            let why = "some of it is still with the host that it came from, and comes: try again in a moment";
+        if (0..self.table.pages()).any(|page| self.table.get(page).awaiting_source) {
+            let why = "some of its pages are still with the source host; try again in a moment";
             return Err(RegionError::Misuse(why.to_owned()));
         }
         if cache.outgoing.is_some() {
@@ -78,7 +79,7 @@ impl Engine {
         }
         let none = || vec![false; pages];
         cache.outgoing =
-            Some(Outgoing { there: none(), current: none(), left: none(), first: true });
+            Some(Outgoing { there: none(), current: none(), left_at_source: none(), first: true });
         drop(cache);
         // No more pages become shared from here on. Shared pages go as the region's own, as the
         // other host has other frames.
@@ -92,7 +93,7 @@ impl Engine {
         let mut cache = lock(&self.cache);
         cache.outgoing = None;
         self.frozen.store(false, Ordering::Relaxed);
-        self.settled.notify_all();
+        self.fill_done.notify_all();
         self.short.notify_all();
     }
 
@@ -111,7 +112,7 @@ impl Engine {
             let cache = lock(&self.cache);
             self.frozen.store(true, Ordering::Relaxed);
             drop(cache);
-            self.wait_until_settled()?;
+            self.wait_for_pages_in_flight()?;
         }
         let plan = self.plan(round)?;
         let fail = || RegionError::io("cannot send to the other host");
@@ -126,8 +127,8 @@ impl Engine {
     }
 
     /// Waits until no page is on its way. The region is frozen, so none leaves.
-    fn wait_until_settled(&self) -> Result<(), RegionError> {
-        let deadline = Instant::now() + SETTLING;
+    fn wait_for_pages_in_flight(&self) -> Result<(), RegionError> {
+        let deadline = Instant::now() + FREEZE_TIMEOUT;
         let on_its_way =
             |page| matches!(self.table.get(page).place, Place::Filling | Place::Leaving);
         let mut first = 0;
@@ -142,7 +143,8 @@ impl Engine {
                 continue;
             }
             if Instant::now() > deadline {
-                let why = format!("page {page} is still on its way: can its lender be reached?");
+                let why =
+                    format!("page {page} is still on its way; check that its lender is reachable");
                 return Err(RegionError::Refused(why));
             }
             self.wait_for_change(cache);
@@ -179,8 +181,8 @@ impl Engine {
                 if is_here && must && round == Round::Leave {
                     // The destination asks for it later, and its version is old.
                     outgoing.current[at] = true;
-                    outgoing.left[at] = true;
-                    plan.sent.left += 1;
+                    outgoing.left_at_source[at] = true;
+                    plan.sent.left_at_source += 1;
                     if std::mem::take(&mut outgoing.there[at]) {
                         plan.purge.push(page);
                     }
@@ -240,8 +242,10 @@ impl Engine {
             let end = (first + handover::STATES).min(self.table.pages());
             let mut states = vec![0; (end - first).div_ceil(4) as usize];
             let cache = lock(&self.cache);
-            let is_left =
-                |page| cache.outgoing.as_ref().is_some_and(|outgoing| outgoing.left[page as usize]);
+            let is_left = |page: u64| {
+                let outgoing = cache.outgoing.as_ref();
+                outgoing.is_some_and(|outgoing| outgoing.left_at_source[page as usize])
+            };
             for page in first..end {
                 let is = self.table.get(page);
                 // If the volume does not have the page, the bit tells only of a page left behind.
@@ -254,7 +258,7 @@ impl Engine {
             sink(&Frame::States(first), &states)?;
             first = end;
         }
-        let extents = self.places.all().map(|(extent, (lease, slot))| Extent {
+        let extents = self.extent_map.all().map(|(extent, (lease, slot))| Extent {
             extent: extent as u64,
             lease,
             slot,
@@ -298,9 +302,8 @@ mod tests {
     fn of_eight_pages_five_are_sent_where_eleven_were() {
         let engine = Engine::bare(9);
         let is = |page: u64, place, dirty| {
-            engine
-                .table
-                .set(page, Page { place, stored: true, dirty, wanted: false, coming: false });
+            let is = Page { place, stored: true, dirty, wanted: false, awaiting_source: false };
+            engine.table.set(page, is);
         };
         let leaves = |page| {
             is(page, Place::Remote, false);
@@ -324,10 +327,11 @@ mod tests {
     }
 
     #[test]
-    fn what_left_and_came_back_is_not_what_the_other_engine_has() {
+    fn pages_that_left_are_purged_from_the_destination() {
         let engine = Engine::bare(4);
         let is = |page: u64, place, stored, dirty| {
-            engine.table.set(page, Page { place, stored, dirty, wanted: false, coming: false });
+            let is = Page { place, stored, dirty, wanted: false, awaiting_source: false };
+            engine.table.set(page, is);
         };
         is(0, Place::Resident, true, false);
         is(1, Place::Resident, true, false);

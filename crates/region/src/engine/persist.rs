@@ -130,7 +130,7 @@ impl Engine {
             match was.place {
                 Place::Resident => cache.policy.came(*page),
                 Place::Shared => {}
-                _ => cache.cooling.push_back(*page),
+                _ => cache.cold_list.push_back(*page),
             }
             if is.wanted {
                 wanted.push(*page);
@@ -143,5 +143,5 @@ impl Engine {
 }
 
 pub(super) fn cannot_look(source: std::io::Error) -> RegionError {
-    RegionError::io("cannot look at a program's pages")(source)
+    RegionError::io("cannot read a program's page table")(source)
 }

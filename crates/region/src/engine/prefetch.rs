@@ -3,10 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aquifer_region_client::Filled;
 use aquifer_page::PAGE_SIZE;
+use aquifer_region_client::Filled;
 
-use super::fault::Touch;
+use super::fault::FaultRequest;
 use super::{Cache, Engine};
 use crate::counters::add;
 use crate::file::runs;
@@ -61,12 +61,12 @@ impl Early {
 impl Engine {
     /// Fetches the pages that the faulting thread is likely to touch next. Errors are ignored; they
     /// recur when the pages are touched.
-    pub(super) fn prefetch(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) {
-        let guess = self.guess(touch, &|| self.most_prefetched());
+    pub(super) fn prefetch(&self, worker: usize, request: &FaultRequest<'_>, buffer: &mut [u8]) {
+        let guess = self.guess(request, &|| self.most_prefetched());
         let Some(guess) = guess else { return };
         // No thread waits for this work, so another worker takes over the wait for faults.
-        self.turn.pass_on();
-        let pages = self.take_remote(worker, touch.page, guess);
+        self.poll_token.pass_on();
+        let pages = self.take_remote(worker, request.page, guess);
         let (mut fetched, mut used) = (0, 0);
         for run in runs(pages) {
             let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
@@ -75,16 +75,18 @@ impl Engine {
                 let was = self.table.get(page);
                 let is = was.at(Place::Remote);
                 // Clean, as the kernel marks the next write.
-                if read.is_ok() && matches!(touch.program.fill(page, data, true), Ok(Filled::Now)) {
+                if read.is_ok() && matches!(request.program.fill(page, data, true), Ok(Filled::Now))
+                {
                     fetched += 1;
                     if was.wanted {
                         used += 1
                     } else {
                         self.early.add(page)
                     }
-                    self.settle(page, Page { wanted: false, ..is.at(Place::Resident) }, false);
+                    let is = Page { wanted: false, ..is.at(Place::Resident) };
+                    self.complete_fill(page, is, false);
                 } else {
-                    self.unsettle(page, Page { wanted: false, ..is });
+                    self.abort_fill(page, Page { wanted: false, ..is });
                 }
             }
         }
@@ -95,9 +97,9 @@ impl Engine {
         account.used(used);
     }
 
-    fn guess(&self, touch: &Touch<'_>, most: &dyn Fn() -> u64) -> Option<Guess> {
+    fn guess(&self, request: &FaultRequest<'_>, most: &dyn Fn() -> u64) -> Option<Guess> {
         let used = |proven: Proven| self.were_used(proven.pages());
-        touch.program.guess(touch.fault.thread, touch.page, &used, most)
+        request.program.guess(request.fault.thread, request.page, &used, most)
     }
 
     /// Returns how many pages a proven pattern may fetch. The limits keep guesses from filling a
@@ -157,7 +159,7 @@ impl Engine {
         let mut pages = Vec::with_capacity(guess.count as usize);
         for page in guess.pages(page).take_while(|page| *page < self.table.pages()) {
             let is = self.table.get(page);
-            if is.place == place && !is.coming && cache.frames < cache.limit {
+            if is.place == place && !is.awaiting_source && cache.frames < cache.limit {
                 cache.frames += 1;
                 self.table.set(page, is.at(Place::Filling));
                 pages.push(page);
@@ -171,27 +173,27 @@ impl Engine {
     /// Maps zero pages ahead of a thread that touched one, as long as no page must leave for them.
     /// The thread waits meanwhile, as a fill takes as long as a write. A thread that came too early
     /// would wait longer.
-    pub(super) fn zero_ahead(&self, touch: &Touch<'_>) {
+    pub(super) fn zero_ahead(&self, request: &FaultRequest<'_>) {
         let most = || {
             let cache = lock(&self.cache);
             MOST.min(cache.limit / 16).min(cache.free().saturating_sub(cache.reserve()))
         };
-        let guess = self.guess(touch, &most);
+        let guess = self.guess(request, &most);
         let Some(guess) = guess else { return };
         let mut cache = lock(&self.cache);
-        let pages = self.take(&mut cache, touch.page, guess, Place::Zero);
+        let pages = self.take(&mut cache, request.page, guess, Place::Zero);
         drop(cache);
         for page in pages {
             let is = self.table.get(page).at(Place::Zero);
-            if matches!(touch.program.fill_zero(page), Ok(Filled::Now | Filled::Before)) {
-                self.settle(
+            if matches!(request.program.fill_zero(page), Ok(Filled::Now | Filled::Before)) {
+                self.complete_fill(
                     page,
                     Page { dirty: true, wanted: false, ..is.at(Place::Resident) },
                     false,
                 );
                 add(&self.counters.zeroed, 1);
             } else {
-                self.unsettle(page, Page { wanted: false, ..is });
+                self.abort_fill(page, Page { wanted: false, ..is });
             }
         }
     }

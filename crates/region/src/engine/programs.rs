@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use aquifer_region_client::{Attach, Connection, Release, Reply, Run, Userfault, VERSION};
 use rustix::event::epoll;
 
-use super::expected::Mapped;
+use super::surviving_mappings::Mapped;
 use super::{Cache, Engine, GUARD};
 use crate::error::RegionError;
 use crate::lock;
@@ -36,7 +36,7 @@ impl Engine {
         orders: Connection,
     ) -> io::Result<()> {
         let (program, mapped) = self.attach(attach, userfaults.map(Userfault::from), orders)?;
-        program.wait_for_end(|| lock(&self.expected).is_there(&mapped));
+        program.wait_for_end(|| lock(&self.surviving_mappings).is_there(&mapped));
         self.detach(&program, &mapped);
         Ok(())
     }
@@ -54,7 +54,8 @@ impl Engine {
         if attach.version != VERSION {
             let theirs = attach.version;
             return Err(refuse(format!(
-                "it speaks version {theirs} of the protocol, this engine {VERSION}: use programs of one release"
+                "the program speaks protocol version {theirs}, the engine {VERSION}; use the same \
+                 release for both"
             )));
         }
         let Run { first, count } = attach.pages;
@@ -76,7 +77,7 @@ impl Engine {
         if let Err(error) = self.take_care(&program, mapped) {
             // The program has pages mapped, and comes back. It must be on one of the two lists at
             // all times.
-            lock(&self.expected).is_away(mapped);
+            lock(&self.surviving_mappings).is_away(mapped);
             self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
             return Err(error);
         }
@@ -99,9 +100,9 @@ impl Engine {
                 self.ignore(&other);
             }
             programs.push(program.clone());
-            lock(&self.expected).add(mapped)
+            lock(&self.surviving_mappings).add(mapped)
         })?;
-        self.settle_shared().map_err(io::Error::other)?;
+        self.restore_shared().map_err(io::Error::other)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         for (userfault, id) in
             [(&program.userfault, program.id), (&program.guard, program.id | GUARD)]
@@ -133,7 +134,7 @@ impl Engine {
         programs.retain(|other| !Arc::ptr_eq(other, program));
         // The program may have mapped the region at the same address again.
         if !programs.iter().any(|other| is_same(other, program.pid, program.address())) {
-            lock(&self.expected).remove(mapped);
+            lock(&self.surviving_mappings).remove(mapped);
         }
         drop(programs);
         tracing::info!(process = program.pid, "unmapped");
@@ -180,7 +181,7 @@ impl Engine {
     /// Returns the names of the programs that have the region mapped.
     pub fn mapped_by(&self) -> Vec<String> {
         let mut names: Vec<_> = self.programs().iter().map(|program| program.name()).collect();
-        names.extend(lock(&self.expected).missing_names());
+        names.extend(lock(&self.surviving_mappings).missing_names());
         names
     }
 
@@ -227,7 +228,7 @@ impl Engine {
         let deadline = Instant::now() + RETURN_TIMEOUT;
         while !is(self) {
             if Instant::now() > deadline || self.has_ended() {
-                return Err(RegionError::Refused(self.who_is_away()));
+                return Err(RegionError::Refused(self.describe_wait()));
             }
             self.wait_for_change(lock(&self.cache));
         }
@@ -235,12 +236,12 @@ impl Engine {
     }
 
     /// Returns a message that names the programs that the engine waits for.
-    pub(super) fn who_is_away(&self) -> String {
+    pub(super) fn describe_wait(&self) -> String {
         let silent = self.programs().into_iter().filter(|program| program.is_silent());
         let mut names: Vec<_> = silent.map(|program| program.name()).collect();
-        names.extend(lock(&self.expected).missing_names());
+        names.extend(lock(&self.surviving_mappings).missing_names());
         format!(
-            "it has to wait for {}: is that stopped? 'kill -CONT' has it go on",
+            "the engine waits for {}; resume a stopped program with 'kill -CONT PID'",
             names.join(", ")
         )
     }

@@ -8,9 +8,9 @@ use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
 
 use super::Engine;
 use super::dirty::{Found, after_crash};
+use crate::extent_map::ExtentMap;
 use crate::file::runs;
 use crate::lock;
-use crate::places::Places;
 use crate::table::{Page, Place};
 
 impl Engine {
@@ -18,10 +18,10 @@ impl Engine {
     ///
     /// # Errors
     /// The file cannot be read, a page has no place, or the volume cannot be restored.
-    pub(super) fn recover(&self, places: &Places) -> io::Result<()> {
+    pub(super) fn recover(&self, extent_map: &ExtentMap) -> io::Result<()> {
         let present = self.file.present()?;
         let mut present = present.into_iter().flatten().peekable();
-        let placed: HashSet<_> = places.all().map(|(extent, _)| extent as u64).collect();
+        let placed: HashSet<_> = extent_map.all().map(|(extent, _)| extent as u64).collect();
         // The earlier engine may have been about to discard these, so the volume may or may not
         // have them.
         let mut unsure = HashSet::new();
@@ -38,7 +38,7 @@ impl Engine {
                 Found::Lost => {
                     tracing::error!(
                         page,
-                        "is not in the region's file any more, and was nowhere else: it is lost"
+                        "the page is lost: it was only in the region's file, and is gone from there"
                     );
                     Page { wanted: false, ..was.at(Place::Lost) }
                 }
@@ -63,14 +63,15 @@ impl Engine {
         let lost = (0..self.table.pages())
             .filter(|page| !placed.contains(&(page / PAGES_PER_EXTENT)))
             .find(|page| {
-                self.table.get(*page).place == Place::Remote && !self.table.get(*page).coming
+                let is = self.table.get(*page);
+                is.place == Place::Remote && !is.awaiting_source
             });
         if let Some(page) = lost {
             let why =
-                format!("page {page} was with the engine before this one, and with no lender");
+                format!("page {page} was only in the earlier engine's cache, and with no lender");
             return Err(io::Error::other(why));
         }
-        for (extent, place) in places.all() {
+        for (extent, place) in extent_map.all() {
             let first = extent as u64 * PAGES_PER_EXTENT;
             let last = (first + PAGES_PER_EXTENT).min(self.table.pages());
             let at = |page: u64| page * PAGE_SIZE as u64 - extent as u64 * EXTENT_SIZE;
@@ -109,15 +110,13 @@ mod tests {
     impl Engine {
         /// Makes an engine for so many pages that were never written, without a lender.
         pub(in crate::engine) fn bare(pages: u64) -> Self {
-            let was = Page {
-                place: Place::Zero,
-                stored: false,
-                dirty: false,
-                wanted: false,
-                coming: false,
-            };
-            after(was, false, pages).unwrap()
+            after(page(Place::Zero, false, false), false, pages).unwrap()
         }
+    }
+
+    /// Returns a page that no thread waits for, and that is not at the source host.
+    fn page(place: Place, stored: bool, dirty: bool) -> Page {
+        Page { place, stored, dirty, wanted: false, awaiting_source: false }
     }
 
     /// Makes the engine that follows one which died with page 0 in state `was`, without a lender.
@@ -125,7 +124,7 @@ mod tests {
     fn after(was: Page, in_file: bool, pages: u64) -> Result<Engine, RegionError> {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let paths =
-            ["region", "table", "places", "sharers"].map(|name| directory.path().join(name));
+            ["region", "table", "extent_map", "sharers"].map(|name| directory.path().join(name));
         let open = |at: usize, size: u64| {
             let mut options = OpenOptions::new();
             let file = options
@@ -149,7 +148,7 @@ mod tests {
             scheme: Default::default(),
             prefetch: Default::default(),
             link: None,
-            give_up: None,
+            fault_timeout: None,
             workers: 1,
             foreign: false,
         };
@@ -172,9 +171,8 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_was_leaving_when_its_extent_was_given_back_is_still_there() {
-        let leaving =
-            Page { place: Place::Leaving, stored: true, dirty: true, wanted: true, coming: false };
+    fn a_page_leaving_as_its_extent_is_released_is_kept() {
+        let leaving = Page { wanted: true, ..page(Place::Leaving, true, true) };
         let engine = after(leaving, true, 4).unwrap();
         let is = engine.table.get(0);
         assert_eq!((is.place, is.dirty, is.wanted), (Place::Resident, true, false));
@@ -183,30 +181,26 @@ mod tests {
 
     #[test]
     fn a_page_that_is_coming_still_is_unless_it_came() {
-        let coming =
-            Page { place: Place::Filling, stored: true, dirty: false, wanted: true, coming: true };
-        let engine = after(Page { stored: false, ..coming }, false, 4).unwrap();
+        let filling =
+            Page { wanted: true, awaiting_source: true, ..page(Place::Filling, true, false) };
+        let engine = after(Page { stored: false, ..filling }, false, 4).unwrap();
         let is = engine.table.get(0);
-        assert_eq!((is.place, is.coming, is.wanted), (Place::Zero, true, false));
-        let engine = after(coming, true, 4).unwrap();
+        assert_eq!((is.place, is.awaiting_source, is.wanted), (Place::Zero, true, false));
+        let engine = after(filling, true, 4).unwrap();
         let is = engine.table.get(0);
-        assert_eq!((is.place, is.coming, is.dirty), (Place::Resident, false, true));
+        assert_eq!((is.place, is.awaiting_source, is.dirty), (Place::Resident, false, true));
     }
 
     #[test]
     fn a_page_that_nobody_has_is_not_taken_for_zeroes() {
-        let remote =
-            Page { place: Place::Remote, stored: true, dirty: false, wanted: false, coming: false };
-        let refused = after(remote, false, 4).unwrap_err().to_string();
+        let refused = after(page(Place::Remote, true, false), false, 4).unwrap_err().to_string();
         assert!(refused.contains("with no lender"), "{refused}");
     }
 
     #[test]
     fn a_page_that_vanished_from_the_file_is_lost_and_not_zeroes() {
         for stored in [false, true] {
-            let was =
-                Page { place: Place::Unmapped, stored, dirty: true, wanted: false, coming: false };
-            let engine = after(was, false, 4).unwrap();
+            let engine = after(page(Place::Unmapped, stored, true), false, 4).unwrap();
             assert_eq!(engine.table.get(0).place, Place::Lost);
             let refused = engine.begin_outgoing().unwrap_err().to_string();
             assert!(refused.contains("page 0 is lost"), "{refused}");

@@ -3,19 +3,19 @@
 //!
 //! The scanner only proposes. The engine takes a page out of the page table. It compares the page
 //! with the frame byte by byte, while no program can write to it. The program maps the frame only
-//! after that. The kernel holds a write to it (see crate `region-client`) until the region has a page of
-//! its own again.
+//! after that. The kernel holds a write to it (see crate `region-client`) until the region has a
+//! page of its own again.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use aquifer_region_client::{Run, Shared};
 use aquifer_page::{PAGE_SIZE, is_zero};
+use aquifer_region_client::{Run, Shared};
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use crate::counters::add;
-use crate::engine::fault::Touch;
+use crate::engine::fault::FaultRequest;
 use crate::error::RegionError;
 use crate::file::runs;
 use crate::lock;
@@ -129,7 +129,7 @@ impl Engine {
     fn unmap_to_share(&self, pages: &[u64]) -> Result<(), RegionError> {
         let unproven = self
             .unmap(pages, false)
-            .map_err(RegionError::io("cannot take pages out of a program"))?;
+            .map_err(RegionError::io("cannot unmap pages from a program"))?;
         let _cache = lock(&self.cache);
         for page in pages {
             let is = self.table.get(*page);
@@ -238,7 +238,7 @@ impl Engine {
     fn come_back(&self, pages: &[u64]) {
         for page in pages {
             let is = self.table.get(*page);
-            self.settle(
+            self.complete_fill(
                 *page,
                 Page { dirty: true, wanted: false, ..is.at(Place::Resident) },
                 false,
@@ -247,21 +247,21 @@ impl Engine {
     }
 
     /// Unshares a page on a write, or on a touch through another mapping.
-    pub(super) fn part(&self, touch: &Touch<'_>) -> Result<(), RegionError> {
-        let (program, page) = (touch.program, touch.page);
+    pub(super) fn break_cow(&self, request: &FaultRequest<'_>) -> Result<(), RegionError> {
+        let (program, page) = (request.program, request.page);
         // A program with many mappings gets whole stretches back, which removes one mapping each.
         let pages = if program.is_crowded() { self.stretch(page) } else { page..page + 1 };
-        self.unshare_for(&pages.collect::<Vec<_>>(), Some(touch))?;
-        add(&self.counters.broken, 1);
+        self.unshare_for(&pages.collect::<Vec<_>>(), Some(request))?;
+        add(&self.counters.cow_breaks, 1);
         program.wake(&(page..page + 1));
         Ok(())
     }
 
     /// Unshares a page that is filling and in the file. Earlier, a program could not be told to map
     /// it from there.
-    pub(super) fn part_again(&self, touch: &Touch<'_>) -> Result<(), RegionError> {
-        self.map_own(&[touch.page], Some(touch))?;
-        touch.program.wake(&(touch.page..touch.page + 1));
+    pub(super) fn finish_unshare(&self, request: &FaultRequest<'_>) -> Result<(), RegionError> {
+        self.map_own(&[request.page], Some(request))?;
+        request.program.wake(&(request.page..request.page + 1));
         Ok(())
     }
 
@@ -275,7 +275,11 @@ impl Engine {
     }
 
     /// Does the same, and maps the touched page before any of the pages can leave again.
-    fn unshare_for(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
+    fn unshare_for(
+        &self,
+        pages: &[u64],
+        request: Option<&FaultRequest<'_>>,
+    ) -> Result<(), RegionError> {
         for pages in pages.chunks(CHUNK) {
             let mut cache = lock(&self.cache);
             let mut pages: Vec<u64> =
@@ -285,7 +289,7 @@ impl Engine {
             }
             if !self.is_complete_now(&mut cache) {
                 drop(cache);
-                self.wait_for_programs(touch)?;
+                self.wait_for_programs(request)?;
                 cache = lock(&self.cache);
                 pages.retain(|page| self.is_shared(*page));
             }
@@ -303,18 +307,18 @@ impl Engine {
                 self.are_shared(&pages);
                 return Err(error);
             }
-            self.map_own(&pages, touch)?;
+            self.map_own(&pages, request)?;
         }
         Ok(())
     }
 
-    /// Waits until all programs that may have pages mapped take orders. With a touch, returns an
+    /// Waits until all programs that may have pages mapped take orders. With a request, returns an
     /// error at once, and the fault is retried.
-    fn wait_for_programs(&self, touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
-        if touch.is_none() {
+    fn wait_for_programs(&self, request: Option<&FaultRequest<'_>>) -> Result<(), RegionError> {
+        if request.is_none() {
             return self.wait_until(Self::is_complete);
         }
-        if self.is_complete() { Ok(()) } else { Err(RegionError::Refused(self.who_is_away())) }
+        if self.is_complete() { Ok(()) } else { Err(RegionError::Refused(self.describe_wait())) }
     }
 
     /// Returns the shared pages that are mapped together with this one, from it to the nearer end.
@@ -336,7 +340,11 @@ impl Engine {
 
     /// Makes the programs map these filling pages from the file. If a program refuses, it still
     /// reads the equal frame, and its next write faults again.
-    fn map_own(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
+    fn map_own(
+        &self,
+        pages: &[u64],
+        request: Option<&FaultRequest<'_>>,
+    ) -> Result<(), RegionError> {
         let restored = self.restore(pages);
         if restored.is_ok() {
             // A program that is away may have the frame mapped, and gets the order when it is back.
@@ -344,8 +352,8 @@ impl Engine {
                 self.are_own(pages);
             }
             // Saves the program's next fault. If this fails, the program faults.
-            if let Some(touch) = touch.filter(|touch| pages.contains(&touch.page)) {
-                let _ = touch.program.map(touch.page, false);
+            if let Some(request) = request.filter(|request| pages.contains(&request.page)) {
+                let _ = request.program.map(request.page, false);
             }
         }
         self.come_back(pages);
@@ -370,7 +378,7 @@ impl Engine {
         let runs = runs(pages.iter().copied());
         for program in self.programs() {
             let restored = program.restore(&runs, self.file.file());
-            restored.map_err(RegionError::io("cannot give a program its own pages again"))?;
+            restored.map_err(RegionError::io("cannot map the region's own pages in a program"))?;
         }
         Ok(())
     }
@@ -388,7 +396,7 @@ impl Engine {
             // A page that is on its way to a lender returns to shared after the write.
             if !shared
                 .iter()
-                .any(|page| !self.table.get(*page).is_settled() || self.is_shared(*page))
+                .any(|page| !self.table.get(*page).is_in_place() || self.is_shared(*page))
             {
                 return Ok(());
             }
@@ -413,21 +421,21 @@ impl Engine {
     ///
     /// # Errors
     /// A program refuses, so its mapping is unknown.
-    pub(super) fn settle_shared(&self) -> Result<(), RegionError> {
+    pub(super) fn restore_shared(&self) -> Result<(), RegionError> {
         if self.sharers.all().next().is_none() {
             return Ok(());
         }
         let _sharing = lock(&self.sharing);
         let pages: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
-        self.settle_unsure(&pages)
+        self.restore_unsure(&pages)
     }
 
     /// Does the same for those of these pages that are in the region's file.
-    fn settle_unsure(&self, pages: &[u64]) -> Result<(), RegionError> {
+    fn restore_unsure(&self, pages: &[u64]) -> Result<(), RegionError> {
         let mut unsure = Vec::new();
         for page in pages {
             let mut cache = lock(&self.cache);
-            while !self.table.get(*page).is_settled() {
+            while !self.table.get(*page).is_in_place() {
                 self.wait_for_change(cache);
                 cache = lock(&self.cache);
             }
@@ -445,7 +453,7 @@ impl Engine {
     }
 
     /// Unshares these pages, which are about to be discarded.
-    pub(super) fn give_up_shared(&self, pages: Range<u64>) -> Result<(), RegionError> {
+    pub(super) fn unshare_for_discard(&self, pages: Range<u64>) -> Result<(), RegionError> {
         let has_frame = |page: &u64| self.sharers.get(*page).is_some();
         let shared: Vec<u64> = pages.filter(has_frame).collect();
         if shared.is_empty() {
@@ -454,13 +462,13 @@ impl Engine {
         self.wait_for_programs(None)?;
         if !self.programs().is_empty() {
             self.unshare(&shared)?;
-            return self.settle_unsure(&shared);
+            return self.restore_unsure(&shared);
         }
         // No program has them mapped, so they need not return to the file first.
         let _cache = lock(&self.cache);
         for page in shared {
             let is = self.table.get(page);
-            if is.is_settled() {
+            if is.is_in_place() {
                 self.sharers.set(page, None);
             }
             if is.place == Place::Shared {

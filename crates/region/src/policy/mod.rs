@@ -59,7 +59,10 @@ pub enum PolicyKind {
     Sieve,
 }
 
-named!(PolicyKind, "policy": RoundRobin "round-robin", Clock "clock", Fifo "fifo", Random "random", Sieve "sieve");
+named!(
+    PolicyKind,
+    "policy": RoundRobin "round-robin", Clock "clock", Fifo "fifo", Random "random", Sieve "sieve"
+);
 
 impl PolicyKind {
     /// Makes the policy for a region of so many pages, none of which is in the cache.

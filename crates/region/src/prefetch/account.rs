@@ -51,17 +51,17 @@ impl Account {
 
     /// Counts pages that left the cache without a known touch.
     pub(crate) fn wasted(&mut self, pages: u64) {
-        self.settle(pages);
+        self.close(pages);
         self.wasted += pages;
         self.judge();
     }
 
     /// Counts discarded pages, which say nothing about the guess.
     pub(crate) fn forgotten(&mut self, pages: u64) {
-        self.settle(pages);
+        self.close(pages);
     }
 
-    fn settle(&mut self, pages: u64) {
+    fn close(&mut self, pages: u64) {
         // A negative number is credit, which stays for other guesses.
         if self.open > 0 {
             self.open = (self.open - pages as i64).max(0);
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wasted_is_tried_again_ever_more_rarely() {
+    fn wasted_guesses_are_retried_ever_more_rarely() {
         let mut account = Account::default();
         let mut between = Vec::new();
         for _ in 0..10 {

@@ -86,7 +86,10 @@ pub enum PrefetchKind {
     Auto,
 }
 
-named!(PrefetchKind, "way to prefetch": Off "off", Sequential "sequential", Trend "trend", Auto "auto");
+named!(
+    PrefetchKind,
+    "prefetcher": Off "off", Sequential "sequential", Trend "trend", Auto "auto"
+);
 
 impl PrefetchKind {
     /// Makes the prefetcher of a thread, or returns `None` for [`Off`](Self::Off).

@@ -93,7 +93,7 @@ fn zipf(gets: usize) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn objects_of_a_few_pages_that_are_asked_for_by_chance_are_left_alone() {
+fn small_objects_touched_at_random_are_not_prefetched() {
     let frames = OBJECTS as usize * 6554 / 4096 / 6;
     for kind in [PrefetchKind::Sequential, PrefetchKind::Trend, PrefetchKind::Auto] {
         let mut off = Cache::new(PrefetchKind::Off, frames);
@@ -121,7 +121,7 @@ fn objects_of_a_few_pages_that_are_asked_for_by_chance_are_left_alone() {
 }
 
 #[test]
-fn what_looks_like_a_pattern_and_is_none_costs_little() {
+fn a_false_pattern_costs_little() {
     for kind in [PrefetchKind::Sequential, PrefetchKind::Trend, PrefetchKind::Auto] {
         let mut cache = Cache::new(kind, 4096);
         let mut random = Random(7);

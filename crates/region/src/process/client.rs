@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_region_client::Run;
 use aquifer_page::{Bytes, Group};
+use aquifer_region_client::Run;
 
 use super::control_call::ControlCall;
 use super::files::{Files, GroupFiles, RegionSpec};
 use super::first_word;
-use super::message::{Request, Response, Status};
+use super::message::{RegionStatus, Request, Response};
 use super::pages::{self, Extent, PageState, Pages};
 use super::quota::{Book, Limits};
 use super::regions;
@@ -41,7 +41,11 @@ const RESTART: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// [`RegionError`].
-pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
+pub fn create(
+    program: &Path,
+    directory: &Path,
+    spec: &RegionSpec,
+) -> Result<RegionStatus, RegionError> {
     create_as(program, directory, spec, false)
 }
 
@@ -54,7 +58,7 @@ pub fn create_foreign(
     program: &Path,
     directory: &Path,
     spec: &RegionSpec,
-) -> Result<Status, RegionError> {
+) -> Result<RegionStatus, RegionError> {
     let mut spec = spec.clone();
     // The next generation, to exist beside the source host. Lenders admit one process of each
     // generation.
@@ -69,16 +73,16 @@ fn create_as(
     directory: &Path,
     spec: &RegionSpec,
     foreign: bool,
-) -> Result<Status, RegionError> {
+) -> Result<RegionStatus, RegionError> {
     let files = Files::new(directory, &spec.name);
     if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
         return Err(RegionError::Misuse(format!(
-            "a region is of whole pages of 4KiB; {} is not",
+            "a region's size is a multiple of 4KiB, and {} is not",
             spec.size
         )));
     }
     let held = regions::ensure(directory).map_err(RegionError::io(format!(
-        "cannot mount a tmpfs at {} (it takes root)",
+        "cannot mount a tmpfs at {} (needs root)",
         directory.display()
     )))?;
     let made = files.create(spec);
@@ -96,7 +100,7 @@ fn create_as(
 ///
 /// # Errors
 /// [`RegionError`], also if the region is served already.
-pub fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
+pub fn start(program: &Path, files: &Files) -> Result<RegionStatus, RegionError> {
     let fail = || RegionError::io(format!("cannot start the engine with {}", program.display()));
     // Read first, so that the error for an unknown region names it.
     files.read()?;
@@ -106,8 +110,8 @@ pub fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
         .mode(0o600)
         .open(files.log())
         .map_err(fail())?;
-    let mut keeper = Command::new(program)
-        .args([SUBCOMMAND, "keeper"])
+    let mut supervisor = Command::new(program)
+        .args([SUBCOMMAND, "supervisor"])
         .arg(files.directory())
         .arg(files.name().as_str())
         .stdin(Stdio::null())
@@ -115,15 +119,15 @@ pub fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
         .stderr(log)
         .spawn()
         .map_err(fail())?;
-    match first_word::heard(&mut keeper).map_err(fail())? {
+    match first_word::heard(&mut supervisor).map_err(fail())? {
         Some(Response::Status(status)) => Ok(*status),
         Some(Response::Failed { error }) => {
-            let _ = keeper.wait();
+            let _ = supervisor.wait();
             Err(RegionError::Refused(error))
         }
         _ => {
-            let _ = keeper.kill();
-            let _ = keeper.wait();
+            let _ = supervisor.kill();
+            let _ = supervisor.wait();
             Err(RegionError::Refused("the engine ended before it served".to_owned()))
         }
     }
@@ -142,7 +146,7 @@ pub fn list(directory: &Path) -> Result<Vec<Files>, RegionError> {
 ///
 /// # Errors
 /// [`RegionError`].
-pub fn status(files: &Files) -> Result<Status, RegionError> {
+pub fn status(files: &Files) -> Result<RegionStatus, RegionError> {
     match ask(files, &Request::Status)? {
         Response::Status(status) => Ok(*status),
         other => Err(refusal(files, other)),
@@ -192,7 +196,7 @@ pub fn limit(
     specs.retain(|spec| group.is_none_or(|group| spec.group == *group));
     let wanted = book.with(|limits| limits.change(group, limit, &specs))?;
     let Some(wanted) = wanted else {
-        let why = format!("{} regions need 256KiB each at least", specs.len());
+        let why = format!("{} regions need at least 256KiB each", specs.len());
         return Err(RegionError::Misuse(why));
     };
     let mut failed = None;
@@ -292,7 +296,7 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
         Err(RegionError::Unserved { .. }) if is_ever_free(files) => {
             let frames = files.group(&files.read()?.group).frames();
             let programs = waiting_programs(&files.mapped(), [files.region(), frames])
-                .map_err(RegionError::io("cannot look for programs that have it mapped"))?;
+                .map_err(RegionError::io("cannot find the programs that map the region"))?;
             if !programs.is_empty() {
                 let programs = programs.join(", ");
                 return Err(RegionError::InUse { name: files.name().clone(), programs });
@@ -318,7 +322,7 @@ fn remove_if_last(directory: &Path, group: &Group) {
         // An error means that nothing was shared. A cache of the group's disks stays.
         let _ = std::fs::remove_file(files.frames());
         let _ = std::fs::remove_file(files.giving());
-        let _ = std::fs::remove_file(files.payer());
+        let _ = std::fs::remove_file(files.cpu_billing());
         let _ = std::fs::remove_dir(files.directory());
     }
 }
@@ -404,9 +408,7 @@ fn refusal(files: &Files, response: Response) -> RegionError {
     match response {
         Response::Failed { error } => RegionError::Refused(error),
         Response::InUse { programs } => RegionError::InUse { name: files.name().clone(), programs },
-        other => RegionError::Refused(format!(
-            "the engine gave an answer to another question: {other:?}"
-        )),
+        other => RegionError::Refused(format!("the engine sent an unexpected answer: {other:?}")),
     }
 }
 

@@ -9,12 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::accepting;
-use aquifer_region_client::Run;
 use aquifer_page::Bytes;
+use aquifer_region_client::Run;
 use aquifer_volume::LeaseState;
 
 use super::files::{Files, RegionSpec};
-use super::message::{Bucket, Latency, Request, Response, Status};
+use super::message::{Bucket, Latency, RegionStatus, Request, Response};
 use super::quota::Member;
 use crate::engine::Engine;
 use crate::error::RegionError;
@@ -51,7 +51,7 @@ impl Serving {
         self.member.see_to_it(|| lock(&self.spec).cache);
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(super) fn status(&self) -> RegionStatus {
         let times = self.engine.times();
         let volume = self.engine.volume().status();
         let away = volume
@@ -61,7 +61,7 @@ impl Serving {
         let [stalled, fetching] = self.engine.waiting();
         let counts = self.engine.counts();
         let here = counts.second_chances + counts.late_faults;
-        Status {
+        RegionStatus {
             spec: lock(&self.spec).clone().without_keys(),
             pid: std::process::id(),
             programs: self.engine.mapped_by(),
@@ -154,7 +154,7 @@ impl Control {
         });
         match accepting {
             Ok(_) => _ = is_removed.recv(),
-            Err(error) => tracing::error!("cannot start a thread for those who ask: {error}"),
+            Err(error) => tracing::error!("cannot start the thread that accepts clients: {error}"),
         }
     }
 }

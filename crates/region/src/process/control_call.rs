@@ -132,7 +132,7 @@ pub fn next_answer<T: DeserializeOwned>(lines: &mut BufReader<impl Read>) -> io:
     if lines.read_line(&mut line)? == 0 {
         return Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
-            "it has hung up without an answer",
+            "the process closed the connection without an answer",
         ));
     }
     Ok(serde_json::from_str(&line)?)

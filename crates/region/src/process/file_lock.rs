@@ -30,7 +30,8 @@ pub fn lock_file(path: &Path) -> io::Result<File> {
             Err(TryLockError::WouldBlock) => {
                 let path = path.display();
                 let why = format!(
-                    "another process has held {path} for {TIMEOUT:?}, perhaps one that is stopped: 'fuser {path}' names it"
+                    "another process has held the lock {path} for {TIMEOUT:?}; it may be \
+                     stopped; 'fuser {path}' names it"
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }

@@ -40,7 +40,7 @@ pub struct RegionSpec {
     pub link: Option<LinkSpec>,
     /// How long a program waits for a page that cannot be fetched, before it gets `SIGBUS`. `None`:
     /// no limit.
-    pub give_up: Option<Duration>,
+    pub fault_timeout: Option<Duration>,
     /// The number of faults served at a time.
     pub workers: usize,
     /// The id of its volume.
@@ -57,7 +57,7 @@ impl RegionSpec {
     /// Returns the specification without the keys of encrypted leases, for display and logs.
     #[must_use]
     pub fn without_keys(mut self) -> Self {
-        self.leases.iter_mut().for_each(|lease| lease.seal = None);
+        self.leases.iter_mut().for_each(|lease| lease.encryption = None);
         self
     }
 
@@ -75,7 +75,7 @@ impl RegionSpec {
             scheme: Scheme::default(),
             prefetch: PrefetchKind::default(),
             link: None,
-            give_up: None,
+            fault_timeout: None,
             workers: Self::DEFAULT_WORKERS,
             volume: VolumeId::random(),
             leases: Vec::new(),
@@ -116,8 +116,8 @@ impl GroupFiles {
 
     /// Returns the path of the record of another group that pays for this group's scans, if one
     /// does.
-    pub fn payer(&self) -> PathBuf {
-        self.directory.join("payer")
+    pub fn cpu_billing(&self) -> PathBuf {
+        self.directory.join("cpu_billing")
     }
 
     /// Returns the path of the socket on which the group's disk cache serves its disks, by NBD.
@@ -145,7 +145,7 @@ impl GroupFiles {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)
         });
         made.map_err(RegionError::io(format!(
-            "cannot make {} (it takes root)",
+            "cannot create {} (needs root)",
             self.directory.display()
         )))
     }
@@ -226,8 +226,8 @@ impl Files {
         self.beside("mapped")
     }
 
-    pub(super) fn places(&self) -> PathBuf {
-        self.beside("places")
+    pub(super) fn extent_map(&self) -> PathBuf {
+        self.beside("extent_map")
     }
 
     pub(super) fn sharers(&self) -> PathBuf {
@@ -282,7 +282,7 @@ impl Files {
 
     /// Creates all files, for root only.
     pub(super) fn create(&self, spec: &RegionSpec) -> Result<(), RegionError> {
-        let fail = |path: &Path| RegionError::io(format!("cannot make {}", path.display()));
+        let fail = |path: &Path| RegionError::io(format!("cannot create {}", path.display()));
         let beside = self.beside("");
         match fs::DirBuilder::new().mode(0o700).create(&beside) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -298,11 +298,11 @@ impl Files {
     }
 
     fn fill(&self, spec: &RegionSpec) -> Result<(), RegionError> {
-        let fail = |path: &Path| RegionError::io(format!("cannot make {}", path.display()));
+        let fail = |path: &Path| RegionError::io(format!("cannot create {}", path.display()));
         let sizes = [
             (self.region(), spec.size.0),
             (self.table(), spec.size.pages()),
-            (self.places(), 0),
+            (self.extent_map(), 0),
             (self.sharers(), 0),
         ];
         for (path, size) in sizes {
@@ -336,7 +336,7 @@ impl Files {
     ///
     /// # Errors
     /// Another process is the supervisor, or the lock file cannot be used.
-    pub(super) fn keep(&self) -> Result<File, RegionError> {
+    pub(super) fn become_supervisor(&self) -> Result<File, RegionError> {
         let path = self.beside("kept");
         let fail = || RegionError::io(format!("cannot lock {}", path.display()));
         let kept =

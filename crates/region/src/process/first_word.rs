@@ -66,7 +66,7 @@ fn read_line(mut from: impl Read + AsFd, deadline: Instant) -> io::Result<Vec<u8
             Ok(0) => {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "it does not say whether it serves",
+                    "the process does not report whether it serves",
                 ));
             }
             Ok(_) => {}

@@ -49,10 +49,10 @@ impl Serving {
                 Frame::Round(round) => self.engine.round(round, &mut to_client).map(Frame::Sent),
                 Frame::GiveAway => self.files.make_foreign(true).map(|()| Frame::Done),
                 Frame::Want(pages) => {
-                    self.engine.send_left(&pages, &mut to_client).map(|()| Frame::Done)
+                    self.engine.send_postcopy(&pages, &mut to_client).map(|()| Frame::Done)
                 }
                 Frame::TellHot => Ok(Frame::Hot(self.engine.hot(HOT))),
-                other => Err(RegionError::Misuse(format!("{other:?} is not for this engine"))),
+                other => Err(RegionError::Misuse(format!("the engine cannot send {other:?}"))),
             };
             reply
                 .unwrap_or_else(|error| Frame::Failed(error.to_string()))
@@ -74,7 +74,7 @@ impl Serving {
                 Frame::Next { all } => {
                     let next = || {
                         self.engine
-                            .next_left(all.then_some(&mut cursor))
+                            .next_postcopy(all.then_some(&mut cursor))
                             .map_err(|error| error.to_string())
                     };
                     let reply = match failed.clone().map_or_else(next, Err) {

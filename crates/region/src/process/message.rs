@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use aquifer_region_client::Run;
 use aquifer_page::Bytes;
+use aquifer_region_client::Run;
 use aquifer_volume::VolumeStatus;
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,7 @@ pub(super) enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 pub(super) enum Response {
-    Status(Box<Status>),
+    Status(Box<RegionStatus>),
     Done,
     Merged(Merged),
     InUse { programs: String },
@@ -59,7 +59,7 @@ pub(super) enum Response {
 
 /// The status of a region.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct RegionStatus {
     /// The region's specification, with its present cache limit.
     pub spec: RegionSpec,
     /// The id of the engine's process.

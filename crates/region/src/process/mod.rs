@@ -9,7 +9,7 @@
 //! | `NAME` | the file that programs map, with the pages of the local cache |
 //! |---|---|
 //! | `.NAME/table` | the state of each page; locked while an engine lives |
-//! | `.NAME/places` | the places of the volume's extents |
+//! | `.NAME/extent_map` | the places of the volume's extents |
 //! | `.NAME/sharers` | the pages that are frames of the group |
 //! | `.NAME/mapped` | the programs that map the region |
 //! | `.NAME/record.json` | the region's specification |
@@ -35,19 +35,19 @@ pub mod first_word;
 mod hand_over;
 mod message;
 mod pages;
+mod preload_library;
 mod quota;
 pub mod record;
 mod regions;
 mod run;
-mod preload_library;
 mod view;
 
 pub use control_call::{ControlCall, is_listening, next_answer};
 pub use file_lock::lock_file;
 pub use files::{Files, GroupFiles, RegionSpec};
-pub use message::{Bucket, Latency, Status};
+pub use message::{Bucket, Latency, RegionStatus};
 pub use pages::{Extent, PageState, Pages};
+pub use preload_library::preload_library;
 pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};
-pub use preload_library::preload_library;
 pub use view::View;

@@ -1,13 +1,13 @@
 //! The states of a region's pages, read from the files that the engine shares, without a request.
 
-use aquifer_region_client::Run;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
+use aquifer_region_client::Run;
 use aquifer_volume::LeaseTarget;
 use serde::Serialize;
 
 use super::files::Files;
 use crate::error::RegionError;
-use crate::places::Places;
+use crate::extent_map::ExtentMap;
 use crate::table::{Page, Place, Table};
 
 /// The state of a page (\[Jo20\], section 4.2: the status of a local page).
@@ -32,7 +32,7 @@ impl From<Page> for PageState {
     fn from(page: Page) -> Self {
         match page.place {
             // The page is with the source host.
-            Place::Zero | Place::Remote if page.coming => Self::Remote,
+            Place::Zero | Place::Remote if page.awaiting_source => Self::Remote,
             Place::Zero => Self::Zero,
             Place::Remote => Self::Remote,
             Place::Shared => Self::Shared,
@@ -84,7 +84,7 @@ pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, Region
     let all = files.read()?.size.pages();
     if pages.first.checked_add(pages.count).is_none_or(|end| end > all) {
         return Err(RegionError::Misuse(format!(
-            "region '{}' has {all} pages, no more",
+            "region '{}' has {all} pages; the range ends beyond them",
             files.name()
         )));
     }
@@ -97,21 +97,22 @@ pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, Region
 /// Returns the places of the extents that have one.
 pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     let spec = files.read()?;
-    let path = files.places();
-    let places = Places::new(
+    let path = files.extent_map();
+    let extent_map = ExtentMap::new(
         &Files::open(&path)?,
         (spec.size.pages() * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE),
     );
-    let places = places.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
+    let extent_map =
+        extent_map.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
     let of = |(extent, (lease, slot)): (usize, (_, u32))| {
         let lease = spec.leases.iter().find(|target| target.lease == lease)?.clone();
         // The keys of encrypted pages are not for display.
-        let lease = LeaseTarget { seal: None, claim: None, ..lease };
+        let lease = LeaseTarget { encryption: None, claim: None, ..lease };
         let [from, at] =
             [extent as u64, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));
         Some(Extent { from, lease, at })
     };
-    Ok(places.all().filter_map(of).collect())
+    Ok(extent_map.all().filter_map(of).collect())
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub fn preload_library(program: &Path) -> Result<PathBuf, RegionError> {
     places.iter().find(|path| path.exists()).cloned().ok_or_else(|| {
         let [one, other] = places.each_ref().map(|path| path.display());
         RegionError::Misuse(format!(
-            "{LIBRARY} is neither {one} nor {other}: install it there; 'make install' does"
+            "cannot find {LIBRARY} as {one} or {other}; install it with 'make install'"
         ))
     })
 }

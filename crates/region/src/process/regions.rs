@@ -14,7 +14,7 @@ fn check_tmpfs(directory: &Path) -> io::Result<()> {
     if tmpfs::is_tmpfs(&rustix::fs::statfs(directory)?) {
         return Ok(());
     }
-    let why = "something else than a tmpfs is mounted there: unmount it, and regions get their own";
+    let why = "another file system is mounted there; unmount it, and Aquifer mounts a tmpfs";
     Err(io::Error::other(why))
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::accepting;
 use aquifer_fabric::tls::Identity;
-use aquifer_region_client::{Listener, Reply, Request};
 use aquifer_page::RegionName;
+use aquifer_region_client::{Listener, Reply, Request};
 use aquifer_volume::VolumeConfig;
 
 use super::control::{Control, Serving};
@@ -36,7 +36,7 @@ const REFUSED: u8 = 3;
 /// engines.
 pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
     let files = Files::new(directory, name);
-    match if role == "engine" { engine(&files) } else { keep(&files) } {
+    match if role == "engine" { engine(&files) } else { supervise(&files) } {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -47,12 +47,12 @@ pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
 }
 
 /// Starts an engine, and another whenever one dies, until one ends in order.
-fn keep(files: &Files) -> Result<(), RegionError> {
-    let fail = || RegionError::io("cannot keep an engine running");
+fn supervise(files: &Files) -> Result<(), RegionError> {
+    let fail = || RegionError::io("cannot supervise the engine");
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
     std::env::set_current_dir("/").map_err(fail())?;
     let program = std::env::current_exe().map_err(fail())?;
-    let _kept = files.keep()?;
+    let _lock = files.become_supervisor()?;
     let mut first = true;
     loop {
         let began = Instant::now();
@@ -98,7 +98,7 @@ fn engine(files: &Files) -> Result<(), RegionError> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             return Err(RegionError::Misuse(format!(
-                "region '{}' has an engine already",
+                "region '{}' already has an engine",
                 files.name()
             )));
         }
@@ -134,7 +134,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         scheme: spec.scheme,
         prefetch: spec.prefetch,
         link: spec.link,
-        give_up: spec.give_up,
+        fault_timeout: spec.fault_timeout,
         workers: spec.workers,
         foreign: files.is_foreign(),
     };
@@ -148,13 +148,13 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         spill: spec.leases.is_empty().then(|| files.directory().to_owned()),
         ledger: None,
     };
-    let paths = [files.region(), files.table(), files.places(), files.sharers()];
-    let [region, table, places, sharers] = &paths;
+    let paths = [files.region(), files.table(), files.extent_map(), files.sharers()];
+    let [region, table, extent_map, sharers] = &paths;
     let open = |path: &Path| -> Result<File, RegionError> { Files::open(path) };
     let opened = [
         (region.as_path(), open(region)?),
         (table.as_path(), open(table)?),
-        (places.as_path(), open(places)?),
+        (extent_map.as_path(), open(extent_map)?),
         (sharers.as_path(), Files::open_or_make(sharers)?),
     ];
     let frames = files.group(&spec.group).frames();
@@ -171,7 +171,7 @@ fn welcome(engine: &Arc<Engine>, listener: &Listener) {
             let engine = engine.clone();
             let started = thread::Builder::new().name("program".to_owned()).spawn(move || {
                 if let Err(error) = converse(&engine, connection) {
-                    tracing::warn!("a program was not served: {error}");
+                    tracing::warn!("cannot serve a program: {error}");
                 }
             });
             started.map(drop)
@@ -186,7 +186,7 @@ fn converse(engine: &Engine, connection: aquifer_region_client::Connection) -> i
                 if let Ok(userfaults) = descriptors.try_into() {
                     return engine.attend(&attach, userfaults, connection);
                 }
-                let why = "not two userfaultfds came with the mapping: use programs of one release";
+                let why = "the mapping came without its userfaultfds; use the engine's release";
                 connection.send(&Reply::Refused(why.to_owned()), &[])?;
             }
             Request::Discard(pages) => {

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use aquifer_region_client::{Region, Run};
 use aquifer_page::{LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
 use aquifer_region::handover::{Extent, Frame, Round, Sent};
 use aquifer_region::{Engine, Incoming, PolicyKind, Scheme};
+use aquifer_region_client::{Region, Run};
 
 use crate::common::Setting;
 
@@ -64,10 +64,10 @@ fn work(region: &Region, versions: &[AtomicU64], seed: u64, stop: &AtomicBool) {
 
 /// Makes `to` fetch the pages that were left behind at `from`, until it has all. Returns their
 /// number.
-fn fetch_left(from: &Engine, to: &Engine) -> u64 {
+fn fetch_postcopy(from: &Engine, to: &Engine) -> u64 {
     let (mut cursor, mut fetched) = (0, 0);
     loop {
-        let wanted = to.next_left(Some(&mut cursor)).unwrap();
+        let wanted = to.next_postcopy(Some(&mut cursor)).unwrap();
         if wanted.is_empty() {
             return fetched;
         }
@@ -78,7 +78,7 @@ fn fetch_left(from: &Engine, to: &Engine) -> u64 {
             to.take_in(&mut Incoming::default(), frame, data).unwrap();
             Ok(())
         };
-        from.send_left(&wanted, &mut take).unwrap();
+        from.send_postcopy(&wanted, &mut take).unwrap();
     }
 }
 
@@ -109,32 +109,29 @@ fn goes_to_and_fro(rounds: &[Round], last: Round) {
         write(&region, 7, 1 << 40);
         versions[7].store(1 << 40, Ordering::Relaxed);
         round(from, to, &mut incoming, Round::Rest);
-        if last.left > 0 {
+        if last.left_at_source > 0 {
             // The page written since may have been one of them.
-            let coming = to.usage().coming.pages();
-            assert!(
-                coming == last.left || coming + 1 == last.left,
-                "{coming} of {} are left",
-                last.left
-            );
-            assert!(from.send_left(&[Run { first: PAGES, count: 1 }], &mut |_, _| Ok(())).is_err());
+            let (awaiting, left) = (to.usage().awaiting_source.pages(), last.left_at_source);
+            assert!(awaiting == left || awaiting + 1 == left, "{awaiting} of {left} are left");
+            let beyond = [Run { first: PAGES, count: 1 }];
+            assert!(from.send_postcopy(&beyond, &mut |_, _| Ok(())).is_err());
         }
         to.own();
         // The source must not write to the volume any more.
         drop(region);
         let region = there.map();
-        if last.left > 0 {
+        if last.left_at_source > 0 {
             assert!(to.begin_outgoing().is_err(), "it is not all there");
             let stop = AtomicBool::new(false);
             let fetched = thread::scope(|scope| {
                 scope.spawn(|| work(&region, &versions, journey * 99 + 1, &stop));
-                let fetching = scope.spawn(|| fetch_left(from, to));
+                let fetching = scope.spawn(|| fetch_postcopy(from, to));
                 let fetched = fetching.join();
                 stop.store(true, Ordering::Relaxed);
                 fetched
             });
-            assert!(fetched.unwrap() > last.left / 2, "most was not discarded meanwhile");
-            assert_eq!(to.usage().coming.pages(), 0);
+            assert!(fetched.unwrap() > last.left_at_source / 2, "most was not discarded meanwhile");
+            assert_eq!(to.usage().awaiting_source.pages(), 0);
         }
         drop(serving);
         (0..PAGES)
@@ -146,27 +143,27 @@ fn goes_to_and_fro(rounds: &[Round], last: Round) {
 }
 
 #[test]
-fn what_is_here_and_dirty_is_sent_while_a_program_goes_on() {
+fn resident_dirty_pages_are_sent_while_a_program_runs() {
     goes_to_and_fro(&[Round::Copy, Round::Copy, Round::Copy], Round::Last);
 }
 
 #[test]
-fn what_is_dirty_goes_to_the_pool_while_a_program_goes_on() {
+fn dirty_pages_are_written_back_while_a_program_runs() {
     goes_to_and_fro(&[Round::Clean, Round::Clean], Round::Last);
 }
 
 #[test]
-fn what_stands_still_goes_at_once() {
+fn a_region_at_rest_is_handed_over_at_once() {
     goes_to_and_fro(&[], Round::Last);
 }
 
 #[test]
-fn what_is_left_behind_comes_when_the_program_goes_on() {
+fn pages_left_at_the_source_arrive_by_postcopy() {
     goes_to_and_fro(&[], Round::Leave);
 }
 
 #[test]
-fn what_was_sent_before_and_is_old_is_left_behind() {
+fn pages_sent_and_rewritten_are_left_at_the_source() {
     goes_to_and_fro(&[Round::Copy, Round::Copy], Round::Leave);
 }
 

@@ -7,9 +7,9 @@
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use aquifer_region_client::Region;
 use aquifer_page::PAGE_SIZE;
 use aquifer_region::{PolicyKind, Scheme};
+use aquifer_region_client::Region;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
@@ -130,7 +130,7 @@ fn work(processor: &mut VcpuFd, number: u64) {
 }
 
 #[test]
-fn two_processors_read_and_write_all_of_a_region_that_is_four_times_its_cache() {
+fn two_vcpus_use_a_region_four_times_its_cache() {
     let Ok(kvm) = Kvm::new() else {
         eprintln!("skipped: /dev/kvm cannot be opened");
         return;

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::{PolicyKind, Scheme};
+use aquifer_region_client::Region;
 
 use crate::common::{PAGE, Setting};
 
@@ -168,7 +168,7 @@ fn pages_of_zeroes_are_kept_nowhere() {
 }
 
 #[test]
-fn what_is_persisted_leaves_without_a_write() {
+fn persisted_pages_leave_without_a_write() {
     let setting = Setting::new(PAGES);
     let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
     let region = setting.map();
@@ -189,7 +189,7 @@ fn what_is_persisted_leaves_without_a_write() {
 
 /// Write-back finds dirty pages that are about to be mapped, evicted or discarded.
 #[test]
-fn what_is_written_back_again_and_again_is_kept() {
+fn pages_written_back_repeatedly_are_kept() {
     let setting = Setting::new(PAGES);
     let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
     let region = setting.map();

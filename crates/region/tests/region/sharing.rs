@@ -6,9 +6,9 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::{Merged, PolicyKind, Proposal, Scheme};
+use aquifer_region_client::Region;
 
 use crate::common::{PAGE, Serving, Setting};
 
@@ -62,12 +62,12 @@ fn pages(bytes: Bytes) -> u64 {
 
 /// Waits until no page is on its way. A program continues a moment before the engine records its
 /// page as present.
-fn settled(serving: &Serving) {
+fn wait_until_in_place(serving: &Serving) {
     serving.engine.persist().unwrap();
 }
 
 #[test]
-fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
+fn equal_pages_are_shared_and_unshared_by_a_write() {
     let setting = Setting::new(256);
     frames(&setting, 64);
     let serving = serve(&setting, 200);
@@ -75,7 +75,7 @@ fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
     (0..64).for_each(|page| write(&region, page, |word| of_frame(page, word)));
     (64..80).for_each(|page| write(&region, page, |_| 0));
     write(&region, 80, |_| 7);
-    settled(&serving);
+    wait_until_in_place(&serving);
     let blocks = || std::fs::metadata(setting.region()).unwrap().blocks() / 8;
     let before = blocks();
     let equal = |page: u64| (page < 64).then_some(page);
@@ -91,16 +91,16 @@ fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
     // A read does not unshare a page.
     (0..64).for_each(|page| check(&region, page, |word| of_frame(page, word)));
     (64..80).for_each(|page| check(&region, page, |_| 0));
-    assert_eq!(serving.engine.counts().broken, 0);
+    assert_eq!(serving.engine.counts().cow_breaks, 0);
     // A write affects only this region.
     region.words()[3 * WORDS + 5].store(42, Ordering::Relaxed);
     check(&region, 3, |word| if word == 5 { 42 } else { of_frame(3, word) });
-    assert_eq!((serving.engine.counts().broken, pages(serving.engine.usage().shared)), (1, 63));
-    settled(&serving);
+    assert_eq!((serving.engine.counts().cow_breaks, pages(serving.engine.usage().shared)), (1, 63));
+    wait_until_in_place(&serving);
     let again = serving.engine.share(&proposals(0..64, Some)).unwrap();
     assert_eq!(again, Merged { shared: 0, zero: 0, differ: 1, busy: 63 });
     region.words()[3 * WORDS + 5].store(of_frame(3, 5), Ordering::Relaxed);
-    settled(&serving);
+    wait_until_in_place(&serving);
     assert_eq!(serving.engine.share(&proposals(3..4, Some)).unwrap().shared, 1);
     // A discarded page is no longer shared.
     region.discard(0..8).unwrap();
@@ -110,7 +110,7 @@ fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
 }
 
 #[test]
-fn what_is_shared_is_written_to_lenders_and_outlives_the_program() {
+fn shared_pages_reach_lenders_and_outlive_the_program() {
     let setting = Setting::new(256);
     frames(&setting, 32);
     let serving = serve(&setting, 200);
@@ -143,13 +143,13 @@ fn what_is_shared_is_written_to_lenders_and_outlives_the_program() {
 }
 
 #[test]
-fn what_moves_to_another_host_shares_nothing_meanwhile() {
+fn a_region_in_a_hand_over_shares_nothing() {
     let setting = Setting::new(64);
     frames(&setting, 32);
     let serving = serve(&setting, 128);
     let region = setting.map();
     (0..32).for_each(|page| write(&region, page, |word| of_frame(page, word)));
-    settled(&serving);
+    wait_until_in_place(&serving);
     assert_eq!(serving.engine.share(&proposals(0..32, Some)).unwrap().shared, 32);
     serving.engine.begin_outgoing().unwrap();
     assert_eq!(pages(serving.engine.usage().shared), 0);
@@ -159,7 +159,7 @@ fn what_moves_to_another_host_shares_nothing_meanwhile() {
     (1..32).for_each(|page| check(&region, page, |word| of_frame(page, word)));
     // The hand-over is aborted.
     serving.engine.own();
-    settled(&serving);
+    wait_until_in_place(&serving);
     assert_eq!(
         serving.engine.share(&proposals(0..32, Some)).unwrap(),
         Merged { shared: 31, differ: 1, ..Merged::default() }
@@ -168,7 +168,7 @@ fn what_moves_to_another_host_shares_nothing_meanwhile() {
 }
 
 #[test]
-fn a_small_cache_evicts_while_threads_write_and_pages_are_shared_again_and_again() {
+fn a_small_cache_evicts_while_pages_are_written_and_shared() {
     const PAGES: u64 = 512;
     const FRAMES: u64 = 16;
     const THREADS: u64 = 4;
@@ -231,8 +231,9 @@ fn a_small_cache_evicts_while_threads_write_and_pages_are_shared_again_and_again
         (sharing.join().unwrap(), written)
     });
     let counts = serving.engine.counts();
-    assert!(written > 0 && merged.shared > 0 && counts.broken > 0, "{merged:?} {counts:?}");
+    assert!(written > 0 && merged.shared > 0 && counts.cow_breaks > 0, "{merged:?} {counts:?}");
     assert_eq!(counts.merged, merged.shared);
     let is = pages(serving.engine.usage().shared);
-    assert!(is <= PAGES && is >= counts.merged.saturating_sub(counts.broken), "{is}: {counts:?}");
+    let least = counts.merged.saturating_sub(counts.cow_breaks);
+    assert!(is <= PAGES && is >= least, "{is}: {counts:?}");
 }

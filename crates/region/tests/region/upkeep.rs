@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use aquifer_page::PAGE_SIZE;
-use aquifer_volume::Happening;
 use aquifer_region::{PolicyKind, Scheme};
+use aquifer_volume::Happening;
 
 use crate::common::Setting;
 use crate::common::pool::wait_until;

@@ -1,8 +1,8 @@
 //! A lease: reads, writes and discards of byte ranges, and the lease's record and end.
 
 mod account;
-mod own;
 mod pages;
+mod private_pages;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ pub(crate) use self::pages::Pages;
 use self::pages::ReadRun;
 use crate::dir::{Dir, Entry};
 use crate::span::{CHUNK_PAGES, Span};
-use crate::tenancy::{Memory, Tenancy};
+use crate::tenancy::{Tenancy, TenancyRecord};
 use crate::{Denied, End, LeaseRecord, Stay, StoreError, Visitor};
 
 /// A sparse piece of a lender's RAM, promised to one borrower.
@@ -72,7 +72,7 @@ impl Lease {
             capacity: record.capacity.0,
             account: Account::new(record.id, record.quota, stored),
             retired: AtomicBool::new(false),
-            tenancy: Tenancy::new(Memory {
+            tenancy: Tenancy::new(TenancyRecord {
                 claim: record.claim.clone(),
                 ousted: record.ousted.clone(),
             }),
@@ -102,11 +102,11 @@ impl Lease {
     /// over, older ones do not end, or the claim cannot be recorded.
     pub fn admit(&self, visitor: &Visitor, end: End) -> Result<Stay, Denied> {
         let is_empty = || self.stored() == Bytes::ZERO;
-        let record = |memory| self.remember(memory).map_err(|error| error.to_string());
+        let record = |record| self.remember(record).map_err(|error| error.to_string());
         self.tenancy.admit(visitor, is_empty, record, end)
     }
 
-    fn remember(&self, Memory { claim, ousted }: Memory) -> Result<(), StoreError> {
+    fn remember(&self, TenancyRecord { claim, ousted }: TenancyRecord) -> Result<(), StoreError> {
         let mut record = self.locked_record();
         if (&record.claim, &record.ousted) == (&claim, &ousted) {
             return Ok(());
@@ -303,7 +303,7 @@ impl Lease {
         }
         self.clear_all(&Span::new(0, self.capacity))?;
         match &self.pages {
-            Pages::Own(_) => self.dir.delete(&Entry::Pages(self.id)),
+            Pages::Private(_) => self.dir.delete(&Entry::Pages(self.id)),
             Pages::Shared(shared) => {
                 shared.frames().trim();
                 self.dir.delete(&Entry::Table(self.id, self.group.clone()))

@@ -7,12 +7,12 @@ use super::account::Account;
 use crate::StoreError;
 use crate::sharing::{SharedPages, SharedRead, SharedWrite};
 use crate::span::{Span, runs};
-use crate::sys::{OwnPages, OwnRead, OwnWrite};
+use crate::sys::{PrivatePages, PrivateRead, PrivateWrite};
 
 /// The pages of a lease: in a file of its own, or in frames that it shares with its group.
 #[derive(Debug)]
 pub(crate) enum Pages {
-    Own(Arc<OwnPages>),
+    Private(Arc<PrivatePages>),
     Shared(SharedPages),
 }
 
@@ -20,7 +20,7 @@ impl Pages {
     /// Returns the first of `pages` that is stored or locked.
     pub(super) fn first_not_idle(&self, pages: Range<usize>) -> Option<usize> {
         match self {
-            Self::Own(own) => own.first_not_idle(pages),
+            Self::Private(private) => private.first_not_idle(pages),
             Self::Shared(shared) => shared.table().first_not_idle(pages),
         }
     }
@@ -31,7 +31,7 @@ impl Pages {
         pages: Range<usize>,
     ) -> impl Iterator<Item = (Range<usize>, bool)> {
         runs(pages, move |page| match self {
-            Self::Own(own) => own.stored(page),
+            Self::Private(private) => private.stored(page),
             Self::Shared(shared) => shared.table().stored(page),
         })
     }
@@ -39,7 +39,7 @@ impl Pages {
     /// Locks all of `pages` for reading, in ascending order.
     pub(super) fn read(&self, pages: Range<usize>) -> ReadRun<'_> {
         match self {
-            Self::Own(own) => ReadRun::Own(own.read(pages)),
+            Self::Private(private) => ReadRun::Private(private.read(pages)),
             Self::Shared(shared) => ReadRun::Shared(shared.read(pages)),
         }
     }
@@ -47,7 +47,7 @@ impl Pages {
     /// Locks all of `pages` for reading if none is held for writing.
     pub(super) fn try_read(&self, pages: Range<usize>) -> Option<ReadRun<'_>> {
         match self {
-            Self::Own(own) => own.try_read(pages).map(ReadRun::Own),
+            Self::Private(private) => private.try_read(pages).map(ReadRun::Private),
             Self::Shared(shared) => shared.try_read(pages).map(ReadRun::Shared),
         }
     }
@@ -55,7 +55,7 @@ impl Pages {
     /// Locks all of `pages` for writing, in ascending order.
     pub(super) fn write(&self, pages: Range<usize>) -> WriteRun<'_> {
         match self {
-            Self::Own(own) => WriteRun::Own(own.write(pages)),
+            Self::Private(private) => WriteRun::Private(private.write(pages)),
             Self::Shared(shared) => WriteRun::Shared(shared.write(pages)),
         }
     }
@@ -64,7 +64,7 @@ impl Pages {
 /// Pages held for reading.
 #[derive(Debug)]
 pub(super) enum ReadRun<'a> {
-    Own(OwnRead<'a>),
+    Private(PrivateRead<'a>),
     Shared(SharedRead<'a>),
 }
 
@@ -73,16 +73,16 @@ impl ReadRun<'_> {
     /// for holes.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (Range<usize>, Option<&[u8]>)> {
         let pages = match self {
-            Self::Own(own) => own.pages(),
+            Self::Private(private) => private.pages(),
             Self::Shared(shared) => shared.pages(),
         };
         let place = |page| match self {
-            Self::Own(own) => own.stored(page).then_some((0, 0)),
+            Self::Private(private) => private.stored(page).then_some((0, 0)),
             Self::Shared(shared) => shared.place(page),
         };
         runs(pages, place).map(|(pages, place)| {
             let bytes = place.map(|_| match self {
-                Self::Own(own) => own.bytes(&pages),
+                Self::Private(private) => private.bytes(&pages),
                 Self::Shared(shared) => shared.bytes(&pages),
             });
             (pages, bytes)
@@ -93,7 +93,7 @@ impl ReadRun<'_> {
 /// Pages held for writing.
 #[derive(Debug)]
 pub(super) enum WriteRun<'a> {
-    Own(OwnWrite<'a>),
+    Private(PrivateWrite<'a>),
     Shared(SharedWrite<'a>),
 }
 
@@ -107,7 +107,7 @@ impl WriteRun<'_> {
         account: &Account,
     ) -> Result<(), StoreError> {
         match self {
-            Self::Own(own) => own.store(span, data, account),
+            Self::Private(private) => private.store(span, data, account),
             Self::Shared(shared) => shared.store(span, data, account),
         }
     }
@@ -119,7 +119,7 @@ impl WriteRun<'_> {
         account: &Account,
     ) -> Result<(), StoreError> {
         match self {
-            Self::Own(own) => own.allocate_zeroes(span, account),
+            Self::Private(private) => private.allocate_zeroes(span, account),
             Self::Shared(shared) => shared.allocate_zeroes(span, account),
         }
     }
@@ -127,7 +127,7 @@ impl WriteRun<'_> {
     /// Zeroes the held pages' part of `span`, and frees the pages that become all zero.
     pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
         match self {
-            Self::Own(own) => own.clear(span, account),
+            Self::Private(private) => private.clear(span, account),
             Self::Shared(shared) => shared.clear(span, account),
         }
     }

@@ -30,7 +30,7 @@ impl Groups {
 
 fn table_of(lease: &Lease) -> Option<&Table> {
     match lease.pages() {
-        Pages::Own(_) => None,
+        Pages::Private(_) => None,
         Pages::Shared(shared) => Some(shared.table()),
     }
 }
@@ -99,9 +99,5 @@ impl GroupFrames {
 }
 
 fn same(what: &str, counted: u64, found: u64) -> Result<(), String> {
-    if counted == found {
-        Ok(())
-    } else {
-        Err(format!("{what}: {counted} are counted, {found} there"))
-    }
+    if counted == found { Ok(()) } else { Err(format!("{what}: {counted} counted, {found} found")) }
 }

@@ -78,7 +78,7 @@ fn contents_that_only_look_the_same_are_kept_apart() {
 }
 
 #[test]
-fn a_frame_is_filled_anew_only_by_the_one_who_has_it() {
+fn a_frame_is_refilled_only_by_its_single_holder() {
     let frames = frames();
     let [old, new, newest] = [1, 2, 3].map(|byte| [byte; PAGE_SIZE]);
     let frame = frames.share(&old).unwrap();
@@ -110,7 +110,7 @@ fn meet(came: &AtomicUsize, threads: usize, round: usize) {
 }
 
 #[test]
-fn who_stores_the_same_at_the_same_time_gets_the_same_frame() {
+fn equal_pages_stored_at_the_same_time_share_a_frame() {
     const ROUNDS: usize = 20_000;
     let frames = frames();
     let (came, got) = (AtomicUsize::new(0), [const { AtomicUsize::new(0) }; 2]);
@@ -140,7 +140,7 @@ fn who_stores_the_same_at_the_same_time_gets_the_same_frame() {
 }
 
 #[test]
-fn a_frame_that_is_found_while_its_last_reference_goes_is_not_filled_anew() {
+fn a_frame_found_while_its_last_reference_goes_keeps_its_data() {
     let frames = frames();
     let failed = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -30,14 +30,16 @@ impl fmt::Display for Finding {
             Self::RecordWithoutPages(record) => {
                 write!(
                     f,
-                    "lease {} of {} is lost: somebody deleted its pages",
+                    "lease {} of {} is lost: another process deleted its pages",
                     record.id, record.borrower
                 )
             }
             Self::FramesWithoutLeases(group) => {
                 write!(f, "deleted the shared pages of group {group}, which has no lease")
             }
-            Self::Unusable(id, error) => write!(f, "lease {id} is left alone: {error}"),
+            Self::Unusable(id, error) => {
+                write!(f, "cannot recover lease {id}, its files stay: {error}")
+            }
         }
     }
 }

@@ -6,12 +6,12 @@ use std::thread;
 
 use crate::ram::RamLock;
 use crate::span::CHUNK_PAGES;
-use crate::sys::OwnPages;
+use crate::sys::PrivatePages;
 
 /// Maps all stored pages on a thread of its own: the kernel locks a page in RAM when it is mapped.
 /// It must first read a page that it swapped out, perhaps from slow swap, or from swap that waits
 /// for this very lender.
-pub(super) fn start(recovered: Vec<Weak<OwnPages>>, ram: Arc<RamLock>) {
+pub(super) fn start(recovered: Vec<Weak<PrivatePages>>, ram: Arc<RamLock>) {
     if recovered.is_empty() {
         return;
     }
@@ -21,13 +21,13 @@ pub(super) fn start(recovered: Vec<Weak<OwnPages>>, ram: Arc<RamLock>) {
 }
 
 /// Continues until all pages are mapped or the lease is gone.
-fn map(pages: &Weak<OwnPages>) -> io::Result<()> {
+fn map(pages: &Weak<PrivatePages>) -> io::Result<()> {
     let mut at = 0;
-    while let Some(own) = pages.upgrade()
-        && let Some(start) = own.first_not_idle(at..own.pages())
+    while let Some(private) = pages.upgrade()
+        && let Some(start) = private.first_not_idle(at..private.pages())
     {
-        at = own.pages().min(start + CHUNK_PAGES);
-        own.map_stored(start..at)?;
+        at = private.pages().min(start + CHUNK_PAGES);
+        private.map_stored(start..at)?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::dir::{Dir, Entry};
 use crate::lease::Pages;
 use crate::ram::RamLock;
 use crate::sharing::{Groups, SharedPages};
-use crate::sys::{OwnPages, Table};
+use crate::sys::{PrivatePages, Table};
 use crate::{Lease, LeaseRecord, StoreError, Usage};
 
 /// All leases of a lender: a directory on a tmpfs, served by one process at a time.
@@ -45,7 +45,7 @@ impl Store {
     }
 
     /// Returns the store, and the pages that are still to be locked in RAM.
-    fn recovered(dir: &Path) -> Result<(Self, Vec<Weak<OwnPages>>), StoreError> {
+    fn recovered(dir: &Path) -> Result<(Self, Vec<Weak<PrivatePages>>), StoreError> {
         let dir = Arc::new(Dir::lock(dir)?);
         let ram = Arc::new(RamLock::new(dir.path().to_owned()));
         let groups = Groups::new(Arc::clone(&dir), Arc::clone(&ram));
@@ -55,7 +55,7 @@ impl Store {
             tracing::warn!(dir = %store.dir.path().display(), "{finding}");
         }
         let pages = |lease: &Arc<Lease>| match lease.pages() {
-            Pages::Own(own) => Some(Arc::downgrade(own)),
+            Pages::Private(private) => Some(Arc::downgrade(private)),
             Pages::Shared(_) => None,
         };
         let recovered = store.leases().iter().filter_map(pages).collect();
@@ -109,14 +109,14 @@ impl Store {
         let entry = pages_of(record);
         let map = || {
             let file = self.dir.create(&entry, record.capacity.0)?;
-            let own = OwnPages::map(file, record.capacity.pages() as usize);
-            own.map_err(StoreError::file("map", &self.dir.file(&entry)))
+            let private = PrivatePages::map(file, record.capacity.pages() as usize);
+            private.map_err(StoreError::file("map", &self.dir.file(&entry)))
         };
-        let own = map().inspect_err(|_| {
+        let private = map().inspect_err(|_| {
             let _ = self.dir.delete(&entry);
         })?;
-        self.ram.note(own.lock_in_ram());
-        Ok(Pages::Own(Arc::new(own)))
+        self.ram.note(private.lock_in_ram());
+        Ok(Pages::Private(Arc::new(private)))
     }
 
     fn create_shared(&self, record: &LeaseRecord) -> Result<Pages, StoreError> {

@@ -10,7 +10,7 @@ use super::{Finding, Store, pages_of};
 use crate::dir::Entry;
 use crate::lease::Pages;
 use crate::sharing::{Found, SharedPages};
-use crate::sys::{OwnPages, Table};
+use crate::sys::{PrivatePages, Table};
 use crate::{Lease, LeaseRecord, StoreError};
 
 impl Store {
@@ -72,11 +72,12 @@ impl Store {
         let (file, length) = self.dir.open(&entry)?;
         let path = self.dir.file(&entry);
         self.check_record(id, &record, &entry, record.capacity.0, length)?;
-        let mut own = OwnPages::map(file, record.capacity.pages() as usize)
+        let mut private = PrivatePages::map(file, record.capacity.pages() as usize)
             .map_err(StoreError::file("map", &path))?;
-        self.ram.note(own.lock_in_ram());
-        let stored = own.adopt_stored().map_err(StoreError::file("recover", &path))?;
-        let lease = Lease::new(record, Pages::Own(Arc::new(own)), stored, Arc::clone(&self.dir));
+        self.ram.note(private.lock_in_ram());
+        let stored = private.adopt_stored().map_err(StoreError::file("recover", &path))?;
+        let lease =
+            Lease::new(record, Pages::Private(Arc::new(private)), stored, Arc::clone(&self.dir));
         self.locked().insert(id, Arc::new(lease));
         Ok(None)
     }
@@ -128,9 +129,7 @@ impl Store {
         match found.lost {
             None => Ok(record),
             Some(page) => {
-                let why = format!(
-                    "page {page} is lost, as the frame that it was in is not there any more"
-                );
+                let why = format!("page {page} is lost: its frame no longer exists");
                 Err(StoreError::file("use", &self.dir.file(entry))(io::Error::other(why)))
             }
         }
@@ -150,7 +149,8 @@ impl Store {
         }
         let sharing = if record.shared { "that shares" } else { "that does not share" };
         let why = format!(
-            "the record is of lease {} of group {} with {} {sharing}, the file has {length} bytes",
+            "its record names lease {} of group {} with {} {sharing}, and the file has {length} \
+             bytes",
             record.id, record.group, record.capacity
         );
         Err(StoreError::file("use", &self.dir.file(entry))(io::Error::other(why)))

@@ -7,10 +7,10 @@
 
 mod frames;
 mod mapping;
-mod own;
+mod private_pages;
 mod states;
 mod table;
 
 pub(crate) use frames::{Blank, FrameFile};
-pub(crate) use own::{OwnPages, OwnRead, OwnWrite};
+pub(crate) use private_pages::{PrivatePages, PrivateRead, PrivateWrite};
 pub(crate) use table::{HOLE, LOST, Table, TableRead, TableWrite};

@@ -41,7 +41,8 @@ fn data(length: u64, seed: u64) -> Vec<u8> {
 
 fn op(capacity: u64) -> impl Strategy<Value = Op> {
     prop_oneof![
-        3 => (range(capacity), any::<u64>()).prop_map(|((offset, length), seed)| Op::Write(offset, data(length, seed))),
+        3 => (range(capacity), any::<u64>())
+            .prop_map(|((offset, length), seed)| Op::Write(offset, data(length, seed))),
         2 => range(capacity).prop_map(|(offset, length)| Op::Discard(offset, length)),
         1 => range(capacity).prop_map(|(offset, length)| Op::AllocateZeroes(offset, length)),
     ]
@@ -89,7 +90,8 @@ proptest! {
         shared: bool,
     ) {
         let capacity = Bytes(300 * PAGE);
-        let (dir, store, lease) = if shared { one_shared_lease(capacity) } else { one_lease(capacity) };
+        let (dir, store, lease) =
+            if shared { one_shared_lease(capacity) } else { one_lease(capacity) };
         let mut model = vec![0; capacity.0 as usize];
         for op in &ops {
             apply(&lease, &mut model, op);
@@ -105,7 +107,8 @@ proptest! {
         let stored: u64 = runs.iter().filter(|run| run.stored).map(|run| run.length).sum();
         prop_assert_eq!(runs.iter().map(|run| run.length).sum::<u64>(), capacity.0);
         prop_assert_eq!(Bytes(stored), lease.stored());
-        prop_assert_eq!(store.usage().taken.0, taken(dir.path(), &lease), "what the kernel says the file takes");
+        let file_takes = taken(dir.path(), &lease);
+        prop_assert_eq!(store.usage().taken.0, file_takes, "the kernel's size of the file");
         prop_assert!(shared || store.usage().taken == lease.stored());
         prop_assert_eq!(store.usage().stored, lease.stored());
         prop_assert_eq!(store.audit(), Ok(()));
@@ -151,7 +154,7 @@ fn threads_on_pages_of_their_own_do_not_disturb_each_other() {
 }
 
 #[test]
-fn readers_of_a_page_see_whole_writes_and_never_bring_back_what_was_discarded() {
+fn readers_see_whole_writes_and_revive_no_discarded_page() {
     let (dir, _store, lease) = one_lease(Bytes(4 * PAGE));
     write_discard_and_read(&lease);
     assert_eq!(taken(dir.path(), &lease), lease.stored().0);
@@ -160,7 +163,7 @@ fn readers_of_a_page_see_whole_writes_and_never_bring_back_what_was_discarded() 
 }
 
 #[test]
-fn readers_of_a_shared_page_see_whole_writes_and_never_bring_back_what_was_discarded() {
+fn shared_readers_see_whole_writes_and_revive_no_discard() {
     let (_dir, store, lease) = one_shared_lease(Bytes(4 * PAGE));
     write_discard_and_read(&lease);
     store.audit().unwrap();
@@ -204,7 +207,7 @@ fn write_discard_and_read(lease: &Lease) {
 }
 
 #[test]
-fn what_is_held_stays_as_it_is_until_it_is_let_go() {
+fn held_pages_do_not_change_until_they_are_released() {
     let (_dir, _store, lease) = one_lease(Bytes(8 * PAGE));
     lease.write(PAGE, &[1; PAGE_SIZE]).unwrap();
     thread::scope(|scope| {

@@ -8,8 +8,8 @@ use crate::common::{one_lease, own_memory, taken};
 const MIB: usize = 1 << 20;
 
 #[test]
-fn a_lease_of_two_gib_with_one_written_costs_one_and_two_percent_at_most() {
-    alone("cost::a_lease_of_two_gib_with_one_written_costs_one_and_two_percent_at_most", || {
+fn a_lease_of_two_gib_costs_at_most_two_percent_extra() {
+    alone("cost::a_lease_of_two_gib_costs_at_most_two_percent_extra", || {
         let before = own_memory();
         let (dir, _store, lease) = one_lease(Bytes::gib(2));
         let block = vec![7; MIB];

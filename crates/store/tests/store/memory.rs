@@ -11,7 +11,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: usize = 1 << 20;
 
 #[test]
-fn a_page_takes_ram_at_its_first_byte_and_gives_it_back_with_its_last() {
+fn a_page_takes_ram_from_its_first_byte_to_its_last() {
     let (dir, _store, lease) = one_lease(Bytes::mib(64));
     let stored = || {
         assert_eq!(lease.stored().0, taken(dir.path(), &lease));

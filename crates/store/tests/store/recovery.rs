@@ -91,7 +91,7 @@ fn a_killed_process_loses_nothing() {
 }
 
 #[test]
-fn leftovers_are_swept_away_and_what_cannot_be_understood_is_left_alone() {
+fn leftovers_are_deleted_and_unknown_files_stay() {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
     let lease = |text: &str| {
@@ -205,7 +205,7 @@ fn a_full_tmpfs_is_an_error_and_not_the_end() {
 }
 
 #[test]
-fn a_full_tmpfs_is_an_error_and_not_the_end_for_those_that_share_either() {
+fn a_full_tmpfs_is_only_an_error_for_sharing_leases_too() {
     let dir = shm_dir();
     with_small_tmpfs(dir.path(), || {
         fill_a_small_tmpfs(dir.path(), shared_record("tenant", Bytes::mib(64)))

@@ -96,7 +96,7 @@ fn equal_pages_of_two_groups_take_ram_twice() {
 }
 
 #[test]
-fn leases_that_do_not_share_have_nothing_in_common_with_those_that_do() {
+fn private_leases_share_nothing_with_sharing_ones() {
     let (dir, store, lease) = one_shared_lease(Bytes::mib(1));
     let own = store.create(record(Bytes::mib(1), Bytes::mib(1))).unwrap();
     for lease in [&lease, &own] {
@@ -117,7 +117,7 @@ fn leases_that_do_not_share_have_nothing_in_common_with_those_that_do() {
 }
 
 #[test]
-fn who_writes_a_shared_page_changes_his_own_only() {
+fn a_write_to_a_shared_page_changes_no_other_lease() {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
     let leases = leases(&store, &["red", "red"]);
@@ -146,7 +146,7 @@ fn who_writes_a_shared_page_changes_his_own_only() {
 }
 
 #[test]
-fn ram_goes_back_when_the_last_who_has_a_page_gives_it_up() {
+fn ram_is_freed_with_the_last_reference_to_a_page() {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
     let leases = leases(&store, &["red", "red"]);
@@ -196,7 +196,7 @@ fn a_removed_lease_gives_back_what_nobody_else_has() {
 }
 
 #[test]
-fn the_quota_counts_pages_whoever_else_has_them() {
+fn the_quota_counts_shared_pages_too() {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
     let small = LeaseRecord { quota: pages(4), ..shared_record("red", Bytes::mib(1)) };
@@ -215,7 +215,7 @@ fn the_quota_counts_pages_whoever_else_has_them() {
 }
 
 #[test]
-fn what_is_held_is_sent_from_the_frames_and_stays_whatever_others_write() {
+fn held_pages_are_sent_from_frames_despite_other_writes() {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
     let leases = leases(&store, &["red", "red"]);

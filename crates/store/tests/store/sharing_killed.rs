@@ -68,31 +68,28 @@ fn check_pages(store: &Store, acknowledged: &File) -> usize {
 }
 
 #[test]
-fn a_process_killed_amid_writes_loses_nothing_that_was_acknowledged_and_leaks_no_frame() {
-    alone(
-        "sharing_killed::a_process_killed_amid_writes_loses_nothing_that_was_acknowledged_and_leaks_no_frame",
-        || {
-            let (dir, beside) = (shm_dir(), shm_dir());
-            let acknowledged = beside.path().join("acknowledged");
-            for _ in 0..KILLS {
-                write_and_be_killed(dir.path(), &acknowledged);
-                let store = Store::open(dir.path()).unwrap();
-                assert!(store.findings().is_empty(), "{:?}", store.findings());
-                store.audit().unwrap();
-                let stored = check_pages(&store, &File::open(&acknowledged).unwrap());
-                let usage = store.usage();
-                assert_eq!(usage.stored, Bytes(stored as u64 * PAGE));
-                for group in GROUPS {
-                    let shared = usage.groups[&group.parse().unwrap()].shared;
-                    assert_eq!(
-                        shared.taken,
-                        shared.stored - shared.saved,
-                        "nothing but what is referred to"
-                    );
-                    assert_eq!(shared.taken, frames_taken(dir.path(), group));
-                    assert!(shared.saved > Bytes::ZERO && shared.shared_frames > 0);
-                }
+fn a_process_killed_amid_writes_loses_no_page_and_no_frame() {
+    alone("sharing_killed::a_process_killed_amid_writes_loses_no_page_and_no_frame", || {
+        let (dir, beside) = (shm_dir(), shm_dir());
+        let acknowledged = beside.path().join("acknowledged");
+        for _ in 0..KILLS {
+            write_and_be_killed(dir.path(), &acknowledged);
+            let store = Store::open(dir.path()).unwrap();
+            assert!(store.findings().is_empty(), "{:?}", store.findings());
+            store.audit().unwrap();
+            let stored = check_pages(&store, &File::open(&acknowledged).unwrap());
+            let usage = store.usage();
+            assert_eq!(usage.stored, Bytes(stored as u64 * PAGE));
+            for group in GROUPS {
+                let shared = usage.groups[&group.parse().unwrap()].shared;
+                assert_eq!(
+                    shared.taken,
+                    shared.stored - shared.saved,
+                    "nothing but what is referred to"
+                );
+                assert_eq!(shared.taken, frames_taken(dir.path(), group));
+                assert!(shared.saved > Bytes::ZERO && shared.shared_frames > 0);
             }
-        },
-    );
+        }
+    });
 }

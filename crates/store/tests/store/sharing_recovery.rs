@@ -89,7 +89,7 @@ fn an_entry_that_leads_nowhere_is_found_and_never_read() {
 }
 
 #[test]
-fn what_a_lease_refers_to_that_is_left_alone_stays_until_it_is_understood() {
+fn pages_of_an_unusable_lease_stay_until_it_is_usable() {
     let dir = shm_dir();
     let leases = leases_with(dir.path(), &[1, 2]);
     let record = dir.path().join(format!("{}.json", leases[0]));

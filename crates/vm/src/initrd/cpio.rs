@@ -50,7 +50,8 @@ impl Archive {
         // Magic, inode, mode, uid, gid, nlink, mtime, file size, device (major, minor), rdev
         // (major, minor), name size, checksum.
         let header = format!(
-            "070701{:08x}{mode:08x}{:08x}{:08x}{links:08x}{:08x}{size:08x}{:08x}{:08x}{:08x}{:08x}{name_size:08x}{:08x}",
+            "070701{:08x}{mode:08x}{:08x}{:08x}{links:08x}{:08x}{size:08x}\
+             {:08x}{:08x}{:08x}{:08x}{name_size:08x}{:08x}",
             self.entries, 0, 0, 0, 0, 0, 0, 0, 0
         );
         self.bytes.extend_from_slice(header.as_bytes());
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_in_is_found() {
+    fn an_archive_lists_its_entries() {
         let mut archive = Archive::default();
         archive.file("/usr/bin/one", b"1");
         archive.file("usr/bin/three", b"333");

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-use crate::error::GuestError;
+use crate::error::VmError;
 use cpio::Archive;
 pub use modules::{Modules, ORDER};
 
@@ -38,10 +38,11 @@ impl Initrd {
     /// shared libraries, at the paths where the loader finds them.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if a file cannot be read or a library is missing.
-    pub fn copy(&mut self, here: &Path, there: &str) -> Result<(), GuestError> {
-        let fail =
-            |path: &Path| GuestError::io(format!("cannot put {} into a guest", path.display()));
+    /// [`VmError::Io`] if a file cannot be read or a library is missing.
+    pub fn copy(&mut self, here: &Path, there: &str) -> Result<(), VmError> {
+        let fail = |path: &Path| {
+            VmError::io(format!("cannot add {} to the guest's initrd", path.display()))
+        };
         let content = fs::read(here).map_err(fail(here))?;
         let Some(headers) = elf::Headers::of(&content) else {
             self.archive.file(there, &content);
@@ -79,7 +80,7 @@ fn libraries(of: &Path, headers: &elf::Headers<'_>) -> io::Result<Vec<String>> {
     let listed = Command::new(&loader).arg("--list").arg(of).output()?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     if text.contains("not found") {
-        return Err(io::Error::other(format!("a library that it needs is missing:\n{text}")));
+        return Err(io::Error::other(format!("a shared library is missing:\n{text}")));
     }
     let mut paths: Vec<_> =
         text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect();
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_runs_from_what_was_put_in() {
+    fn a_copied_program_runs_from_the_archive() {
         let mut initrd = Initrd::default();
         let own = fs::read_link("/proc/self/exe").unwrap();
         initrd.copy(&own, "/init").unwrap();
@@ -105,7 +106,7 @@ mod tests {
             "cd $0 && busybox cpio -i -d < archive && test -e lib64 -o -e lib && ./init --list";
         let unpacked = Command::new("sh").args(["-c", unpack]).arg(dir.path()).output().unwrap();
         let listed = String::from_utf8_lossy(&unpacked.stdout).into_owned();
-        assert!(listed.contains("a_program_runs_from_what_was_put_in"), "{unpacked:?}");
+        assert!(listed.contains("a_copied_program_runs_from_the_archive"), "{unpacked:?}");
         assert!(
             fs::metadata(dir.path().join("init")).unwrap().len() < fs::metadata(own).unwrap().len()
         );

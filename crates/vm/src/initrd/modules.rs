@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use super::Initrd;
-use crate::error::GuestError;
+use crate::error::VmError;
 
 /// The guest's list of modules, in load order. A line holds a file name and, after a space,
 /// parameters.
@@ -62,18 +62,18 @@ impl Initrd {
     /// Adds modules, their dependencies and [`ORDER`]. Each name may have parameters after a space.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if the kernel has no such module, or its file cannot be read.
+    /// [`VmError::Io`] if the kernel has no such module, or its file cannot be read.
     pub fn modules<'a>(
         &mut self,
         of: &Modules,
         names: impl IntoIterator<Item = &'a str>,
-    ) -> Result<(), GuestError> {
+    ) -> Result<(), VmError> {
         let mut known = HashSet::new();
         let mut order = String::new();
         for module in names {
             let (name, parameters) = module.split_once(' ').unwrap_or((module, ""));
             let fail =
-                || GuestError::io(format!("cannot have module '{name}' of kernel {}", of.release));
+                || VmError::io(format!("cannot add module '{name}' of kernel {}", of.release));
             let files = of.files(name).map_err(fail())?;
             let last = files.len().saturating_sub(1);
             for (index, path) in files.iter().enumerate() {

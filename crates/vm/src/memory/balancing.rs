@@ -13,7 +13,7 @@ use aquifer_page::{Bytes, RegionName};
 use super::budget::{Accounts, Budget, Kind};
 use super::figures::{self, Figures};
 use super::resize::{Order, Resized};
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::meminfo;
 use crate::process::{Files, client, side_by_side};
 
@@ -36,12 +36,12 @@ pub struct Moved {
     /// The move.
     pub is: Move,
     /// The result of its resize.
-    pub end: Result<Resized, GuestError>,
+    pub end: Result<Resized, VmError>,
 }
 
 /// The findings of a step, and the moves that it started.
 #[derive(Debug, Default)]
-pub struct Turn {
+pub struct BalancerStep {
     /// The moves to make, and the reasons against others.
     pub plan: Plan,
     /// Moves of earlier steps that have ended since the last one.
@@ -78,9 +78,9 @@ impl Balancing {
     /// Makes a balancer of the host whose processes have their files in `run_dir`.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] if the configuration is invalid.
-    pub fn new(run_dir: &Path, program: &Path, config: Config) -> Result<Self, GuestError> {
-        config.validate().map_err(|error| GuestError::Misuse(error.to_string()))?;
+    /// [`VmError::Misuse`] if the configuration is invalid.
+    pub fn new(run_dir: &Path, program: &Path, config: Config) -> Result<Self, VmError> {
+        config.validate().map_err(|error| VmError::Misuse(error.to_string()))?;
         Ok(Self {
             run_dir: run_dir.to_owned(),
             program: program.to_owned(),
@@ -96,8 +96,8 @@ impl Balancing {
     /// The caller calls this once a period.
     ///
     /// # Errors
-    /// [`GuestError`] if the budget or the limits cannot be read, or a thread cannot start.
-    pub fn turn(&mut self, act: bool) -> Result<Turn, GuestError> {
+    /// [`VmError`] if the budget or the limits cannot be read, or a thread cannot start.
+    pub fn step(&mut self, act: bool) -> Result<BalancerStep, VmError> {
         let mut moved = Vec::new();
         while let Ok(ended) = self.ended.1.try_recv() {
             moved.push(self.note(ended));
@@ -118,7 +118,7 @@ impl Balancing {
         }
         let silent =
             self.silent.iter().map(|(vm, silent)| (vm.clone(), silent.why.clone())).collect();
-        Ok(Turn { plan, moved, silent })
+        Ok(BalancerStep { plan, moved, silent })
     }
 
     /// Waits up to `at_most` until a move that a step started ends.
@@ -138,7 +138,7 @@ impl Balancing {
     }
 
     /// Reads the VMs' states, in parallel.
-    fn read(&mut self, accounts: &Accounts) -> Result<Vec<Reading>, GuestError> {
+    fn read(&mut self, accounts: &Accounts) -> Result<Vec<Reading>, VmError> {
         let all = client::list(&self.run_dir)?;
         let local = |files: &&Files| {
             accounts.vms.get(files.name()).is_some_and(|share| share.kind == Kind::Local)
@@ -175,19 +175,22 @@ impl Balancing {
     fn heard(
         &mut self,
         vm: RegionName,
-        told: Result<figures::Reading, GuestError>,
+        told: Result<figures::Reading, VmError>,
     ) -> Option<figures::Reading> {
         let error = match told {
             Ok(reading) => {
                 if self.silent.remove(&vm).is_some() {
-                    tracing::info!(%vm, "tells its figures again");
+                    tracing::info!(%vm, "the VM sends its figures again");
                 }
                 return Some(reading);
             }
             Err(error) => error.to_string(),
         };
         if !self.silent.contains_key(&vm) {
-            tracing::warn!(%vm, "counts with the memory that is noted for it, as its figures cannot be had: {error}");
+            tracing::warn!(
+                %vm,
+                "the VM sends no figures, so the balancer uses the budget's size for it: {error}"
+            );
         }
         self.silent.insert(vm, Silent { why: error, ask_again: Instant::now() + SILENT });
         None
@@ -200,7 +203,7 @@ impl Balancing {
         files: &Files,
         noted: Bytes,
         told: Option<figures::Reading>,
-    ) -> Result<Reading, GuestError> {
+    ) -> Result<Reading, VmError> {
         let limits = files.limits()?;
         let silent = figures::Reading {
             size: noted,
@@ -230,7 +233,7 @@ impl Balancing {
         })
     }
 
-    fn begin(&mut self, is: &Move) -> Result<(), GuestError> {
+    fn begin(&mut self, is: &Move) -> Result<(), VmError> {
         let files = Files::new(&self.run_dir, &is.vm);
         let (program, ended, is) = (self.program.clone(), self.ended.0.clone(), is.clone());
         self.running.insert(is.vm.clone());
@@ -248,7 +251,7 @@ impl Balancing {
             let _ = ended.send(Moved { is, end });
         };
         let started = thread::Builder::new().name("balance".to_owned()).spawn(resizing);
-        started.map(drop).map_err(GuestError::io("cannot start a thread"))
+        started.map(drop).map_err(VmError::io("cannot start a thread"))
     }
 }
 

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::device::by_type;
 use super::figures::{Figures, LOOKING};
 use super::port::FRESH;
-use super::{Limits, Memory};
-use crate::error::GuestError;
+use super::{Limits, VmMemory};
+use crate::error::VmError;
 use crate::qmp::Qmp;
 
 /// How often the guest sends its figures to the balloon: QEMU has no shorter period.
@@ -34,25 +34,26 @@ pub struct Ballooned {
 
 /// Returns the guest's last statistics, and their time in seconds since the epoch; `None` if the
 /// guest has sent none yet.
-pub(super) fn statistics(qmp: &mut Qmp) -> Result<Option<(Value, u64)>, GuestError> {
+pub(super) fn statistics(qmp: &mut Qmp) -> Result<Option<(Value, u64)>, VmError> {
     let Some(balloon) = find(qmp)? else { return Ok(None) };
     let answer = qmp.execute("qom-get", json!({ "path": balloon, "property": "guest-stats" }))?;
     Ok(answer["last-update"].as_u64().filter(|at| *at > 0).map(|at| (answer["stats"].clone(), at)))
 }
 
 /// Requests statistics now, and periodically from now on.
-pub(super) fn ask_for_statistics(qmp: &mut Qmp) -> Result<(), GuestError> {
+pub(super) fn ask_for_statistics(qmp: &mut Qmp) -> Result<(), VmError> {
     let Some(balloon) = find(qmp)? else { return Ok(()) };
     // QEMU asks the guest at once when polling starts.
     for seconds in [0, POLLING.as_secs()] {
-        let set = json!({ "path": balloon, "property": "guest-stats-polling-interval", "value": seconds });
+        let property = "guest-stats-polling-interval";
+        let set = json!({ "path": balloon, "property": property, "value": seconds });
         qmp.execute("qom-set", set)?;
     }
     Ok(())
 }
 
 /// Returns the guest's statistics if they are fresh; otherwise requests them and returns `None`.
-pub(super) fn told(qmp: &mut Qmp) -> Result<Option<Figures>, GuestError> {
+pub(super) fn told(qmp: &mut Qmp) -> Result<Option<Figures>, VmError> {
     let now =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
     match statistics(qmp)? {
@@ -66,16 +67,16 @@ pub(super) fn told(qmp: &mut Qmp) -> Result<Option<Figures>, GuestError> {
     }
 }
 
-fn find(qmp: &mut Qmp) -> Result<Option<String>, GuestError> {
+fn find(qmp: &mut Qmp) -> Result<Option<String>, VmError> {
     by_type(qmp, "child<virtio-balloon-pci>")
 }
 
-impl Memory {
+impl VmMemory {
     /// Returns the balloon's state, after setting it to leave the guest `target` if given.
     ///
     /// # Errors
-    /// [`GuestError`] if the VM has no balloon, or its QEMU does not answer.
-    pub(crate) fn balloon(&self, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
+    /// [`VmError`] if the VM has no balloon, or its QEMU does not answer.
+    pub(crate) fn balloon(&self, target: Option<Bytes>) -> Result<Ballooned, VmError> {
         let mut qmp = Qmp::connect(&self.files.control(), LOOKING)?;
         let summary = qmp.execute("query-memory-size-summary", json!({}))?;
         let number = |key: &str| Bytes(summary[key].as_u64().unwrap_or(0));

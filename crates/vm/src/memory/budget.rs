@@ -13,7 +13,7 @@ use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::{lock_file, record};
 use serde::{Deserialize, Serialize};
 
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::meminfo;
 use crate::process::Files;
 
@@ -75,12 +75,11 @@ impl Share {
     /// Sets the VM's reserve.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] if its memory is in the pool and `reserve` is not zero.
-    pub fn keep(&mut self, reserve: Bytes) -> Result<(), GuestError> {
+    /// [`VmError::Misuse`] if its memory is in the pool and `reserve` is not zero.
+    pub fn keep(&mut self, reserve: Bytes) -> Result<(), VmError> {
         if self.kind == Kind::Pool && reserve > Bytes::ZERO {
-            let why = "a VM whose memory is in the pool needs no reserve: its leases are its own"
-                .to_owned();
-            return Err(GuestError::Misuse(why));
+            let why = "a VM in the pool needs no reserve: its leases serve no other VM".to_owned();
+            return Err(VmError::Misuse(why));
         }
         (self.reserve, self.full_reserve) = (reserve, reserve);
         Ok(())
@@ -153,9 +152,9 @@ impl Book {
         vm: &RegionName,
         all: Bytes,
         needs: impl Fn(&Share) -> Bytes,
-    ) -> Result<&mut Share, GuestError> {
+    ) -> Result<&mut Share, VmError> {
         let (free, accounts) = (self.unpromised(all), self.accounts(all));
-        let share = self.vms.get_mut(vm).ok_or_else(|| GuestError::Unknown(vm.clone()))?;
+        let share = self.vms.get_mut(vm).ok_or_else(|| VmError::Unknown(vm.clone()))?;
         let needs = needs(share);
         if needs > free {
             return Err(no_room(needs, free, &accounts));
@@ -189,41 +188,37 @@ impl Budget {
     /// Lists each VM's share; shares of vanished VMs are reclaimed.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if the file cannot be read or written.
-    pub fn accounts(&self) -> Result<Accounts, GuestError> {
+    /// [`VmError::Io`] if the file cannot be read or written.
+    pub fn accounts(&self) -> Result<Accounts, VmError> {
         self.change(|book, all| Ok(book.accounts(all)))
     }
 
     /// Sets the RAM for guests, and the unit in which they get it. `None` leaves a value unchanged.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] if guests have more already, the host has less, or the section is
+    /// [`VmError::Misuse`] if guests have more already, the host has less, or the section is
     /// invalid.
-    pub fn set(
-        &self,
-        total: Option<Bytes>,
-        section: Option<Bytes>,
-    ) -> Result<Accounts, GuestError> {
+    pub fn set(&self, total: Option<Bytes>, section: Option<Bytes>) -> Result<Accounts, VmError> {
         self.change(|book, all| {
             let Accounts { local, promised, .. } = book.accounts(all);
             if let Some(total) = total {
                 let taken = local.used + promised;
                 if total < taken {
                     let why = format!(
-                        "guests of this host have {taken} already: shrink or stop some first"
+                        "guests of this host use {taken} already: shrink or stop a VM first"
                     );
-                    return Err(GuestError::Misuse(why));
+                    return Err(VmError::Misuse(why));
                 }
                 if total > all {
-                    let why = format!("this host has {all} of RAM in all");
-                    return Err(GuestError::Misuse(why));
+                    let why = format!("this host has only {all} of RAM");
+                    return Err(VmError::Misuse(why));
                 }
                 book.total = Some(total);
             }
             if let Some(section) = section {
                 if section.0 == 0 || section.0 % Bytes::mib(2).0 != 0 {
-                    let why = format!("a section is of whole 2MiB, which {section} is not");
-                    return Err(GuestError::Misuse(why));
+                    let why = format!("a section must be whole 2MiB, and {section} is not");
+                    return Err(VmError::Misuse(why));
                 }
                 book.section = Some(section);
             }
@@ -234,8 +229,8 @@ impl Budget {
     /// Notes the share of a VM that is about to start.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`] if its memory and its reserve are not free.
-    pub fn admit(&self, vm: &RegionName, share: &Share) -> Result<(), GuestError> {
+    /// [`VmError::NoRoom`] if its memory and its reserve are not free.
+    pub fn admit(&self, vm: &RegionName, share: &Share) -> Result<(), VmError> {
         self.change(|book, all| {
             book.vms.remove(vm);
             let (needs, free) = (share.local + share.reserve, book.unpromised(all));
@@ -250,12 +245,12 @@ impl Budget {
     /// Notes that a VM gets `by` more. An `urgent` VM may draw on its reserve.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`] if not enough is free; nothing is noted then.
-    pub fn grow(&self, vm: &RegionName, by: Bytes, urgent: bool) -> Result<(), GuestError> {
+    /// [`VmError::NoRoom`] if not enough is free; nothing is noted then.
+    pub fn grow(&self, vm: &RegionName, by: Bytes, urgent: bool) -> Result<(), VmError> {
         self.change(|book, all| {
             let free = book.unpromised(all);
             let accounts = book.accounts(all);
-            let share = book.vms.get_mut(vm).ok_or_else(|| GuestError::Unknown(vm.clone()))?;
+            let share = book.vms.get_mut(vm).ok_or_else(|| VmError::Unknown(vm.clone()))?;
             let reserve = if urgent { share.reserve } else { Bytes::ZERO };
             let free = match share.kind {
                 Kind::Local => free + reserve,
@@ -277,12 +272,12 @@ impl Budget {
     /// are zero, and the rest of its leases.
     ///
     /// # Errors
-    /// [`GuestError::Unknown`] if the VM has no share; [`GuestError::Io`] if the file cannot be
+    /// [`VmError::Unknown`] if the VM has no share; [`VmError::Io`] if the file cannot be
     /// read or written.
-    pub fn in_need(&self, vm: &RegionName) -> Result<(Bytes, Bytes), GuestError> {
+    pub fn in_need(&self, vm: &RegionName) -> Result<(Bytes, Bytes), VmError> {
         self.change(|book, all| {
             let free = book.unpromised(all);
-            let share = book.vms.get(vm).ok_or_else(|| GuestError::Unknown(vm.clone()))?;
+            let share = book.vms.get(vm).ok_or_else(|| VmError::Unknown(vm.clone()))?;
             Ok(match share.kind {
                 Kind::Local => (share.reserve, share.reserve + free),
                 Kind::Pool => (Bytes::ZERO, share.leased.saturating_sub(share.pool)),
@@ -293,8 +288,8 @@ impl Budget {
     /// Notes the size that a VM was found to have, and refills its reserve from free RAM.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if the file cannot be read or written.
-    pub fn settle(&self, vm: &RegionName, size: Bytes) -> Result<(), GuestError> {
+    /// [`VmError::Io`] if the file cannot be read or written.
+    pub fn settle(&self, vm: &RegionName, size: Bytes) -> Result<(), VmError> {
         self.change(|book, all| {
             let Some(share) = book.vms.get_mut(vm) else { return Ok(()) };
             *share.size() = size;
@@ -310,8 +305,8 @@ impl Budget {
     /// Notes the RAM that a VM's cache may have.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`] if the increase is not free.
-    pub fn cache(&self, vm: &RegionName, cache: Bytes) -> Result<(), GuestError> {
+    /// [`VmError::NoRoom`] if the increase is not free.
+    pub fn cache(&self, vm: &RegionName, cache: Bytes) -> Result<(), VmError> {
         self.change(|book, all| {
             book.with_room(vm, all, |share| cache.saturating_sub(share.local))?.local = cache;
             Ok(())
@@ -321,9 +316,9 @@ impl Budget {
     /// Sets a VM's reserve.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`] if the increase is not free; [`GuestError::Misuse`] if the VM's
+    /// [`VmError::NoRoom`] if the increase is not free; [`VmError::Misuse`] if the VM's
     /// memory is in the pool.
-    pub fn promise(&self, vm: &RegionName, reserve: Bytes) -> Result<(), GuestError> {
+    pub fn promise(&self, vm: &RegionName, reserve: Bytes) -> Result<(), VmError> {
         self.change(|book, all| {
             let share = book.with_room(vm, all, |share| reserve.saturating_sub(share.reserve))?;
             share.keep(reserve)
@@ -333,8 +328,8 @@ impl Budget {
     /// Notes that a VM is gone.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if the file cannot be read or written.
-    pub fn forget(&self, vm: &RegionName) -> Result<(), GuestError> {
+    /// [`VmError::Io`] if the file cannot be read or written.
+    pub fn forget(&self, vm: &RegionName) -> Result<(), VmError> {
         self.change(|book, _| {
             book.vms.remove(vm);
             Ok(())
@@ -345,9 +340,9 @@ impl Budget {
     /// `change` fails or leaves the content equal.
     fn change<T>(
         &self,
-        change: impl FnOnce(&mut Book, Bytes) -> Result<T, GuestError>,
-    ) -> Result<T, GuestError> {
-        let fail = || GuestError::io("cannot keep account of the memory of guests");
+        change: impl FnOnce(&mut Book, Bytes) -> Result<T, VmError>,
+    ) -> Result<T, VmError> {
+        let fail = || VmError::io("cannot read or write the budget of guests' memory");
         let all = meminfo::total().map_err(fail())?;
         fs::create_dir_all(&self.run_dir).map_err(fail())?;
         // The lock's holder only reads and writes small files, and never blocks on another process.
@@ -364,9 +359,9 @@ impl Budget {
     }
 }
 
-fn no_room(needs: Bytes, free: Bytes, accounts: &Accounts) -> GuestError {
+fn no_room(needs: Bytes, free: Bytes, accounts: &Accounts) -> VmError {
     let Account { reserved, used, .. } = accounts.local;
-    GuestError::NoRoom { needs, free, reserved, used, promised: accounts.promised }
+    VmError::NoRoom { needs, free, reserved, used, promised: accounts.promised }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aquifer_page::Bytes;
 use serde_json::{Value, json};
 
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::qmp::Qmp;
 
 /// Timeout of an answer of QEMU.
@@ -37,8 +37,8 @@ impl Device {
     /// Finds the device of the VM with this monitor. `timeout` is the timeout of each answer.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] if it has no such device, or several; others if QEMU does not answer.
-    pub(super) fn find(monitor: &Path, timeout: Duration) -> Result<Self, GuestError> {
+    /// [`VmError::Misuse`] if it has no such device, or several; others if QEMU does not answer.
+    pub(super) fn find(monitor: &Path, timeout: Duration) -> Result<Self, VmError> {
         let mut qmp = Qmp::connect(monitor, timeout)?;
         let all = qmp.execute("query-memory-devices", json!({}))?;
         let all: Vec<_> = all.as_array().into_iter().flatten().collect();
@@ -47,11 +47,12 @@ impl Device {
         let [device] = resizable[..] else {
             let why = match resizable.len() {
                 0 => {
-                    "the VM has no virtio-mem device, so its memory cannot be resized: start it by 'aquifer vm start' with --max-memory"
+                    "cannot resize the VM's memory, as it has no virtio-mem device: start the VM \
+                     with 'aquifer vm start --max-memory'"
                 }
-                _ => "the VM has several virtio-mem devices: Aquifer resizes those that have one",
+                _ => "the VM has several virtio-mem devices: Aquifer resizes only VMs with one",
             };
-            return Err(GuestError::Misuse(why.to_owned()));
+            return Err(VmError::Misuse(why.to_owned()));
         };
         let data = &device["data"];
         let path = match data["id"].as_str() {
@@ -70,20 +71,20 @@ impl Device {
     /// Connects to a device that was found before.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if QEMU cannot be reached.
-    pub(super) fn again(monitor: &Path, is: Known) -> Result<Self, GuestError> {
+    /// [`VmError::Io`] if QEMU cannot be reached.
+    pub(super) fn again(monitor: &Path, is: Known) -> Result<Self, VmError> {
         Ok(Self { qmp: Qmp::connect(monitor, TIMEOUT)?, is })
     }
 
     /// Returns the VM's current size.
-    pub(super) fn size(&mut self) -> Result<Bytes, GuestError> {
+    pub(super) fn size(&mut self) -> Result<Bytes, VmError> {
         let answer =
             self.qmp.execute("qom-get", json!({ "path": self.is.path, "property": "size" }))?;
         Ok(self.is.boot + Bytes(answer.as_u64().unwrap_or(0)))
     }
 
     /// Asks the guest to have this size.
-    pub(super) fn request(&mut self, size: Bytes) -> Result<(), GuestError> {
+    pub(super) fn request(&mut self, size: Bytes) -> Result<(), VmError> {
         let value = size.saturating_sub(self.is.boot).0;
         let set = json!({ "path": self.is.path, "property": "requested-size", "value": value });
         self.qmp.execute("qom-set", set).map(drop)
@@ -91,14 +92,14 @@ impl Device {
 
     /// Repeats a request that the guest has not met: its driver retries only when the requested
     /// size changes.
-    pub(super) fn request_again(&mut self, size: Bytes) -> Result<(), GuestError> {
+    pub(super) fn request_again(&mut self, size: Bytes) -> Result<(), VmError> {
         let now = self.size()?;
         self.request(now)?;
         self.request(size)
     }
 
     /// Returns whether the vCPUs run.
-    pub(super) fn runs(&mut self) -> Result<bool, GuestError> {
+    pub(super) fn runs(&mut self) -> Result<bool, VmError> {
         let status = self.qmp.execute("query-status", json!({}))?;
         Ok(status["running"].as_bool().unwrap_or(false))
     }
@@ -109,16 +110,16 @@ impl Device {
     }
 }
 
-fn unnamed(qmp: &mut Qmp) -> Result<String, GuestError> {
+fn unnamed(qmp: &mut Qmp) -> Result<String, VmError> {
     by_type(qmp, "child<virtio-mem-pci>")?.ok_or_else(|| {
-        GuestError::Misuse(
-            "QEMU does not say where the VM's virtio-mem device is: give it an id".to_owned(),
+        VmError::Misuse(
+            "QEMU names no path of the VM's virtio-mem device: give the device an id".to_owned(),
         )
     })
 }
 
 /// Returns QEMU's path of the first device of this type.
-pub(super) fn by_type(qmp: &mut Qmp, wanted: &str) -> Result<Option<String>, GuestError> {
+pub(super) fn by_type(qmp: &mut Qmp, wanted: &str) -> Result<Option<String>, VmError> {
     for among in ["/machine/peripheral", "/machine/peripheral-anon"] {
         let all = qmp.execute("qom-list", json!({ "path": among }))?;
         let found = all.as_array().into_iter().flatten().find(|item| item["type"] == wanted);

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_guest_agent::message::Report;
+use aquifer_guest_agent::message::GuestReport;
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::device::Device;
 use super::port::Question;
-use super::{ANSWERING, ASKING, Memory, TELLING, balloon, lock};
-use crate::error::GuestError;
+use super::{ANSWERING, ASKING, TELLING, VmMemory, balloon, lock};
+use crate::error::VmError;
 
 /// Timeout of QEMU's greeting and of each answer, for callers that query many VMs.
 pub(super) const LOOKING: Duration = Duration::from_secs(3);
@@ -46,9 +46,10 @@ pub struct Figures {
     pub pressure: Option<f64>,
 }
 
-impl From<Report> for Figures {
-    fn from(report: Report) -> Self {
-        let Report { total, available, swap_used, swap_in, swap_out, pressure_some, .. } = report;
+impl From<GuestReport> for Figures {
+    fn from(report: GuestReport) -> Self {
+        let GuestReport { total, available, swap_used, swap_in, swap_out, pressure_some, .. } =
+            report;
         let source = Source::Agent;
         Self { source, total, available, swap_used, swap_in, swap_out, pressure: pressure_some }
     }
@@ -57,7 +58,7 @@ impl From<Report> for Figures {
 impl Figures {
     /// Makes the figures of a guest that sends none: all zero.
     pub(super) fn none() -> Self {
-        Self::from(Report::default())
+        Self::from(GuestReport::default())
     }
 
     pub(super) fn from_balloon(statistics: &Value) -> Option<Self> {
@@ -89,14 +90,14 @@ pub struct Reading {
     pub wish: Bytes,
 }
 
-impl Memory {
+impl VmMemory {
     /// Returns the agent's newest figures, if they are fresh.
     pub(super) fn latest(&self) -> Option<Figures> {
         self.port.latest().map(Figures::from)
     }
 
     /// Returns the newest figures, of the agent or else of the balloon.
-    pub(super) fn figures(&self, device: &mut Device) -> Result<Option<Figures>, GuestError> {
+    pub(super) fn figures(&self, device: &mut Device) -> Result<Option<Figures>, VmError> {
         match self.latest() {
             Some(figures) => Ok(Some(figures)),
             None => balloon::told(device.qmp()),
@@ -115,7 +116,7 @@ impl Memory {
         &self,
         device: &mut Device,
         asked: Option<Question>,
-    ) -> Result<Option<Figures>, GuestError> {
+    ) -> Result<Option<Figures>, VmError> {
         match asked
             .or_else(|| self.ask_for_figures())
             .and_then(|question| self.port.answer(question, ANSWERING))
@@ -126,7 +127,7 @@ impl Memory {
     }
 
     /// Returns whether the guest sends any figures within [`TELLING`].
-    pub(super) fn answers(&self, device: &mut Device) -> Result<bool, GuestError> {
+    pub(super) fn answers(&self, device: &mut Device) -> Result<bool, VmError> {
         let began = Instant::now();
         while self.figures(device)?.is_none() {
             if began.elapsed() > TELLING {
@@ -140,8 +141,8 @@ impl Memory {
     /// Returns the current state of the VM's memory.
     ///
     /// # Errors
-    /// [`GuestError`] if the VM cannot be resized, or its QEMU does not answer.
-    pub(crate) fn reading(&self) -> Result<Reading, GuestError> {
+    /// [`VmError`] if the VM cannot be resized, or its QEMU does not answer.
+    pub(crate) fn reading(&self) -> Result<Reading, VmError> {
         let latest = self.latest();
         let reading = read(&self.files.control(), latest)?;
         Ok(Reading { wish: *lock(&self.wish), ..reading })
@@ -149,11 +150,11 @@ impl Memory {
 }
 
 /// Returns the state of the memory of the VM with this monitor.
-pub(crate) fn look(monitor: &Path) -> Result<Reading, GuestError> {
+pub(crate) fn look(monitor: &Path) -> Result<Reading, VmError> {
     read(monitor, None)
 }
 
-fn read(monitor: &Path, latest: Option<Figures>) -> Result<Reading, GuestError> {
+fn read(monitor: &Path, latest: Option<Figures>) -> Result<Reading, VmError> {
     let mut device = Device::find(monitor, LOOKING)?;
     let figures = match latest {
         Some(figures) => Some(figures),

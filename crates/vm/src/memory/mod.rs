@@ -1,7 +1,7 @@
 //! A VM's memory, grown and shrunk at run time by whole sections (\[Bielski18\]).
 //!
-//! [`Budget`] accounts for the memory that a host has set aside for its guests. `Memory` is the
-//! supervisor's view of one VM's memory. `Memory` resizes the VM by its virtio-mem device
+//! [`Budget`] accounts for the memory that a host has set aside for its guests. `VmMemory` is the
+//! supervisor's view of one VM's memory. `VmMemory` resizes the VM by its virtio-mem device
 //! ([`Order`], [`Resized`]), serves the requests of the guest's agent, and records how long each
 //! stage took.
 
@@ -26,7 +26,7 @@ pub use aquifer_control::balance::Limits;
 use aquifer_page::Bytes;
 use aquifer_region::process::record;
 
-pub use balancing::{Balancing, Moved, Turn};
+pub use balancing::{BalancerStep, Balancing, Moved};
 pub use balloon::Ballooned;
 pub use budget::{Account, Accounts, Budget, Kind, Share};
 pub(crate) use figures::look;
@@ -35,7 +35,7 @@ pub(crate) use resident::of as resident;
 pub use resize::{Order, Resized, Short};
 pub use stages::{Direction, Spread, Times, Took};
 
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::process::Files;
 use device::{Device, Known};
 use port::{Port, Question};
@@ -55,7 +55,7 @@ const OWN_USE: u64 = 50;
 
 /// A VM's memory, as its supervisor sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct VmMemory {
     files: Files,
     budget: Budget,
     port: Port,
@@ -72,7 +72,7 @@ pub(crate) struct Memory {
 pub const UNLIMITED: Limits =
     Limits { min: Bytes::ZERO, max: Bytes(u64::MAX), weight: 1, reserve: Bytes::ZERO };
 
-impl Memory {
+impl VmMemory {
     pub(crate) fn of(files: &Files) -> Self {
         Self {
             files: files.clone(),
@@ -85,7 +85,7 @@ impl Memory {
         }
     }
 
-    fn device(&self) -> Result<Device, GuestError> {
+    fn device(&self) -> Result<Device, VmError> {
         let monitor = self.files.mover();
         // The lock is not held while QEMU may be silent.
         let known = lock(&self.device).clone();
@@ -99,7 +99,7 @@ impl Memory {
 
     /// Returns the memory that the guest's kernel counts while the VM has `size`; `None` if the
     /// guest does not say.
-    fn total_now(&self, device: &mut Device, size: Bytes) -> Result<Option<Bytes>, GuestError> {
+    fn total_now(&self, device: &mut Device, size: Bytes) -> Result<Option<Bytes>, VmError> {
         if let Some(uncounted) = *lock(&self.uncounted) {
             return Ok(Some(size.saturating_sub(uncounted)));
         }
@@ -122,7 +122,7 @@ impl Memory {
         device: &mut Device,
         needed: Bytes,
         asked: Option<Question>,
-    ) -> Result<Option<Bytes>, GuestError> {
+    ) -> Result<Option<Bytes>, VmError> {
         let began = Instant::now();
         let asked = asked.or_else(|| self.port.ask(needed));
         if let Some(report) = asked.and_then(|question| self.port.answer(question, ANSWERING)) {
@@ -157,7 +157,7 @@ impl Memory {
         let keeping = thread::Builder::new().name("times".to_owned());
         match keeping.spawn(move || drop(memory.with_inside(copy))) {
             Ok(keeping) => *lock(&self.keeping) = Some(keeping),
-            Err(error) => tracing::warn!("the times of a resize are not kept: {error}"),
+            Err(error) => tracing::warn!("cannot record the times of a resize: {error}"),
         }
         resized
     }
@@ -179,7 +179,7 @@ impl Memory {
         let mut times: Times = record::read(&path).ok().flatten().unwrap_or_default();
         times.record(resized.direction(), &resized.stages);
         if let Err(error) = record::write(&path, &times) {
-            tracing::warn!("cannot keep the times of a resize in {}: {error}", path.display());
+            tracing::warn!("cannot write the times of a resize to {}: {error}", path.display());
         }
         resized
     }

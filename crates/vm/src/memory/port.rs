@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_guest_agent::message::{Decoder, Line, Report, Stage, ToGuest, ToHost, encode};
+use aquifer_guest_agent::message::{Decoder, GuestReport, Line, Stage, ToGuest, ToHost, encode};
 use aquifer_page::Bytes;
 
 /// How often the guest sends figures.
@@ -63,9 +63,9 @@ pub(super) struct Question(u64);
 #[derive(Debug, Default)]
 struct State {
     stream: Option<UnixStream>,
-    report: Option<(Report, Instant)>,
+    report: Option<(GuestReport, Instant)>,
     /// Answers to questions, until the thread that asked takes them.
-    checked: BTreeMap<u64, Report>,
+    checked: BTreeMap<u64, GuestReport>,
     stages: BTreeMap<u64, Vec<Stage>>,
     questions: u64,
     /// Requests in progress.
@@ -147,7 +147,7 @@ impl Port {
     ) {
         match message {
             ToHost::Hello { version, kernel } => {
-                tracing::info!("the guest's agent is there: version {version}, kernel {kernel}");
+                tracing::info!("the guest's agent connected: version {version}, kernel {kernel}");
                 self.greet();
             }
             ToHost::Report(report) => {
@@ -195,12 +195,14 @@ impl Port {
                 let Granted { bytes: granted, size, missing, why } = grant(wanted);
                 accepted.0.say(&ToGuest::Answer { id, granted, size, missing, why });
             });
-            answering.map(drop).map_err(|error| format!("the host cannot work on it: {error}"))
+            answering
+                .map(drop)
+                .map_err(|error| format!("the host cannot process the request: {error}"))
         });
         if let Err(why) = answered {
             if !std::mem::replace(&mut self.state().said, true) {
                 tracing::warn!(
-                    "a request of the guest was turned away, as others will be without a word: {why}"
+                    "refused a request of the guest; refusals after this one are not logged: {why}"
                 );
             }
             let size = self.latest().map_or(Bytes::ZERO, |report| report.total);
@@ -214,7 +216,7 @@ impl Port {
         let mut state = self.state();
         if state.requests >= most {
             return Err(format!(
-                "the host works on {} requests of this guest already: ask again later",
+                "the host processes {} requests of this guest already: ask again later",
                 state.requests
             ));
         }
@@ -251,7 +253,7 @@ impl Port {
     }
 
     /// Returns the newest figures, if they are fresh.
-    pub(super) fn latest(&self) -> Option<Report> {
+    pub(super) fn latest(&self) -> Option<GuestReport> {
         let state = self.state();
         state
             .report
@@ -269,7 +271,7 @@ impl Port {
     }
 
     /// Waits up to `timeout` for the answer to a question.
-    pub(super) fn answer(&self, question: Question, timeout: Duration) -> Option<Report> {
+    pub(super) fn answer(&self, question: Question, timeout: Duration) -> Option<GuestReport> {
         self.wait(timeout, |state| state.checked.remove(&question.0))
     }
 
@@ -407,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_nobody_asked_for_are_not_kept() {
+    fn answers_without_a_question_are_not_kept() {
         let mut kept = BTreeMap::new();
         (1..=1000).rev().for_each(|id| keep(&mut kept, id, 100, ()));
         assert_eq!(kept.len(), MOST_KEPT);

@@ -8,8 +8,8 @@ use aquifer_page::Bytes;
 
 use super::port::{Granted, Wanted};
 use super::resize::{Order, Resized};
-use super::{Memory, lock};
-use crate::error::GuestError;
+use super::{VmMemory, lock};
+use crate::error::VmError;
 
 /// How often a request that waits for room is retried.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -17,16 +17,16 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// How long a guest that does not take the requested memory is asked again.
 const RETRY: Duration = Duration::from_secs(2);
 
-impl Memory {
+impl VmMemory {
     /// Listens to the guest while this process lives. `resizing` runs its argument while no other
     /// thread resizes or migrates the VM.
     ///
     /// # Errors
-    /// [`GuestError::Io`] if no thread can start.
+    /// [`VmError::Io`] if no thread can start.
     pub(crate) fn attend(
         &self,
         resizing: impl Fn(&mut dyn FnMut()) + Clone + Send + 'static,
-    ) -> Result<(), GuestError> {
+    ) -> Result<(), VmError> {
         let memory = self.clone();
         let grant = move |wanted: Wanted| {
             let granted = memory.grant(&wanted, &resizing);
@@ -35,17 +35,18 @@ impl Memory {
             let sign = if bytes < 0 { "-" } else { "+" };
             match &granted.why {
                 None => tracing::info!(
-                    "the guest has asked for {sign}{asked} ({why}; urgent: {urgent}), and has {} now",
+                    "the guest asked for {sign}{asked} ({why}; urgent: {urgent}), and has {} now",
                     granted.size
                 ),
                 Some(not) => tracing::warn!(
-                    "the guest has asked for {sign}{asked} ({why}; urgent: {urgent}), and lacks {} of it: {not}",
+                    "the guest asked for {sign}{asked} ({why}; urgent: {urgent}), and lacks {}: \
+                     {not}",
                     granted.missing
                 ),
             }
             granted
         };
-        self.port.attend(grant).map_err(GuestError::io("cannot listen to the guest's agent"))
+        self.port.attend(grant).map_err(VmError::io("cannot listen to the guest's agent"))
     }
 
     fn grant(&self, wanted: &Wanted, resizing: &impl Fn(&mut dyn FnMut())) -> Granted {
@@ -54,7 +55,7 @@ impl Memory {
         let mut first = None;
         let mut wish = Wish { memory: self, bytes: Bytes::ZERO };
         loop {
-            let mut done = Err(GuestError::Misuse("the VM is on the move".to_owned()));
+            let mut done = Err(VmError::Misuse("the VM is migrating".to_owned()));
             resizing(&mut || {
                 done = self.goal(wanted).and_then(|goal| {
                     // Memory that the VM got meanwhile, from any source, counts.
@@ -73,7 +74,7 @@ impl Memory {
             });
             match done {
                 // The balancer may take some from other VMs meanwhile.
-                Err(GuestError::NoRoom { .. }) if Instant::now() < deadline => {
+                Err(VmError::NoRoom { .. }) if Instant::now() < deadline => {
                     wish.is(if wanted.urgent { Bytes::ZERO } else { asked });
                     thread::sleep(AGAIN);
                 }
@@ -89,8 +90,8 @@ impl Memory {
                 Ok((from, Resized { reached, why, .. })) => {
                     let bytes = reached.0 as i64 - from.0 as i64;
                     let missing = asked.saturating_sub(Bytes(reached.0.abs_diff(from.0)));
-                    let less =
-                        "it is given in whole sections, and shrinks by no more than it is asked to";
+                    let less = "the host resizes by whole sections, and never shrinks a guest by \
+                                more than it asked for";
                     let why = why.map(|why| why.to_string());
                     let why = why.or_else(|| (missing > Bytes::ZERO).then(|| less.to_owned()));
                     return Granted { bytes, size: reached, missing, why };
@@ -100,7 +101,7 @@ impl Memory {
     }
 
     /// Returns the VM's size, and the size that it is to get.
-    fn goal(&self, wanted: &Wanted) -> Result<(Bytes, Bytes), GuestError> {
+    fn goal(&self, wanted: &Wanted) -> Result<(Bytes, Bytes), VmError> {
         let now = self.reading()?;
         let limits = self.files.limits()?;
         let by = Bytes(wanted.bytes.unsigned_abs());
@@ -121,7 +122,7 @@ impl Memory {
 
 /// The memory that a request waits for. Dropping it withdraws that.
 struct Wish<'a> {
-    memory: &'a Memory,
+    memory: &'a VmMemory,
     bytes: Bytes,
 }
 

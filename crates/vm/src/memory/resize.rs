@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::Memory;
+use super::VmMemory;
 use super::budget::Share;
 use super::rounding::Shape;
 use super::stages::{Direction, Took};
 use super::step::{End, Step, stay};
-use crate::error::GuestError;
+use crate::error::VmError;
 
 /// An order to resize a VM's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,17 +58,19 @@ impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InUse { available } => {
-                f.write_str("the guest cannot give up more: what is left it uses, or cannot move")?;
-                available.map_or(Ok(()), |bytes| write!(f, " (it has {bytes} available)"))
+                f.write_str("the guest uses the rest of its memory, or cannot move it")?;
+                available.map_or(Ok(()), |bytes| write!(f, " ({bytes} is available)"))
             }
             Self::NoAnswer => f.write_str(
-                "the guest does not answer: its kernel has no driver virtio_mem, has not booted yet, or hangs",
+                "the guest does not answer: its kernel lacks the driver virtio_mem, is still \
+                 booting, or hangs",
             ),
             Self::NotOnline { offline } => write!(
                 f,
-                "the guest has it, but leaves {offline} offline: run 'aquifer-guest run' in it, or boot it with memhp_default_state=online_movable"
+                "the guest leaves {offline} of the new memory offline: run 'aquifer-guest run' in \
+                 it, or boot it with memhp_default_state=online_movable"
             ),
-            Self::Interrupted => f.write_str("interrupted"),
+            Self::Interrupted => f.write_str("the client hung up"),
         }
     }
 }
@@ -110,17 +112,17 @@ impl Resized {
     }
 }
 
-impl Memory {
+impl VmMemory {
     /// Resizes the VM. The caller excludes other resizes. `tell` receives the size; if it returns
     /// false, the VM stays at the size reached.
     ///
     /// # Errors
-    /// [`GuestError`] if the order cannot be met, or QEMU has exited.
+    /// [`VmError`] if the order cannot be met, or QEMU has exited.
     pub(crate) fn resize(
         &self,
         order: &Order,
         tell: &mut dyn FnMut(Bytes) -> bool,
-    ) -> Result<Resized, GuestError> {
+    ) -> Result<Resized, VmError> {
         self.times_are_kept();
         let began = Instant::now();
         let accounts = self.budget.accounts()?;
@@ -129,14 +131,14 @@ impl Memory {
         let asked = has.filter(|has| order.size < *has).and_then(|_| self.ask_for_figures());
         let mut device = self.device()?;
         if !device.runs()? {
-            let why = "the VM stands still, and cannot answer: 'aquifer vm resume' has it go on"
-                .to_owned();
-            return Err(GuestError::Misuse(why));
+            let why =
+                "the VM is paused and cannot resize: resume it with 'aquifer vm resume'".to_owned();
+            return Err(VmError::Misuse(why));
         }
         let from = device.size()?;
         if order.from.is_some_and(|seen| seen != from) {
-            let why = format!("the VM was resized meanwhile, and has {from}");
-            return Err(GuestError::Misuse(why));
+            let why = format!("another command resized the VM meanwhile: it has {from}");
+            return Err(VmError::Misuse(why));
         }
         let shape = Shape {
             boot: device.is.boot,
@@ -180,14 +182,14 @@ impl Memory {
     /// Stops a resize whose supervisor has died: the VM stays at its size, which the budget notes.
     ///
     /// # Errors
-    /// [`GuestError`] if QEMU does not answer, or the budget cannot be read or written.
-    pub(crate) fn settle(&self) -> Result<(), GuestError> {
+    /// [`VmError`] if QEMU does not answer, or the budget cannot be read or written.
+    pub(crate) fn settle(&self) -> Result<(), VmError> {
         if !self.budget.accounts()?.vms.contains_key(self.files.name()) {
             return Ok(());
         }
         let mut device = match self.device() {
             // A VM that cannot be resized has its size at boot.
-            Err(GuestError::Misuse(_)) => return Ok(()),
+            Err(VmError::Misuse(_)) => return Ok(()),
             found => found?,
         };
         let reached = stay(&mut device)?;

@@ -2,7 +2,7 @@
 
 use aquifer_page::Bytes;
 
-use crate::error::GuestError;
+use crate::error::VmError;
 
 /// The sizes that a VM can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,38 +25,33 @@ impl Shape {
     /// grows to its maximum or shrinks to its size at boot, and an `exact` order.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] if `wanted` is out of range or, if `exact`, not a multiple of the
+    /// [`VmError::Misuse`] if `wanted` is out of range or, if `exact`, not a multiple of the
     /// device's blocks.
-    pub(super) fn round(
-        &self,
-        size: Bytes,
-        wanted: Bytes,
-        exact: bool,
-    ) -> Result<Bytes, GuestError> {
+    pub(super) fn round(&self, size: Bytes, wanted: Bytes, exact: bool) -> Result<Bytes, VmError> {
         let Self { boot, max, block, section } = *self;
         if wanted > max {
             let why = format!(
-                "{wanted} is more than the VM can have: {max}, by --max-memory of 'aquifer vm start' or the limit of 'aquifer vm set'"
+                "{wanted} is more than the VM can have: its maximum is {max}, by --max-memory of \
+                 'aquifer vm start' or --max of 'aquifer vm set'"
             );
-            return Err(GuestError::Misuse(why));
+            return Err(VmError::Misuse(why));
         }
         if wanted < boot {
-            let why = format!(
-                "{wanted} is less than the VM booted with, and that stays with it: {boot} is the least"
-            );
-            return Err(GuestError::Misuse(why));
+            let why = format!("{wanted} is less than the VM booted with: {boot} is the least");
+            return Err(VmError::Misuse(why));
         }
         if exact {
             let beyond = (wanted - boot).0 % block.0;
             if beyond > 0 {
                 let below = Bytes(wanted.0 - beyond);
                 let why = format!(
-                    "{} bytes cannot be met exactly: the VM's device is resized by {block}; {} bytes or {} can",
+                    "{} bytes cannot be met exactly: the VM's device has blocks of {block}; \
+                     request {} bytes or {}",
                     wanted.0,
                     below.0,
                     below.0 + block.0
                 );
-                return Err(GuestError::Misuse(why));
+                return Err(VmError::Misuse(why));
             }
             return Ok(wanted);
         }
@@ -88,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_gets_at_least_what_it_is_to_grow_to_and_keeps_no_less_than_it_is_to_shrink_to() {
+    fn a_rounded_size_is_never_below_the_requested_size() {
         assert_eq!(round(500, 501), 628);
         assert_eq!(round(500, 628), 628);
         assert_eq!(round(628, 629), 756);
@@ -105,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_ends_is_refused() {
+    fn sizes_out_of_range_are_refused() {
         let refused =
             |mib| SHAPE.round(Bytes::mib(628), Bytes::mib(mib), false).unwrap_err().to_string();
         assert!(refused(2101).contains("more than the VM can have"));

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_kept_of_times_is_told_within_one_in_a_thousand() {
+    fn recorded_times_are_accurate_to_one_in_a_thousand() {
         let mut times = Times::default();
         for us in [313_403.0, 254_541.0, 353_043.0, 0.2] {
             times.record(Direction::Add, &[Took { stage: "total".to_owned(), us }]);

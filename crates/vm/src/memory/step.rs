@@ -10,8 +10,8 @@ use super::device::Device;
 use super::port::Question;
 use super::resize::{Order, Short};
 use super::stages::Took;
-use super::{Memory, counts};
-use crate::error::GuestError;
+use super::{VmMemory, counts};
+use crate::error::VmError;
 
 /// A guest whose size has not changed for this long is asked again.
 const STALL: Duration = Duration::from_secs(2);
@@ -59,7 +59,7 @@ pub(super) struct End {
 
 /// A resize in progress.
 pub(super) struct Step<'a> {
-    pub(super) memory: &'a Memory,
+    pub(super) memory: &'a VmMemory,
     pub(super) device: Device,
     pub(super) from: Bytes,
     pub(super) to: Bytes,
@@ -79,7 +79,7 @@ impl Step<'_> {
         &mut self,
         order: &Order,
         tell: &mut dyn FnMut(Bytes) -> bool,
-    ) -> Result<End, GuestError> {
+    ) -> Result<End, VmError> {
         let (memory, vm) = (self.memory, self.memory.files.name());
         let before = memory.total_now(&mut self.device, self.from)?;
         let began = Instant::now();
@@ -120,7 +120,7 @@ impl Step<'_> {
         &mut self,
         order: &Order,
         tell: &mut dyn FnMut(Bytes) -> bool,
-    ) -> Result<End, GuestError> {
+    ) -> Result<End, VmError> {
         let (memory, vm) = (self.memory, self.memory.files.name());
         let began = Instant::now();
         let waited = self.wait(order, None, tell);
@@ -138,7 +138,7 @@ impl Step<'_> {
         order: &Order,
         mut promise: Option<Promise>,
         tell: &mut dyn FnMut(Bytes) -> bool,
-    ) -> Result<Waited, GuestError> {
+    ) -> Result<Waited, VmError> {
         let began = Instant::now();
         let (mut size, mut moved, mut asked) = (self.from, began, began);
         let mut goal = self.goal(size)?;
@@ -192,7 +192,7 @@ impl Step<'_> {
     /// Returns the size to request of a guest that has `size`: all of it when growing. When
     /// shrinking, the guest keeps the memory in use and a margin: asked for more, its kernel would
     /// kill programs.
-    fn goal(&mut self, size: Bytes) -> Result<Bytes, GuestError> {
+    fn goal(&mut self, size: Bytes) -> Result<Bytes, VmError> {
         if self.to > self.from {
             return Ok(self.to);
         }
@@ -206,7 +206,7 @@ impl Step<'_> {
     }
 
     /// Stops at the size reached, and says why that is not all.
-    fn give_up(&mut self, told: bool) -> Result<Waited, GuestError> {
+    fn give_up(&mut self, told: bool) -> Result<Waited, VmError> {
         let answers = self.memory.answers(&mut self.device)?;
         let reached = stay(&mut self.device)?;
         let why = if answers && self.to < self.from {
@@ -227,7 +227,7 @@ fn pause(elapsed: Duration) -> Duration {
 }
 
 /// Stops a resize at the VM's current size, and returns that size.
-pub(super) fn stay(device: &mut Device) -> Result<Bytes, GuestError> {
+pub(super) fn stay(device: &mut Device) -> Result<Bytes, VmError> {
     // The size may still change.
     loop {
         let size = device.size()?;

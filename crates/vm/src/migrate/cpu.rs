@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::qmp::Qmp;
 
 /// A processor model of QEMU that stands for all features of the host and its accelerator.
@@ -26,7 +26,7 @@ impl Cpu {
     ///
     /// # Errors
     /// Those of [`Qmp::execute`].
-    pub(super) fn of(qmp: &mut Qmp, model: &str) -> Result<Self, GuestError> {
+    pub(super) fn of(qmp: &mut Qmp, model: &str) -> Result<Self, VmError> {
         let expand = json!({ "type": "full", "model": { "name": model } });
         let answer = qmp.execute("query-cpu-model-expansion", expand)?;
         Ok(Self::from_properties(model, &answer["model"]["props"]))
@@ -47,7 +47,7 @@ impl Cpu {
 
     /// Checks that a guest that runs on `there` can run here. The error names the missing features
     /// and the way out.
-    pub(super) fn check_takes(&self, there: &Self) -> Result<(), GuestError> {
+    pub(super) fn check_takes(&self, there: &Self) -> Result<(), VmError> {
         let missing: Vec<_> = there.flags.difference(&self.flags).map(String::as_str).collect();
         let why = if self.vendor != there.vendor {
             format!("its vendor is {}, and the source's is {}", self.vendor, there.vendor)
@@ -56,7 +56,7 @@ impl Cpu {
         } else {
             format!("it lacks {}", missing.join(", "))
         };
-        Err(GuestError::UnlikeCpu {
+        Err(VmError::UnlikeCpu {
             model: there.model.clone(),
             here: format!("family {}, model {}", self.family, self.number),
             there: format!("family {}, model {}", there.family, there.number),

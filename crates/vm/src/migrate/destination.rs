@@ -13,11 +13,11 @@ use aquifer_region::process::client as regions;
 use serde_json::json;
 
 use super::cpu::Cpu;
-use super::left;
-use super::message::{Awaited, Link, Message};
+use super::message::{Incoming, Link, Message};
+use super::postcopy;
 use super::source::release;
 use super::wire::Wire;
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::process::Files;
 use crate::qmp::Qmp;
 
@@ -51,16 +51,16 @@ enum End {
 /// Receives the VM for which this QEMU waits. `note` writes state that must outlive this process.
 pub(crate) fn take_in(
     files: &Files,
-    awaited: &Awaited,
+    incoming: &Incoming,
     listener: &TcpListener,
     qemu: &mut Child,
-    note: &mut dyn FnMut(&Awaited) -> Result<(), GuestError>,
-) -> Result<Outcome, GuestError> {
-    let fail = || GuestError::io("cannot wait for the VM");
+    note: &mut dyn FnMut(&Incoming) -> Result<(), VmError>,
+) -> Result<Outcome, VmError> {
+    let fail = || VmError::io("cannot wait for the VM");
     listener.set_nonblocking(true).map_err(fail())?;
     let address = listener.local_addr().map_err(fail())?;
     let (qmp, version, owned) = (None, String::new(), None);
-    let mut taking = Taking { files, awaited: awaited.clone(), qmp, version, address, owned };
+    let mut taking = Taking { files, incoming: incoming.clone(), qmp, version, address, owned };
     taking.version = release(&taking.qmp()?.execute("query-version", json!({}))?);
     let began = Instant::now();
     loop {
@@ -68,25 +68,25 @@ pub(crate) fn take_in(
             if taking.owned.is_some() {
                 return Ok(Outcome::Here(None));
             }
-            return Ok(Outcome::Stays(format!("QEMU has ended before the VM was here: {end}")));
+            return Ok(Outcome::Stays(format!("QEMU exited before the VM arrived: {end}")));
         }
-        match Wire::accept(listener, &awaited.from, &awaited.identity) {
+        match Wire::accept(listener, &incoming.from, &incoming.identity) {
             Ok(wire) => match taking.converse(wire, note) {
                 Ok(End::Here(wire)) => return Ok(Outcome::Here(Some(wire))),
                 Ok(End::Stays(why)) => return Ok(Outcome::Stays(why)),
-                Err(error) if !taking.awaited.prepared => {
+                Err(error) if !taking.incoming.prepared => {
                     return Ok(Outcome::Stays(error.to_string()));
                 }
                 Err(error) if taking.owned.is_some() => {
                     tracing::warn!(
-                        "host {} may not know that the VM is here: {error}",
-                        taking.awaited.from
+                        "cannot confirm the arrival of the VM to host {}: {error}",
+                        taking.incoming.from
                     );
                 }
                 Err(error) => {
                     tracing::warn!(
-                        "whose the VM is, host {} has to say: {error}",
-                        taking.awaited.from
+                        "waiting for host {} to hand the VM over or to keep it: {error}",
+                        taking.incoming.from
                     );
                 }
             },
@@ -95,14 +95,15 @@ pub(crate) fn take_in(
                     // QEMU may need pages that were left behind; the thread that fetches them also
                     // answers the source.
                     Some(since)
-                        if since.elapsed() > CONFIRMING || taking.awaited.left.is_some() =>
+                        if since.elapsed() > CONFIRMING
+                            || taking.incoming.left_at_source.is_some() =>
                     {
                         return Ok(Outcome::Here(None));
                     }
                     Some(_) => {}
                     // If the source's hand-over is missing, an operator takes the VM over by its
                     // record.
-                    None if taking.awaited.prepared && files.is_ours()? => {
+                    None if taking.incoming.prepared && files.is_ours()? => {
                         taking.own(true, None)?;
                         return Ok(Outcome::Here(None));
                     }
@@ -110,17 +111,17 @@ pub(crate) fn take_in(
                 }
                 thread::sleep(Duration::from_millis(5));
             }
-            Err(error) => tracing::warn!("turned away who connected: {error}"),
+            Err(error) => tracing::warn!("refused a connection: {error}"),
         }
-        if !taking.awaited.prepared && began.elapsed() > CONNECTING {
-            return Ok(Outcome::Stays(format!("host {} did not connect", awaited.from)));
+        if !taking.incoming.prepared && began.elapsed() > CONNECTING {
+            return Ok(Outcome::Stays(format!("host {} did not connect", incoming.from)));
         }
     }
 }
 
 struct Taking<'a> {
     files: &'a Files,
-    awaited: Awaited,
+    incoming: Incoming,
     qmp: Option<Qmp>,
     version: String,
     /// The address at which the source finds this host.
@@ -130,27 +131,27 @@ struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    fn qmp(&mut self) -> Result<&mut Qmp, GuestError> {
+    fn qmp(&mut self) -> Result<&mut Qmp, VmError> {
         if self.qmp.is_none() {
             self.qmp = Some(Qmp::connect(&self.files.mover(), TIMEOUT)?);
         }
-        self.qmp.as_mut().ok_or_else(|| GuestError::Keeper("no QEMU".to_owned()))
+        self.qmp.as_mut().ok_or_else(|| VmError::Reported("QEMU's monitor is closed".to_owned()))
     }
 
     /// Handles the source's messages until it is settled which host owns the VM.
     fn converse(
         &mut self,
         mut wire: Wire,
-        note: &mut dyn FnMut(&Awaited) -> Result<(), GuestError>,
-    ) -> Result<End, GuestError> {
-        let lost = || GuestError::io("the other host has gone");
+        note: &mut dyn FnMut(&Incoming) -> Result<(), VmError>,
+    ) -> Result<End, VmError> {
+        let lost = || VmError::io("the connection to the source failed");
         let mut devices = None;
         let mut engine: Option<UnixStream> = None;
         loop {
             let (message, data) = wire.receive().map_err(lost())?;
             let done = match message {
                 Message::Hello { migration, qemu } => self
-                    .hello(migration == self.awaited.migration, &qemu)
+                    .hello(migration == self.incoming.migration, &qemu)
                     .and_then(|()| self.check_cpu(data)),
                 Message::Alive => continue,
                 Message::Engine(frame) => {
@@ -179,18 +180,19 @@ impl Taking<'_> {
                         engine.as_mut().filter(|_| leaves).map(|engine| (&mut wire, engine));
                     self.prepare(fetched, note)
                 }
-                Message::Own { runs } if self.awaited.prepared => {
-                    if engine.is_none() && (self.awaited.left.is_some() || self.owned.is_some()) {
+                Message::CommitOwnership { runs } if self.incoming.prepared => {
+                    let leaves = self.incoming.left_at_source.is_some();
+                    if engine.is_none() && (leaves || self.owned.is_some()) {
                         engine = self.engine().ok();
                     }
                     // A source that missed the answer repeats the message. The VM may have been
                     // paused or resumed here since.
                     if self.owned.is_none() {
-                        let left = engine.as_mut().filter(|_| self.awaited.left.is_some());
-                        self.own(runs, left.map(|engine| (&mut wire, engine)))?;
+                        let engine = engine.as_mut().filter(|_| leaves);
+                        self.own(runs, engine.map(|engine| (&mut wire, engine)))?;
                     }
                     wire.send(&Message::Done, &[]).map_err(lost())?;
-                    if self.awaited.left.is_some() {
+                    if leaves {
                         return Ok(End::Here(Box::new(wire)));
                     }
                     // The list of hot pages is only a hint.
@@ -203,9 +205,9 @@ impl Taking<'_> {
                 }
                 Message::Drop if self.owned.is_none() => {
                     let _ = wire.send(&Message::Done, &[]);
-                    return Ok(End::Stays(format!("host {} keeps it", self.awaited.from)));
+                    return Ok(End::Stays(format!("host {} keeps the VM", self.incoming.from)));
                 }
-                other => Err(GuestError::Keeper(format!("{other:?} makes no sense now"))),
+                other => Err(VmError::Reported(format!("unexpected message: {other:?}"))),
             };
             match done {
                 Ok(()) => wire.send(&Message::Done, &[]).map_err(lost())?,
@@ -218,21 +220,23 @@ impl Taking<'_> {
     }
 
     /// Connects to the region's engine, with timeouts: an engine may be stopped.
-    fn engine(&self) -> Result<UnixStream, GuestError> {
-        let fail = || GuestError::io("cannot speak with the engine of the VM's region");
+    fn engine(&self) -> Result<UnixStream, VmError> {
+        let fail = || VmError::io("cannot connect to the engine of the VM's region");
         let engine = regions::receive(&self.files.region())?;
-        left::end_waits(&engine).map_err(fail())?;
+        postcopy::end_waits(&engine).map_err(fail())?;
         Ok(engine)
     }
 
-    fn hello(&self, is_it: bool, qemu: &str) -> Result<(), GuestError> {
+    fn hello(&self, is_it: bool, qemu: &str) -> Result<(), VmError> {
         if !is_it {
-            return Err(GuestError::Keeper("another attempt to move the VM is awaited".to_owned()));
+            let why = "this host waits for another migration of the VM";
+            return Err(VmError::Reported(why.to_owned()));
         }
-        if !self.awaited.prepared && qemu != self.version {
+        if !self.incoming.prepared && qemu != self.version {
             let version = &self.version;
-            return Err(GuestError::Keeper(format!(
-                "QEMU here is {version}, and {qemu} there: a VM moves between hosts with the same release of it"
+            return Err(VmError::Reported(format!(
+                "this host has QEMU {version}, and the source has {qemu}: migration needs the same \
+                 release on both"
             )));
         }
         Ok(())
@@ -240,20 +244,20 @@ impl Taking<'_> {
 
     /// Checks that this host's processor offers the features that the source sent. An older release
     /// sends none.
-    fn check_cpu(&mut self, said: &[u8]) -> Result<(), GuestError> {
-        if self.awaited.prepared || said.is_empty() {
+    fn check_cpu(&mut self, said: &[u8]) -> Result<(), VmError> {
+        if self.incoming.prepared || said.is_empty() {
             return Ok(());
         }
-        let unclear = |why: String| GuestError::Keeper(format!("cannot compare processors: {why}"));
+        let unclear = |why: String| VmError::Reported(format!("cannot compare processors: {why}"));
         let there: Cpu =
             serde_json::from_slice(said).map_err(|error| unclear(error.to_string()))?;
         let model = self.files.whole_cpu()?;
-        let model = model.ok_or_else(|| unclear("the VM has another one here".to_owned()))?;
+        let model = model.ok_or_else(|| unclear("the VM has another model here".to_owned()))?;
         Cpu::of(self.qmp()?, model)?.check_takes(&there)
     }
 
     /// Makes QEMU load the device state that is sent to the returned channel.
-    fn begin_loading(&mut self) -> Result<Sender<Vec<u8>>, GuestError> {
+    fn begin_loading(&mut self) -> Result<Sender<Vec<u8>>, VmError> {
         let path = self.files.devices();
         let _ = std::fs::remove_file(&path);
         let uri = format!("unix:{}", path.display());
@@ -261,7 +265,7 @@ impl Taking<'_> {
         let capabilities = [json!({ "capability": "x-ignore-shared", "state": true })];
         qmp.execute("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
         qmp.execute("migrate-incoming", json!({ "uri": uri }))?;
-        let fail = || GuestError::io("QEMU does not take in the VM");
+        let fail = || VmError::io("QEMU does not receive the VM");
         let mut qemu = UnixStream::connect(&path).map_err(fail())?;
         let (devices, chunks) = mpsc::channel::<Vec<u8>>();
         let passing = move || chunks.iter().try_for_each(|chunk| qemu.write_all(&chunk));
@@ -273,37 +277,37 @@ impl Taking<'_> {
     /// meanwhile.
     fn prepare(
         &mut self,
-        left: Option<(&mut Wire, &mut UnixStream)>,
-        note: &mut dyn FnMut(&Awaited) -> Result<(), GuestError>,
-    ) -> Result<(), GuestError> {
-        let link = left.as_ref().map(|_| Link {
-            migration: self.awaited.migration,
-            host: self.awaited.from.clone(),
+        left_at_source: Option<(&mut Wire, &mut UnixStream)>,
+        note: &mut dyn FnMut(&Incoming) -> Result<(), VmError>,
+    ) -> Result<(), VmError> {
+        let link = left_at_source.as_ref().map(|_| Link {
+            migration: self.incoming.migration,
+            host: self.incoming.from.clone(),
             address: self.address,
-            identity: self.awaited.identity.clone(),
+            identity: self.incoming.identity.clone(),
         });
-        left::fetch_while(left, || self.wait_until_loaded())?;
+        postcopy::fetch_while(left_at_source, || self.wait_until_loaded())?;
         let _ = std::fs::remove_file(self.files.devices());
-        let prepared = Awaited { prepared: true, left: link, ..self.awaited.clone() };
+        let prepared = Incoming { prepared: true, left_at_source: link, ..self.incoming.clone() };
         note(&prepared)?;
-        self.awaited = prepared;
+        self.incoming = prepared;
         Ok(())
     }
 
-    fn wait_until_loaded(&mut self) -> Result<(), GuestError> {
+    fn wait_until_loaded(&mut self) -> Result<(), VmError> {
         let deadline = Instant::now() + LOADING;
         loop {
             let state = self.qmp()?.execute("query-status", json!({}))?["status"].clone();
             let migration = self.qmp()?.migration()?;
             if migration == "failed" {
-                return Err(GuestError::Keeper("QEMU cannot load the VM's devices".to_owned()));
+                return Err(VmError::Reported("QEMU cannot load the VM's devices".to_owned()));
             }
             if state != "inmigrate" {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(GuestError::Keeper(
-                    "QEMU does not come to an end of loading".to_owned(),
+                return Err(VmError::Reported(
+                    "QEMU does not finish loading the VM's devices".to_owned(),
                 ));
             }
             thread::sleep(Duration::from_millis(1));
@@ -315,20 +319,20 @@ impl Taking<'_> {
     fn own(
         &mut self,
         runs: bool,
-        left: Option<(&mut Wire, &mut UnixStream)>,
-    ) -> Result<(), GuestError> {
+        left_at_source: Option<(&mut Wire, &mut UnixStream)>,
+    ) -> Result<(), VmError> {
         self.files.take_over()?;
-        let gone_on = left::fetch_while(left, || self.go_on(runs));
+        let gone_on = postcopy::fetch_while(left_at_source, || self.go_on(runs));
         if matches!(gone_on, Ok(false)) {
             // The region did not belong to this host yet, so that nothing was written to the pool:
             // the source still has the whole VM.
-            self.files.wait_again(&self.awaited)?;
-            return Err(GuestError::Keeper("QEMU has ended as the VM was to go on".to_owned()));
+            self.files.wait_again(&self.incoming)?;
+            return Err(VmError::Reported("QEMU exited when the VM resumed".to_owned()));
         }
-        let owned = regions::own(&self.files.region()).map_err(GuestError::from);
+        let owned = regions::own(&self.files.region()).map_err(VmError::from);
         if let Err(error) = gone_on.and(owned) {
             tracing::error!(
-                "the VM is here, but stands still ('aquifer vm resume' has it go on): {error}"
+                "the VM is here but paused; resume it with 'aquifer vm resume': {error}"
             );
         }
         self.owned = Some(Instant::now());
@@ -337,12 +341,12 @@ impl Taking<'_> {
     }
 
     /// Returns false if QEMU has exited or is exiting.
-    fn go_on(&mut self, runs: bool) -> Result<bool, GuestError> {
+    fn go_on(&mut self, runs: bool) -> Result<bool, VmError> {
         let command = if runs { "cont" } else { "query-status" };
         let answer = self.qmp().and_then(|qmp| qmp.execute(command, json!({})));
         match answer {
             Ok(_) => Ok(true),
-            Err(GuestError::Io { source, .. }) if is_gone(source.kind()) => Ok(false),
+            Err(VmError::Io { source, .. }) if is_gone(source.kind()) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -355,15 +359,15 @@ fn is_gone(kind: ErrorKind) -> bool {
 }
 
 /// Passes a frame on to the engine, and waits for the answer to a `Sync`.
-fn pass_on(engine: &mut UnixStream, frame: &Frame, data: &[u8]) -> Result<(), GuestError> {
-    let fail = || GuestError::io("the engine of the VM's region does not answer");
+fn pass_on(engine: &mut UnixStream, frame: &Frame, data: &[u8]) -> Result<(), VmError> {
+    let fail = || VmError::io("the engine of the VM's region does not answer");
     frame.send(engine, data).map_err(fail())?;
     if *frame != Frame::Sync {
         return Ok(());
     }
     match Frame::receive(engine, &mut Vec::new()).map_err(fail())? {
         Some(Frame::Done) => Ok(()),
-        Some(Frame::Failed(why)) => Err(GuestError::Keeper(why)),
+        Some(Frame::Failed(why)) => Err(VmError::Reported(why)),
         _ => Err(fail()(ErrorKind::UnexpectedEof.into())),
     }
 }

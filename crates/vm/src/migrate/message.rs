@@ -44,7 +44,7 @@ pub struct Arrival {
 /// The arrival that a destination waits for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Awaited {
+pub struct Incoming {
     /// Id of this attempt.
     pub migration: MigrationId,
     /// The source, which must be the peer.
@@ -57,7 +57,7 @@ pub struct Awaited {
     pub prepared: bool,
     /// The link to the memory that was left behind, if any was.
     #[serde(default)]
-    pub left: Option<Link>,
+    pub left_at_source: Option<Link>,
 }
 
 /// An order to migrate a VM.
@@ -84,14 +84,14 @@ pub struct Order {
 /// The record that a VM was handed over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Given {
+pub struct HandedOver {
     /// Id of the attempt.
     pub migration: MigrationId,
     /// The destination, which owns the VM.
     pub to: HostName,
     /// The link by which the destination asks for the memory that was left behind.
     #[serde(default)]
-    pub left: Option<Link>,
+    pub left_at_source: Option<Link>,
 }
 
 /// A link between two hosts for the memory that was left behind.
@@ -121,7 +121,7 @@ impl Order {
 
 /// The outcome of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct MigrationReport {
     /// From the order until the VM runs at the destination, in milliseconds. With post-copy, until
     /// the last page has arrived.
     pub total_ms: f64,
@@ -188,7 +188,7 @@ pub(super) enum Message {
     /// Hands the VM over. The destination answers with `Done` once the VM runs, if it is to run.
     /// The destination asks for pages left behind meanwhile and afterwards, and ends with another
     /// `Done`.
-    Own { runs: bool },
+    CommitOwnership { runs: bool },
     /// Tells the destination to forget the VM, which stays at the source.
     Drop,
     /// Success, sent to the source.

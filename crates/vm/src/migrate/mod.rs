@@ -20,19 +20,19 @@
 //!
 //! If rounds do not converge, or none are wanted, step 2 leaves the dirty pages behind (post-copy).
 //! The VM then runs at the destination, and its memory follows; the pages that it waits for come
-//! first (`left.rs`). Until all pages have arrived the VM needs both hosts.
+//! first (`postcopy.rs`). Until all pages have arrived the VM needs both hosts.
 
 mod cpu;
 mod destination;
-mod left;
 mod message;
+mod postcopy;
 mod source;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 pub(crate) use destination::{Outcome, take_in};
-pub(crate) use left::{fetch_all, serve_all};
-pub use message::{Arrival, Awaited, Given, Link, Mode, Order, Progress, Report};
+pub use message::{Arrival, HandedOver, Incoming, Link, MigrationReport, Mode, Order, Progress};
+pub(crate) use postcopy::{fetch_all, serve_all};
 pub(crate) use source::{migrate, resume};
 pub(crate) use wire::Wire;

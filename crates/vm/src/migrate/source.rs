@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use super::cpu::Cpu;
-use super::left;
-use super::message::{Given, Link, Message, Mode, Order, Progress, Report};
+use super::message::{HandedOver, Link, Message, MigrationReport, Mode, Order, Progress};
+use super::postcopy;
 use super::wire::Wire;
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::process::Files;
 use crate::qmp::Qmp;
 
@@ -56,7 +56,7 @@ struct Move<'a> {
     wire: Wire,
     engine: UnixStream,
     began: Instant,
-    report: Report,
+    report: MigrationReport,
     progress: Progress,
     told: Instant,
     /// Reports progress; false cancels the migration.
@@ -69,13 +69,13 @@ pub(crate) fn migrate(
     files: &Files,
     order: &Order,
     tell: &mut dyn FnMut(&Progress) -> bool,
-) -> Result<Report, GuestError> {
+) -> Result<MigrationReport, VmError> {
     let mut qmp = Qmp::connect(&files.mover(), TIMEOUT)?;
     let status = qmp.execute("query-status", json!({}))?;
     let runs = status["running"] == true;
     if !runs && status["status"] != "paused" {
-        return Err(GuestError::Misuse(format!(
-            "a VM that is {} cannot be moved",
+        return Err(VmError::Misuse(format!(
+            "cannot migrate a VM in the state {}",
             status["status"]
         )));
     }
@@ -83,14 +83,14 @@ pub(crate) fn migrate(
     let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
     // The record decides which host owns the VM, whatever failed.
     moved.inspect_err(|_| {
-        if !files.is_given() {
+        if !files.is_handed_over() {
             undo.undo(order);
         }
     })
 }
 
-fn lost(order: &Order) -> impl FnOnce(io::Error) -> GuestError {
-    GuestError::io(format!("handing the VM over to host {}", order.to))
+fn lost(order: &Order) -> impl FnOnce(io::Error) -> VmError {
+    VmError::io(format!("cannot send the VM to host {}", order.to))
 }
 
 fn connect<'a>(
@@ -98,11 +98,11 @@ fn connect<'a>(
     order: &'a Order,
     mut qmp: Qmp,
     tell: &'a mut dyn FnMut(&Progress) -> bool,
-) -> Result<Move<'a>, GuestError> {
+) -> Result<Move<'a>, VmError> {
     let version = qmp.execute("query-version", json!({}))?;
     let cpu = match files.whole_cpu()? {
         Some(model) => serde_json::to_vec(&Cpu::of(&mut qmp, model)?).map_err(|error| {
-            GuestError::Keeper(format!("cannot say what the VM's processor is: {error}"))
+            VmError::Reported(format!("cannot describe the VM's processor: {error}"))
         })?,
         None => Vec::new(),
     };
@@ -111,9 +111,9 @@ fn connect<'a>(
     let hello = Message::Hello { migration: order.migration, qemu: release(&version) };
     wire.send(&hello, &cpu).and_then(|()| wire.done()).map_err(lost(order))?;
     let engine = regions::send(&files.region())?;
-    left::end_waits(&engine)
-        .map_err(GuestError::io("cannot speak with the engine of the VM's region"))?;
-    let report = Report { mode: order.mode, ..Report::default() };
+    postcopy::end_waits(&engine)
+        .map_err(VmError::io("cannot connect to the engine of the VM's region"))?;
+    let report = MigrationReport { mode: order.mode, ..MigrationReport::default() };
     let (progress, told) = (Progress::default(), Instant::now());
     Ok(Move { files, order, qmp, wire, engine, began, report, progress, told, tell })
 }
@@ -124,7 +124,7 @@ pub(super) fn release(version: &Value) -> String {
 }
 
 impl Move<'_> {
-    fn go(&mut self, undo: &mut Undo<'_>) -> Result<Report, GuestError> {
+    fn go(&mut self, undo: &mut Undo<'_>) -> Result<MigrationReport, VmError> {
         let leaves = self.rounds()?;
         let devices = self.stop(undo)?;
         let stopped = Instant::now();
@@ -133,7 +133,7 @@ impl Move<'_> {
             self.report.mode = Mode::PostCopy;
             let last = self.round(Round::Leave)?;
             self.note_first(&last);
-            self.report.left_pages = last.left;
+            self.report.left_pages = last.left_at_source;
         } else {
             self.report.last_pages = self.round(Round::Last)?.pages;
         }
@@ -141,9 +141,9 @@ impl Move<'_> {
         // Pages that QEMU dirtied while it saved device state.
         self.round(Round::Rest)?;
         self.wire.send(&Message::Prepare { leaves }, &[]).map_err(lost(self.order))?;
-        self.serve_left().map_err(lost(self.order))?;
+        self.serve_pages().map_err(lost(self.order))?;
         self.tell_progress()?;
-        self.give_away(undo.runs, leaves)?;
+        self.hand_over(undo.runs, leaves)?;
         self.report.downtime_ms = milliseconds(stopped);
         self.report.total_ms = milliseconds(self.began);
         if !leaves {
@@ -152,7 +152,7 @@ impl Move<'_> {
         // The connection may be a newer one, which has sent less.
         self.report.bytes_metadata = self.wire.sent().saturating_sub(self.report.bytes_pages);
         if leaves {
-            self.serve_all_left()?;
+            self.serve_all_pages()?;
             self.report.total_ms = milliseconds(self.began);
         }
         // QEMU has nothing left to do here.
@@ -161,7 +161,7 @@ impl Move<'_> {
     }
 
     /// Runs rounds until the downtime would be short. Returns true if the rest must be left behind.
-    fn rounds(&mut self) -> Result<bool, GuestError> {
+    fn rounds(&mut self) -> Result<bool, VmError> {
         let (kind, phase) = match self.order.mode {
             Mode::Instant => (Round::Clean, "writing back to the pool"),
             Mode::PreCopy => (Round::Copy, "copying"),
@@ -199,7 +199,7 @@ impl Move<'_> {
         if self.order.may_leave {
             return Ok(true);
         }
-        Err(GuestError::Diverges { rounds: self.report.rounds, limit: self.order.max_downtime })
+        Err(VmError::Diverges { rounds: self.report.rounds, limit: self.order.max_downtime })
     }
 
     /// Notes the state of the cache at the start, from the first round.
@@ -210,8 +210,8 @@ impl Move<'_> {
         }
     }
 
-    fn round(&mut self, round: Round) -> Result<Sent, GuestError> {
-        let engine = || GuestError::io("the engine of the VM's region does not answer");
+    fn round(&mut self, round: Round) -> Result<Sent, VmError> {
+        let engine = || VmError::io("the engine of the VM's region does not answer");
         Frame::Round(round).send(&mut self.engine, &[]).map_err(engine())?;
         let mut data = Vec::new();
         let mut from = self.engine.try_clone().map_err(engine())?;
@@ -220,10 +220,12 @@ impl Move<'_> {
             let asked = Instant::now();
             while !self.has_answer().map_err(engine())? {
                 // While the VM runs there is no timeout: the operator may cancel.
-                if !matches!(round, Round::Clean | Round::Copy) && asked.elapsed() > left::ENGINE {
+                if !matches!(round, Round::Clean | Round::Copy)
+                    && asked.elapsed() > postcopy::ENGINE
+                {
                     let why = format!(
-                        "nothing came of its round for {:?}, and the VM stands still",
-                        left::ENGINE
+                        "the engine sent no answer within {:?} while the VM is paused",
+                        postcopy::ENGINE
                     );
                     return Err(engine()(io::Error::new(io::ErrorKind::TimedOut, why)));
                 }
@@ -233,7 +235,7 @@ impl Move<'_> {
             }
             match Frame::receive(&mut from, &mut data).map_err(engine())? {
                 Some(Frame::Sent(sent)) => break sent,
-                Some(Frame::Failed(why)) => return Err(GuestError::Keeper(why)),
+                Some(Frame::Failed(why)) => return Err(VmError::Reported(why)),
                 None => return Err(engine()(io::ErrorKind::UnexpectedEof.into())),
                 Some(frame) => {
                     if matches!(frame, Frame::Pages(_)) {
@@ -266,9 +268,9 @@ impl Move<'_> {
     }
 
     /// Makes QEMU stop the VM. Device state arrives at the returned channel from then on.
-    fn stop(&mut self, undo: &mut Undo<'_>) -> Result<Receiver<Vec<u8>>, GuestError> {
+    fn stop(&mut self, undo: &mut Undo<'_>) -> Result<Receiver<Vec<u8>>, VmError> {
         let path = self.files.devices();
-        let fail = || GuestError::io(format!("cannot listen at {}", path.display()));
+        let fail = || VmError::io(format!("cannot listen at {}", path.display()));
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(fail())?;
         let (chunks, devices) = mpsc::channel();
@@ -297,20 +299,20 @@ impl Move<'_> {
             match self.qmp.migration()?.as_str() {
                 "pre-switchover" => return Ok(devices),
                 state @ ("failed" | "cancelled" | "completed") => {
-                    return Err(GuestError::Keeper(format!(
+                    return Err(VmError::Reported(format!(
                         "QEMU does not stop the VM: its migration is {state}"
                     )));
                 }
                 _ => self.send_devices(&devices)?,
             }
             if Instant::now() > deadline {
-                return Err(GuestError::Keeper("QEMU does not stop the VM".to_owned()));
+                return Err(VmError::Reported("QEMU does not stop the VM".to_owned()));
             }
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    fn send_devices(&mut self, devices: &Receiver<Vec<u8>>) -> Result<(), GuestError> {
+    fn send_devices(&mut self, devices: &Receiver<Vec<u8>>) -> Result<(), VmError> {
         while let Ok(chunk) = devices.try_recv() {
             self.wire.send(&Message::Device, &chunk).map_err(lost(self.order))?;
         }
@@ -318,7 +320,7 @@ impl Move<'_> {
     }
 
     /// Makes QEMU save device state, and sends it.
-    fn save_devices(&mut self, devices: &Receiver<Vec<u8>>) -> Result<(), GuestError> {
+    fn save_devices(&mut self, devices: &Receiver<Vec<u8>>) -> Result<(), VmError> {
         self.qmp.execute("migrate-continue", json!({ "state": "pre-switchover" }))?;
         let deadline = Instant::now() + SAVING;
         loop {
@@ -326,7 +328,7 @@ impl Move<'_> {
                 Ok(chunk) => self.wire.send(&Message::Device, &chunk).map_err(lost(self.order))?,
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
-                    return Err(GuestError::Keeper(
+                    return Err(VmError::Reported(
                         "QEMU does not save the VM's devices".to_owned(),
                     ));
                 }
@@ -337,13 +339,13 @@ impl Move<'_> {
             match self.qmp.migration()?.as_str() {
                 "completed" => return Ok(()),
                 state @ ("failed" | "cancelled") => {
-                    return Err(GuestError::Keeper(format!(
+                    return Err(VmError::Reported(format!(
                         "QEMU does not save the VM's devices: {state}"
                     )));
                 }
                 state if Instant::now() > deadline => {
-                    return Err(GuestError::Keeper(format!(
-                        "QEMU does not come to an end: {state}"
+                    return Err(VmError::Reported(format!(
+                        "QEMU does not complete its migration: {state}"
                     )));
                 }
                 _ => thread::sleep(Duration::from_millis(1)),
@@ -353,37 +355,41 @@ impl Move<'_> {
 
     /// Records that the VM belongs to the destination, and tells the destination. From the record
     /// on, the hand-over is final.
-    fn give_away(&mut self, runs: bool, leaves: bool) -> Result<(), GuestError> {
-        let engine = || GuestError::io("the engine of the VM's region does not answer");
+    fn hand_over(&mut self, runs: bool, leaves: bool) -> Result<(), VmError> {
+        let engine = || VmError::io("the engine of the VM's region does not answer");
         Frame::GiveAway.send(&mut self.engine, &[]).map_err(engine())?;
         match Frame::receive(&mut self.engine, &mut Vec::new()).map_err(engine())? {
             Some(Frame::Done) => {}
             other => {
-                return Err(GuestError::Keeper(format!(
-                    "the region cannot be given away: {other:?}"
+                return Err(VmError::Reported(format!(
+                    "the engine does not release the region: {other:?}"
                 )));
             }
         }
-        let left = leaves.then(|| self.order.link());
-        let given = Given { migration: self.order.migration, to: self.order.to.clone(), left };
-        self.files.give_away(Some(given))?;
+        let left_at_source = leaves.then(|| self.order.link());
+        let handed_over = HandedOver {
+            migration: self.order.migration,
+            to: self.order.to.clone(),
+            left_at_source,
+        };
+        self.files.set_handed_over(Some(handed_over))?;
         // Too late to cancel.
         let _ = self.phase("giving away");
-        let own = Message::Own { runs };
-        // The destination's `Done` ends `serve_left`, also if nothing was left.
-        let told = self.wire.send(&own, &[]).and_then(|()| self.serve_left());
+        let own = Message::CommitOwnership { runs };
+        // The destination's `Done` ends `serve_pages`, also if nothing was left.
+        let told = self.wire.send(&own, &[]).and_then(|()| self.serve_pages());
         let Err(error) = told else { return Ok(()) };
-        tracing::warn!("host {} has not confirmed that it has the VM: {error}", self.order.to);
+        tracing::warn!("host {} did not confirm the hand-over: {error}", self.order.to);
         let region = self.files.region();
         let until_done = |wire: &mut Wire| {
             let mut engine = regions::send(&region).map_err(io::Error::other)?;
-            left::end_waits(&engine)?;
-            left::serve(wire, &mut engine, &mut |_, _| ())
+            postcopy::end_waits(&engine)?;
+            postcopy::serve(wire, &mut engine, &mut |_, _| ())
         };
         // Tell the client that the retries go on.
         let Self { tell, progress, order, .. } = &mut *self;
         let told = tell_again(&order.link(), &own, &until_done, &mut || _ = tell(progress));
-        self.wire = told.ok_or_else(|| GuestError::Unconfirmed {
+        self.wire = told.ok_or_else(|| VmError::Unconfirmed {
             name: self.files.name().clone(),
             to: self.order.to.clone(),
             why: error.to_string(),
@@ -392,17 +398,19 @@ impl Move<'_> {
     }
 
     /// Sends the pages that the destination asks for, until it is done.
-    fn serve_left(&mut self) -> io::Result<()> {
+    fn serve_pages(&mut self) -> io::Result<()> {
         let report = &mut self.report;
-        left::serve(&mut self.wire, &mut self.engine, &mut |pages, _| report.bytes_pages += pages)
+        postcopy::serve(&mut self.wire, &mut self.engine, &mut |pages, _| {
+            report.bytes_pages += pages;
+        })
     }
 
     /// Does the same until the destination has all pages, over new connections if need be.
-    fn serve_all_left(&mut self) -> Result<(), GuestError> {
-        let _ = self.phase("sending what was left behind");
+    fn serve_all_pages(&mut self) -> Result<(), VmError> {
+        let _ = self.phase("sending the pages left at the source");
         let Self { files, order, report, progress, wire, tell, .. } = self;
         let (began, before) = (Instant::now(), wire.sent());
-        left::serve_all(files, &order.link(), Some(wire), &mut |pages, sent| {
+        postcopy::serve_all(files, &order.link(), Some(wire), &mut |pages, sent| {
             report.bytes_pages += pages;
             progress.bytes_sent += pages;
             tell(progress);
@@ -420,22 +428,22 @@ impl Move<'_> {
         }
     }
 
-    fn phase(&mut self, phase: &str) -> Result<(), GuestError> {
+    fn phase(&mut self, phase: &str) -> Result<(), VmError> {
         phase.clone_into(&mut self.progress.phase);
         self.tell_progress()
     }
 
-    fn tell_now_and_then(&mut self) -> Result<(), GuestError> {
+    fn tell_now_and_then(&mut self) -> Result<(), VmError> {
         if self.told.elapsed() < TELLING { Ok(()) } else { self.tell_progress() }
     }
 
-    fn tell_progress(&mut self) -> Result<(), GuestError> {
+    fn tell_progress(&mut self) -> Result<(), VmError> {
         self.told = Instant::now();
         self.progress.rounds = self.report.rounds;
         self.progress.bytes_sent = self.wire.sent();
         self.progress.bytes_pool = self.report.bytes_pool;
         self.progress.elapsed_ms = milliseconds(self.began);
-        if (self.tell)(&self.progress) { Ok(()) } else { Err(GuestError::Cancelled) }
+        if (self.tell)(&self.progress) { Ok(()) } else { Err(VmError::Cancelled) }
     }
 }
 
@@ -477,7 +485,7 @@ impl Undo<'_> {
     fn undo(&self, order: &Order) {
         let undone = resume(self.files, self.begun && self.runs);
         if let Err(error) = undone {
-            tracing::error!("the VM is here, but stands still: {error}");
+            tracing::error!("the VM stays here, but cannot resume: {error}");
         }
         if self.begun {
             // The destination may be waiting for the hand-over.
@@ -489,7 +497,7 @@ impl Undo<'_> {
 }
 
 /// Cancels QEMU's migration, makes the region this host's and, if `runs`, resumes the VM.
-pub(crate) fn resume(files: &Files, runs: bool) -> Result<(), GuestError> {
+pub(crate) fn resume(files: &Files, runs: bool) -> Result<(), VmError> {
     let mut qmp = Qmp::connect(&files.mover(), TIMEOUT)?;
     let deadline = Instant::now() + TIMEOUT;
     while matches!(
@@ -499,7 +507,7 @@ pub(crate) fn resume(files: &Files, runs: bool) -> Result<(), GuestError> {
         // The migration may have ended meanwhile.
         let _ = qmp.execute("migrate_cancel", json!({}));
         if Instant::now() > deadline {
-            return Err(GuestError::Keeper("QEMU does not give up its migration".to_owned()));
+            return Err(VmError::Reported("QEMU does not cancel its migration".to_owned()));
         }
         thread::sleep(Duration::from_millis(5));
     }

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::cpu::Cpu;
 use super::destination::{Outcome, take_in};
-use super::message::{Awaited, Message};
+use super::message::{Incoming, Message};
 use super::source::release;
 use super::wire::Wire;
 use crate::process::Files;
@@ -64,11 +64,11 @@ struct Qemu {
 
 impl Qemu {
     /// Starts QEMU; returns `None` if this machine has none.
-    fn start(run_dir: &Path, spec: &VmSpec, awaited: Option<&Awaited>) -> Option<Self> {
+    fn start(run_dir: &Path, spec: &VmSpec, incoming: Option<&Incoming>) -> Option<Self> {
         let files = Files::new(run_dir, &spec.name);
         fs::create_dir_all(files.qmp().parent().unwrap()).unwrap();
-        write(&files, spec, awaited);
-        let mut command = spec.command(&files, Path::new(""), Path::new(""), awaited.is_some());
+        write(&files, spec, incoming);
+        let mut command = spec.command(&files, Path::new(""), Path::new(""), incoming.is_some());
         let child = command.stdin(Stdio::null()).spawn();
         let Ok(child) = child else {
             eprintln!("skipped: needs {}", spec.qemu.display());
@@ -116,9 +116,9 @@ impl Drop for Qemu {
 }
 
 /// Writes the record of a VM.
-fn write(files: &Files, spec: &VmSpec, awaited: Option<&Awaited>) {
+fn write(files: &Files, spec: &VmSpec, incoming: Option<&Incoming>) {
     let record =
-        json!({ "origin": { "started": spec }, "pid": null, "ended": null, "awaited": awaited });
+        json!({ "origin": { "started": spec }, "pid": null, "ended": null, "incoming": incoming });
     fs::write(files.qmp().with_file_name("record.json"), record.to_string()).unwrap();
 }
 
@@ -126,7 +126,7 @@ fn write(files: &Files, spec: &VmSpec, awaited: Option<&Awaited>) {
 struct Stage {
     dir: tempfile::TempDir,
     there: HostName,
-    awaited: Awaited,
+    incoming: Incoming,
     listener: TcpListener,
     from: Qemu,
     to: Qemu,
@@ -141,19 +141,19 @@ impl Stage {
             authority.issue(&dir.path().join(format!("tls-{host}")), host, &[], false).unwrap();
         }
         let listen = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let awaited = Awaited {
+        let incoming = Incoming {
             migration: MigrationId::random(),
             from: here,
             listen,
             identity: dir.path().join("tls-there"),
             prepared: false,
-            left: None,
+            left_at_source: None,
         };
         let listener = TcpListener::bind((listen, 0)).unwrap();
         let still = VmSpec { extra: vec!["-S".to_owned()], ..spec() };
         let from = Qemu::start(&dir.path().join("from"), &still, None)?;
-        let to = Qemu::start(&dir.path().join("to"), &spec(), Some(&awaited))?;
-        Some(Self { dir, there, awaited, listener, from, to })
+        let to = Qemu::start(&dir.path().join("to"), &spec(), Some(&incoming))?;
+        Some(Self { dir, there, incoming, listener, from, to })
     }
 
     fn address(&self) -> SocketAddr {
@@ -163,15 +163,15 @@ impl Stage {
     /// Receives the VM on a thread of its own, which returns the outcome and QEMU.
     fn take_in(&mut self) -> mpsc::Receiver<(Result<Outcome, String>, Child)> {
         let (told, tells) = mpsc::channel();
-        let (files, awaited) = (self.to.files.clone(), self.awaited.clone());
+        let (files, incoming) = (self.to.files.clone(), self.incoming.clone());
         let listener = self.listener.try_clone().unwrap();
         let mut qemu = self.to.child.take().unwrap();
         thread::spawn(move || {
-            let mut note = |awaited: &Awaited| {
-                write(&files, &spec(), Some(awaited));
+            let mut note = |incoming: &Incoming| {
+                write(&files, &spec(), Some(incoming));
                 Ok(())
             };
-            let outcome = take_in(&files, &awaited, &listener, &mut qemu, &mut note);
+            let outcome = take_in(&files, &incoming, &listener, &mut qemu, &mut note);
             // No thread receives this if the test has failed.
             let _ = told.send((outcome.map_err(|error| error.to_string()), qemu));
         });
@@ -183,7 +183,7 @@ impl Stage {
         let identity = self.dir.path().join("tls-here");
         let mut wire = Wire::connect(self.address(), &self.there, &identity).unwrap();
         let qemu = release(&self.from.qmp().execute("query-version", json!({})).unwrap());
-        let hello = Message::Hello { migration: self.awaited.migration, qemu };
+        let hello = Message::Hello { migration: self.incoming.migration, qemu };
         wire.send(&hello, cpu).unwrap();
         let answer = wire.done();
         (wire, answer)
@@ -191,7 +191,7 @@ impl Stage {
 }
 
 #[test]
-fn a_paused_vm_stays_paused_where_the_answer_that_it_has_come_is_lost() {
+fn a_paused_vm_stays_paused_if_the_confirmation_is_lost() {
     let Some(mut stage) = Stage::new() else { return };
     let devices = stage.from.devices(stage.dir.path());
     let came = stage.take_in();
@@ -201,7 +201,7 @@ fn a_paused_vm_stays_paused_where_the_answer_that_it_has_come_is_lost() {
     devices.chunks(64 << 10).for_each(|chunk| wire.send(&Message::Device, chunk).unwrap());
     wire.send(&Message::Prepare { leaves: false }, &[]).unwrap();
     wire.done().unwrap();
-    let own = Message::Own { runs: false };
+    let own = Message::CommitOwnership { runs: false };
     wire.send(&own, &[]).unwrap();
     // The answer is lost.
     wire.reset();
@@ -216,11 +216,11 @@ fn a_paused_vm_stays_paused_where_the_answer_that_it_has_come_is_lost() {
     let (outcome, qemu) = came.recv_timeout(TIMEOUT).unwrap();
     stage.to.child = Some(qemu);
     assert!(matches!(outcome, Ok(Outcome::Here(_))), "{:?}", outcome.err());
-    assert!(!stage.to.runs(), "nobody said that it is to run");
+    assert!(!stage.to.runs(), "no message ordered the VM to run");
 }
 
 #[test]
-fn a_host_whose_processor_offers_less_refuses_before_anything_moves() {
+fn a_host_with_a_lesser_processor_refuses_before_data_moves() {
     let Some(mut stage) = Stage::new() else { return };
     let came = stage.take_in();
     let mut cpu = serde_json::to_value(Cpu::of(&mut stage.from.qmp(), "max").unwrap()).unwrap();
@@ -233,6 +233,6 @@ fn a_host_whose_processor_offers_less_refuses_before_anything_moves() {
     );
     let (outcome, qemu) = came.recv_timeout(TIMEOUT).unwrap();
     stage.to.child = Some(qemu);
-    let Ok(Outcome::Stays(why)) = outcome else { panic!("it came: {:?}", outcome.err()) };
+    let Ok(Outcome::Stays(why)) = outcome else { panic!("the VM arrived: {:?}", outcome.err()) };
     assert_eq!(why, refused);
 }

@@ -68,7 +68,7 @@ impl Wire {
         let (stream, is) = tls::accept(socket.into(), identity.server_config(), GREETING)
             .map_err(io::Error::other)?;
         if is != *host {
-            return Err(io::Error::other(format!("host {is} connected where {host} was to")));
+            return Err(io::Error::other(format!("host {is} connected instead of host {host}")));
         }
         Self::new(stream)
     }
@@ -89,7 +89,7 @@ impl Wire {
             Message::Hello { migration, .. } if migration == link.migration => {
                 wire.send(&Message::Done, &[]).map(|()| wire)
             }
-            other => Err(io::Error::other(format!("it says {other:?}"))),
+            other => Err(io::Error::other(format!("unexpected first message: {other:?}"))),
         }
     }
 
@@ -141,13 +141,13 @@ impl Wire {
                 match error.kind() {
                     io::ErrorKind::WouldBlock => io::Error::new(
                         io::ErrorKind::TimedOut,
-                        format!("no message came within {} s", TIMEOUT.as_secs()),
+                        format!("no message arrived within {} s", TIMEOUT.as_secs()),
                     ),
                     _ => error,
                 }
             })?;
         let closed =
-            || io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection");
+            || io::Error::new(io::ErrorKind::UnexpectedEof, "the other host closed the connection");
         Ok((message.ok_or_else(closed)?, &self.data))
     }
 
@@ -156,7 +156,7 @@ impl Wire {
         match self.receive()?.0 {
             Message::Done => Ok(()),
             Message::Failed(why) => Err(io::Error::other(why)),
-            other => Err(io::Error::other(format!("it says {other:?} where it should be done"))),
+            other => Err(io::Error::other(format!("unexpected answer: {other:?}"))),
         }
     }
 }

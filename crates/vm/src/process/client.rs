@@ -15,15 +15,15 @@ use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 
 use super::files::Files;
-use super::keeper_call::{ANSWERING, Answers, SILENCE, answer, unexpected};
-use super::message::{Origin, Record, Request, Response, State, Status, Told};
+use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
 use super::run::{SUBCOMMAND, remove_region};
 use super::side_by_side;
 pub use super::stop::stop;
-use crate::error::GuestError;
+use super::supervisor_call::{ANSWERING, Answers, SILENCE, answer, unexpected};
+use crate::error::VmError;
 use crate::meminfo;
 use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
-use crate::migrate::{self, Arrival, Awaited, Given, Order, Progress, Report};
+use crate::migrate::{self, Arrival, HandedOver, Incoming, MigrationReport, Order, Progress};
 use crate::qmp::Qmp;
 use crate::spec::{Backing, VmSpec};
 
@@ -43,7 +43,7 @@ pub(super) const CLEARING: Duration = Duration::from_secs(40);
 /// [`super::run()`]. If this fails, nothing of the VM remains.
 ///
 /// # Errors
-/// [`GuestError`] if the specification is invalid, the name is in use, memory is short, or the
+/// [`VmError`] if the specification is invalid, the name is in use, memory is short, or the
 /// region or QEMU does not start.
 pub fn start(
     program: &Path,
@@ -51,7 +51,7 @@ pub fn start(
     spec: &VmSpec,
     memory: Option<&RegionSpec>,
     limits: &Limits,
-) -> Result<Status, GuestError> {
+) -> Result<VmStatus, VmError> {
     spec.check()?;
     let files = Files::new(run_dir, &spec.name);
     files.create(&Record::of(spec, None))?;
@@ -60,7 +60,7 @@ pub fn start(
     };
     let started = admit(&files, spec, memory, limits)
         .and_then(|()| Ok(make_region(memory)?))
-        .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)));
+        .and_then(|_| start_supervisor(program, &files).inspect_err(|_| _ = remove_region(&files)));
     started.inspect_err(|_| forget(&files))?;
     status(&files)
 }
@@ -71,7 +71,7 @@ fn admit(
     spec: &VmSpec,
     memory: Option<&RegionSpec>,
     limits: &Limits,
-) -> Result<(), GuestError> {
+) -> Result<(), VmError> {
     files.set_limits(limits)?;
     let mut share = match memory {
         None => Share::local(spec.memory),
@@ -92,7 +92,7 @@ pub(super) fn forget(files: &Files) {
 /// which no other client may hold for long; `agent` is the port to its agent, if it has one.
 ///
 /// # Errors
-/// [`GuestError`] if QEMU cannot be reached, the VM cannot be resized, or the VM has more memory
+/// [`VmError`] if QEMU cannot be reached, the VM cannot be resized, or the VM has more memory
 /// than is free for guests.
 pub fn adopt(
     program: &Path,
@@ -100,9 +100,8 @@ pub fn adopt(
     name: &RegionName,
     (qmp, agent): (&Path, Option<&Path>),
     limits: &Limits,
-) -> Result<Status, GuestError> {
-    let pid =
-        peer(qmp).map_err(GuestError::io(format!("cannot reach a QEMU at {}", qmp.display())))?;
+) -> Result<VmStatus, VmError> {
+    let pid = peer(qmp).map_err(VmError::io(format!("cannot reach QEMU at {}", qmp.display())))?;
     let reading = memory::look(qmp)?;
     let files = Files::new(run_dir, name);
     let origin = Origin::Adopted { qmp: qmp.to_owned(), agent: agent.map(Path::to_owned) };
@@ -111,14 +110,14 @@ pub fn adopt(
     let adopted = links
         .iter()
         .try_for_each(|(here, there)| there.map_or(Ok(()), |there| symlink(there, here)))
-        .map_err(GuestError::io(format!("cannot keep files of VM '{name}'")))
+        .map_err(VmError::io(format!("cannot create the files of VM '{name}'")))
         .and_then(|()| files.set_limits(limits))
         .and_then(|()| {
             let mut share = Share::local(reading.size);
             share.keep(limits.reserve)?;
             Budget::of(run_dir).admit(name, &share)
         })
-        .and_then(|()| keeper(program, &files));
+        .and_then(|()| start_supervisor(program, &files));
     adopted.inspect_err(|_| forget(&files))?;
     status(&files)
 }
@@ -133,20 +132,20 @@ fn peer(socket: &Path) -> io::Result<u32> {
 /// Forgets an adopted VM, which runs on unchanged.
 ///
 /// # Errors
-/// [`GuestError::Misuse`] if the VM was started here; other variants if the supervisor does not
+/// [`VmError::Misuse`] if the VM was started here; other variants if the supervisor does not
 /// answer or does not end in time.
-pub fn release(files: &Files) -> Result<(), GuestError> {
+pub fn release(files: &Files) -> Result<(), VmError> {
     if !matches!(files.read()?.origin, Origin::Adopted { .. }) {
-        let why = format!("the VM was started here: 'aquifer vm stop {}' ends it", files.name());
-        return Err(GuestError::Misuse(why));
+        let why = format!("Aquifer started the VM: end it with 'aquifer vm stop {}'", files.name());
+        return Err(VmError::Misuse(why));
     }
-    if files.is_kept() {
+    if files.is_supervised() {
         // The supervisor exits without an answer.
         let _ = Answers::to(files, &Request::Release, TIMEOUT)?.next();
-        wait_until(CLEARING, || !files.is_kept()).map_err(|()| {
+        wait_until(CLEARING, || !files.is_supervised()).map_err(|()| {
             let why =
-                format!("the keeper of VM '{}' has not ended within {CLEARING:?}", files.name());
-            GuestError::Keeper(why)
+                format!("the supervisor of VM '{}' did not exit in {CLEARING:?}", files.name());
+            VmError::Reported(why)
         })?;
     }
     forget(files);
@@ -156,10 +155,10 @@ pub fn release(files: &Files) -> Result<(), GuestError> {
 /// Sets the limits of a VM's memory.
 ///
 /// # Errors
-/// [`GuestError`] if the limits contradict each other, or the reserve is more than is free.
-pub fn limit(files: &Files, limits: &Limits) -> Result<(), GuestError> {
+/// [`VmError`] if the limits contradict each other, or the reserve is more than is free.
+pub fn limit(files: &Files, limits: &Limits) -> Result<(), VmError> {
     files.read()?;
-    limits.validate().map_err(|error| GuestError::Misuse(error.to_string()))?;
+    limits.validate().map_err(|error| VmError::Misuse(error.to_string()))?;
     Budget::of(files.run_dir()).promise(files.name(), limits.reserve)?;
     files.set_limits(limits)
 }
@@ -170,20 +169,20 @@ pub fn limit(files: &Files, limits: &Limits) -> Result<(), GuestError> {
 /// A VM whose supervisor was killed gets another one: `program`, as in [`start`].
 ///
 /// # Errors
-/// [`GuestError`] if the VM belongs to another host, QEMU exits, or the supervisor refuses or does
+/// [`VmError`] if the VM belongs to another host, QEMU exits, or the supervisor refuses or does
 /// not answer. A resize that stops short is not an error: [`Resized`] says so.
 pub fn resize(
     program: &Path,
     files: &Files,
     order: &memory::Order,
     mut tell: impl FnMut(Bytes),
-) -> Result<Resized, GuestError> {
+) -> Result<Resized, VmError> {
     let record = files.read()?;
-    if let Some(given) = record.given {
-        return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+    if let Some(handed_over) = record.handed_over {
+        return Err(VmError::HandedOver { name: files.name().clone(), to: handed_over.to });
     }
-    if record.pid.is_some() && files.is_running() && !files.is_kept() {
-        keeper(program, files)?;
+    if record.pid.is_some() && files.is_running() && !files.is_supervised() {
+        start_supervisor(program, files)?;
     }
     let silence = SILENCE + order.retry;
     let mut answers = Answers::to(files, &Request::Resize(order.clone()), silence)?;
@@ -193,7 +192,7 @@ pub fn resize(
             Ok(Told::Resized(resized)) => return Ok(*resized),
             Ok(other) => return Err(unexpected(other)),
             Err(_) if !files.is_running() => {
-                return Err(GuestError::Ended { name: files.name().clone(), log: files.log() });
+                return Err(VmError::Ended { name: files.name().clone(), log: files.log() });
             }
             Err(error) => return Err(error),
         }
@@ -210,11 +209,11 @@ pub fn of_region(run_dir: &Path, region: &RegionName) -> Option<Files> {
 /// Sets the local cache of a VM whose memory is in the pool.
 ///
 /// # Errors
-/// [`GuestError::NoRoom`]; [`GuestError::Misuse`] if the VM's memory is not in the pool.
-pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
+/// [`VmError::NoRoom`]; [`VmError::Misuse`] if the VM's memory is not in the pool.
+pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), VmError> {
     if in_a_region(&files.read()?.origin).is_none() {
-        return Err(GuestError::Misuse(
-            "the VM's memory is in local RAM, all of it: it has no cache".to_owned(),
+        return Err(VmError::Misuse(
+            "the VM has no cache: all of its memory is local RAM".to_owned(),
         ));
     }
     let (budget, region) = (Budget::of(files.run_dir()), files.region());
@@ -229,8 +228,8 @@ pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
 /// Returns the state of a VM's memory, for a balancer.
 ///
 /// # Errors
-/// [`GuestError`] if the supervisor reports an error or does not answer.
-pub fn reading(files: &Files) -> Result<Reading, GuestError> {
+/// [`VmError`] if the supervisor reports an error or does not answer.
+pub fn reading(files: &Files) -> Result<Reading, VmError> {
     match answer(files, &Request::Reading, ANSWERING)? {
         Told::Reading(reading) => Ok(reading),
         other => Err(unexpected(other)),
@@ -241,8 +240,8 @@ pub fn reading(files: &Files) -> Result<Reading, GuestError> {
 /// in migration ignores `target`.
 ///
 /// # Errors
-/// [`GuestError`] if the supervisor reports an error or does not answer.
-pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
+/// [`VmError`] if the supervisor reports an error or does not answer.
+pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, VmError> {
     match answer(files, &Request::Balloon { target }, ANSWERING)? {
         Told::Balloon(ballooned) => Ok(ballooned),
         other => Err(unexpected(other)),
@@ -252,8 +251,8 @@ pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, GuestE
 /// Returns the most that a VM that does not answer may hold; `None` for an adopted VM.
 ///
 /// # Errors
-/// [`GuestError`] if its record or its limits cannot be read.
-pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, GuestError> {
+/// [`VmError`] if its record or its limits cannot be read.
+pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, VmError> {
     match files.read()?.origin {
         Origin::Started(spec) => Ok(Some(Ballooned::within(spec.max_memory, &files.limits()?))),
         Origin::Adopted { .. } => Ok(None),
@@ -263,11 +262,10 @@ pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, GuestError>
 /// Returns how long the stages of a VM's resizes took.
 ///
 /// # Errors
-/// [`GuestError::Io`] if the file cannot be read.
-pub fn times(files: &Files) -> Result<Times, GuestError> {
+/// [`VmError::Io`] if the file cannot be read.
+pub fn times(files: &Files) -> Result<Times, VmError> {
     let path = files.times();
-    let read =
-        record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
+    let read = record::read(&path).map_err(VmError::io(format!("cannot read {}", path.display())));
     Ok(read?.unwrap_or_default())
 }
 
@@ -275,45 +273,47 @@ pub fn times(files: &Files) -> Result<Times, GuestError> {
 /// supervisor listens. If the VM does not arrive, the supervisor removes everything again.
 ///
 /// # Errors
-/// [`GuestError`] if this host lacks something that the VM needs.
+/// [`VmError`] if this host lacks something that the VM needs.
 pub fn receive(
     program: &Path,
     run_dir: &Path,
     arrival: &Arrival,
-    awaited: Awaited,
-) -> Result<SocketAddr, GuestError> {
+    incoming: Incoming,
+) -> Result<SocketAddr, VmError> {
     let Arrival { vm, memory, .. } = arrival;
     vm.check()?;
     if vm.name != memory.name || vm.max_memory != memory.size || vm.backing != Backing::Region {
-        return Err(GuestError::Misuse("the region that is offered is not the VM's".to_owned()));
+        return Err(VmError::Misuse("the offered region does not match the VM".to_owned()));
     }
-    let spare = meminfo::available().map_err(GuestError::io("cannot read /proc/meminfo"))?;
+    let spare = meminfo::available().map_err(VmError::io("cannot read /proc/meminfo"))?;
     if memory.cache > spare {
-        return Err(GuestError::Misuse(format!(
-            "the VM's local cache would be {}, and there are {spare} here: give it less by --cache",
+        return Err(VmError::Misuse(format!(
+            "the VM needs a local cache of {}, but this host has only {spare} available: \
+             set a smaller one with --cache",
             memory.cache
         )));
     }
     let files = Files::new(run_dir, &vm.name);
-    await_place(&files, &Record::of(vm, Some(awaited)))?;
+    await_place(&files, &Record::of(vm, Some(incoming)))?;
     let started = admit(&files, vm, Some(memory), &arrival.limits)
         .and_then(|()| Ok(regions::create_foreign(program, &run_dir.join("regions"), memory)?))
-        .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)))
+        .and_then(|_| start_supervisor(program, &files).inspect_err(|_| _ = remove_region(&files)))
         .and_then(|address| {
-            address.ok_or_else(|| GuestError::Keeper("its keeper does not wait for it".to_owned()))
+            let silent = "the VM's supervisor does not wait for the migration";
+            address.ok_or_else(|| VmError::Reported(silent.to_owned()))
         });
     started.inspect_err(|_| forget(&files))
 }
 
 /// Creates the record of an arriving VM. An earlier attempt to move it here may need a moment to
 /// remove its QEMU and its region.
-fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
+fn await_place(files: &Files, record: &Record) -> Result<(), VmError> {
     let deadline = Instant::now() + LONGEST_CLEANUP;
     loop {
         let made = files.create(record);
         let is_here =
-            || files.read().is_ok_and(|before| before.awaited.is_none_or(|it| it.prepared));
-        if !matches!(made, Err(GuestError::Exists(_))) || is_here() || Instant::now() >= deadline {
+            || files.read().is_ok_and(|before| before.incoming.is_none_or(|it| it.prepared));
+        if !matches!(made, Err(VmError::Exists(_))) || is_here() || Instant::now() >= deadline {
             return made;
         }
         thread::sleep(Duration::from_millis(20));
@@ -321,15 +321,15 @@ fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
 }
 
 /// Starts a VM's supervisor; returns the address at which it waits for an arriving VM, if it does.
-fn keeper(program: &Path, files: &Files) -> Result<Option<SocketAddr>, GuestError> {
-    let fail = || GuestError::io(format!("cannot start {}", program.display()));
+fn start_supervisor(program: &Path, files: &Files) -> Result<Option<SocketAddr>, VmError> {
+    let fail = || VmError::io(format!("cannot start {}", program.display()));
     let log = OpenOptions::new()
         .create(true)
         .append(true)
         .mode(0o600)
         .open(files.log())
         .map_err(fail())?;
-    let mut keeper = Command::new(program)
+    let mut supervisor = Command::new(program)
         .arg(SUBCOMMAND)
         .args([files.run_dir().as_os_str(), files.name().as_str().as_ref()])
         .stdin(Stdio::null())
@@ -337,33 +337,35 @@ fn keeper(program: &Path, files: &Files) -> Result<Option<SocketAddr>, GuestErro
         .stderr(log)
         .spawn()
         .map_err(fail())?;
-    let error = match first_word::heard(&mut keeper).map_err(fail())? {
+    let error = match first_word::heard(&mut supervisor).map_err(fail())? {
         Some(Response::Started) => return Ok(None),
         Some(Response::Awaits { address }) => return Ok(Some(address)),
         Some(Response::Failed { error }) => error,
-        None => "its keeper ended before it ran".to_owned(),
+        None => "the VM's supervisor exited before the VM ran".to_owned(),
     };
-    let _ = keeper.wait();
-    Err(GuestError::Keeper(error))
+    let _ = supervisor.wait();
+    Err(VmError::Reported(error))
 }
 
 /// Describes a VM and its memory for another host.
 ///
 /// # Errors
-/// [`GuestError::Given`] if the VM belongs to another host; [`GuestError::Misuse`] if it cannot
+/// [`VmError::HandedOver`] if the VM belongs to another host; [`VmError::Misuse`] if it cannot
 /// move.
-pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
+pub fn offer(files: &Files) -> Result<Arrival, VmError> {
     let record = files.read()?;
-    if let Some(given) = record.given {
-        return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+    if let Some(handed_over) = record.handed_over {
+        return Err(VmError::HandedOver { name: files.name().clone(), to: handed_over.to });
     }
     let Some(vm) = in_a_region(&record.origin).cloned() else {
-        let why = "only a VM whose memory is in the pool can be moved: it was started without --lender, or adopted";
-        return Err(GuestError::Misuse(why.to_owned()));
+        let why = "cannot migrate the VM: its memory is not in the pool, because it was adopted \
+                   or started without --lender";
+        return Err(VmError::Misuse(why.to_owned()));
     };
     if !vm.cached_disks.is_empty() {
-        let why = "a VM with cached disks cannot be moved: the cache of the other host would read them while they are written here";
-        return Err(GuestError::Misuse(why.to_owned()));
+        let why = "cannot migrate a VM with cached disks: the destination's cache could read a \
+                   disk while this host still writes to it";
+        return Err(VmError::Misuse(why.to_owned()));
     }
     let memory = regions::record(&files.region())?;
     Ok(Arrival { migration: MigrationId::random(), vm, memory, limits: files.limits()? })
@@ -381,13 +383,13 @@ fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
 /// if the caller dies or `tell` returns false.
 ///
 /// # Errors
-/// [`GuestError`] if the migration fails or is cancelled. The VM is here and unchanged, unless the
+/// [`VmError`] if the migration fails or is cancelled. The VM is here and unchanged, unless the
 /// error says otherwise.
 pub fn migrate(
     files: &Files,
     order: &Order,
     mut tell: impl FnMut(&Progress) -> bool,
-) -> Result<Report, GuestError> {
+) -> Result<MigrationReport, VmError> {
     let mut answers = Answers::to(files, &Request::Migrate(Box::new(order.clone())), SILENCE)?;
     loop {
         match answers.next()? {
@@ -395,21 +397,20 @@ pub fn migrate(
                 if !tell(&progress) {
                     // Once the VM is handed over, the supervisor completes the migration without
                     // this caller.
-                    return Err(match files.read()?.given {
-                        Some(given) => {
-                            GuestError::Given { name: files.name().clone(), to: given.to }
+                    return Err(match files.read()?.handed_over {
+                        Some(handed_over) => {
+                            VmError::HandedOver { name: files.name().clone(), to: handed_over.to }
                         }
-                        None => GuestError::Cancelled,
+                        None => VmError::Cancelled,
                     });
                 }
             }
             Told::Moved(report) => {
                 // Wait until its files are gone, so that the VM can come back at once.
-                let _ =
-                    wait_until(CLEARING, || matches!(files.read(), Err(GuestError::Unknown(_))));
+                let _ = wait_until(CLEARING, || matches!(files.read(), Err(VmError::Unknown(_))));
                 return Ok(report);
             }
-            Told::Cancelled => return Err(GuestError::Cancelled),
+            Told::Cancelled => return Err(VmError::Cancelled),
             other => return Err(unexpected(other)),
         }
     }
@@ -418,8 +419,8 @@ pub fn migrate(
 /// Cancels a VM's migration; returns when the VM runs here again.
 ///
 /// # Errors
-/// [`GuestError::Keeper`] if the VM is not in migration, or already belongs to the other host.
-pub fn cancel(files: &Files) -> Result<(), GuestError> {
+/// [`VmError::Reported`] if the VM is not in migration, or already belongs to the other host.
+pub fn cancel(files: &Files) -> Result<(), VmError> {
     match answer(files, &Request::Cancel, SILENCE)? {
         Told::Cancelled => Ok(()),
         other => Err(unexpected(other)),
@@ -439,49 +440,52 @@ pub enum Resumed {
 /// gets another one: `program`, as in [`start`].
 ///
 /// # Errors
-/// [`GuestError::Awaited`] or [`GuestError::Given`] if another host may own the VM and `force` is
-/// not set; [`GuestError::Misuse`] while the VM is still arriving.
-pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, GuestError> {
+/// [`VmError::Incoming`] or [`VmError::HandedOver`] if another host may own the VM and `force` is
+/// not set; [`VmError::Misuse`] while the VM is still arriving.
+pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, VmError> {
     let record = files.read()?;
-    match (record.awaited, record.given) {
-        (Some(awaited), _) if !awaited.prepared => {
-            return Err(GuestError::Misuse(format!(
-                "the VM is still on its way from host {}, or was when that was cut off: 'aquifer vm stop {} --force' removes what is left here",
-                awaited.from,
+    match (record.incoming, record.handed_over) {
+        (Some(incoming), _) if !incoming.prepared => {
+            return Err(VmError::Misuse(format!(
+                "the VM is still arriving from host {}. If that migration was cut off, remove its \
+                 remains with 'aquifer vm stop {} --force'",
+                incoming.from,
                 files.name()
             )));
         }
-        (Some(awaited), _) if !force => {
-            return Err(GuestError::Awaited { name: files.name().clone(), from: awaited.from });
+        (Some(incoming), _) if !force => {
+            return Err(VmError::Incoming { name: files.name().clone(), from: incoming.from });
         }
         (Some(_), _) => {
             files.take_over()?;
-            if files.is_kept() {
+            if files.is_supervised() {
                 // The supervisor sees the changed record and resumes the VM.
-                return wait_until(TIMEOUT, || runs(files)).map(|()| Resumed::Runs).map_err(
-                    |()| GuestError::Keeper(format!("VM '{}' does not go on", files.name())),
-                );
+                return wait_until(TIMEOUT, || runs(files)).map(|()| Resumed::Runs).map_err(|()| {
+                    VmError::Reported(format!("VM '{}' does not resume", files.name()))
+                });
             }
         }
-        (None, Some(Given { left: Some(_), .. })) if !force && !files.is_kept() => {
+        (None, Some(HandedOver { left_at_source: Some(_), .. }))
+            if !force && !files.is_supervised() =>
+        {
             // The new supervisor sends the memory that was left behind.
-            keeper(program, files)?;
+            start_supervisor(program, files)?;
             return Ok(Resumed::Sends);
         }
-        (None, Some(given)) if !force => {
-            return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+        (None, Some(handed_over)) if !force => {
+            return Err(VmError::HandedOver { name: files.name().clone(), to: handed_over.to });
         }
-        (None, Some(_)) => files.give_away(None)?,
+        (None, Some(_)) => files.set_handed_over(None)?,
         (None, None) => {}
     }
-    let coming = files.read()?.coming;
-    if coming.is_some() && !files.is_kept() {
+    let awaiting_source = files.read()?.awaiting_source;
+    if awaiting_source.is_some() && !files.is_supervised() {
         // QEMU may block on pages that only a supervisor fetches.
-        keeper(program, files)?;
+        start_supervisor(program, files)?;
     }
     migrate::resume(files, true)?;
-    if !files.is_kept() {
-        keeper(program, files)?;
+    if !files.is_supervised() {
+        start_supervisor(program, files)?;
     }
     Ok(Resumed::Runs)
 }
@@ -493,34 +497,34 @@ fn runs(files: &Files) -> bool {
 /// Lists the VMs under `run_dir`.
 ///
 /// # Errors
-/// [`GuestError::Io`] if the directory cannot be read.
-pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
+/// [`VmError::Io`] if the directory cannot be read.
+pub fn list(run_dir: &Path) -> Result<Vec<Files>, VmError> {
     Files::all(run_dir)
-        .map_err(GuestError::io(format!("cannot list the VMs in {}", run_dir.display())))
+        .map_err(VmError::io(format!("cannot list the VMs in {}", run_dir.display())))
 }
 
 /// A VM's name, and its status or the error that prevents it.
-pub type NamedStatus = (RegionName, Result<Status, GuestError>);
+pub type NamedStatus = (RegionName, Result<VmStatus, VmError>);
 
 /// Returns the status of all VMs under `run_dir`, which are queried in parallel.
 ///
 /// # Errors
-/// [`GuestError::Io`] if the directory cannot be read.
-pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, GuestError> {
+/// [`VmError::Io`] if the directory cannot be read.
+pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, VmError> {
     Ok(side_by_side(list(run_dir)?, |files| (files.name().clone(), status(&files))))
 }
 
 /// Returns the status of a VM.
 ///
 /// # Errors
-/// [`GuestError`] if its files cannot be read.
-pub fn status(files: &Files) -> Result<Status, GuestError> {
-    let Record { origin, pid, ended, awaited, given, coming } = files.read()?;
+/// [`VmError`] if its files cannot be read.
+pub fn status(files: &Files) -> Result<VmStatus, VmError> {
+    let Record { origin, pid, ended, incoming, handed_over, awaiting_source } = files.read()?;
     let asked = Qmp::connect(&files.control(), ANSWERING)
         .and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {
         Ok(answer) => State::Qemu(answer["status"].as_str().unwrap_or("unknown").to_owned()),
-        Err(_) if pid.is_none() && files.is_kept() => State::Qemu("starting".to_owned()),
+        Err(_) if pid.is_none() && files.is_supervised() => State::Qemu("starting".to_owned()),
         // QEMU may block on a page of the guest's memory.
         Err(_) if files.is_running() => State::Qemu("unresponsive".to_owned()),
         Err(error) => State::Ended(ended.unwrap_or_else(|| error.to_string())),
@@ -533,7 +537,7 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
     let log = files.log();
     let share = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
     let (name, limits, host) = (files.name().clone(), files.limits()?, memory::resident(files));
-    Ok(Status {
+    Ok(VmStatus {
         name,
         origin,
         share,
@@ -545,9 +549,9 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
         serial,
         console,
         log,
-        awaited,
-        given,
-        coming,
+        incoming,
+        handed_over,
+        awaiting_source,
         region,
     })
 }

@@ -15,7 +15,7 @@ use aquifer_region::process::{lock_file, record};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::error::GuestError;
+use crate::error::VmError;
 
 /// Ended VMs on record. Older ones are forgotten.
 const MOST: usize = 100;
@@ -75,13 +75,13 @@ impl fmt::Display for Cause {
             Self::Ordered { order } => write!(f, "'{order}' ended it"),
             Self::Moved { to } => write!(f, "it moved to host {to}"),
             Self::PoweredOff => f.write_str("the guest powered itself off"),
-            Self::Asked => f.write_str("another process had QEMU end"),
+            Self::Asked => f.write_str("a signal asked QEMU to quit"),
             Self::Killed { out_of_memory: true, .. } => f.write_str(
                 "the kernel killed QEMU: this host, or QEMU's cgroup, was out of memory",
             ),
             Self::Killed { signal, .. } => write!(f, "signal {signal} killed QEMU"),
             Self::Failed => f.write_str("QEMU failed"),
-            Self::Unseen => f.write_str("QEMU was gone, and nobody saw it end"),
+            Self::Unseen => f.write_str("QEMU is gone, and no supervisor saw it exit"),
         }
     }
 }
@@ -131,10 +131,10 @@ impl Found<'_> {
             status: self.status.map(|status| status.to_string()),
             words: self.words,
         };
-        let status = ended.status.as_deref().unwrap_or("how its process ended is not known");
+        let status = ended.status.as_deref().unwrap_or("exit status unknown");
         tracing::info!("VM '{}' has ended: {} ({status})", ended.name, ended.cause);
         if let Err(error) = append(run_dir, ended) {
-            tracing::warn!("the end of the VM is not on record: {error}");
+            tracing::warn!("cannot record the end of the VM: {error}");
         }
     }
 }
@@ -152,11 +152,10 @@ fn append(run_dir: &Path, ended: Ended) -> io::Result<()> {
 /// Returns the VMs on record that ended on this host after `since`, oldest first.
 ///
 /// # Errors
-/// [`GuestError::Io`] if the record cannot be read.
-pub fn ended(run_dir: &Path, since: SystemTime) -> Result<Vec<Ended>, GuestError> {
+/// [`VmError::Io`] if the record cannot be read.
+pub fn ended(run_dir: &Path, since: SystemTime) -> Result<Vec<Ended>, VmError> {
     let path = run_dir.join("ended-vms.json");
-    let read =
-        record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
+    let read = record::read(&path).map_err(VmError::io(format!("cannot read {}", path.display())));
     let mut all: Vec<Ended> = read?.unwrap_or_default();
     all.retain(|ended| SystemTime::UNIX_EPOCH + Duration::from_millis(ended.at_ms) > since);
     Ok(all)
@@ -215,11 +214,8 @@ mod tests {
         assert_eq!(cause(Some(9), Some("vm stop"), ""), "signal 9 killed QEMU");
         assert_eq!(cause(Some(9), Some("vm stop --force"), ""), "'vm stop --force' ended it");
         assert_eq!(cause(Some(1 << 8), None, "no memory"), "QEMU failed");
-        assert_eq!(
-            cause(Some(0), None, "terminating on signal 15"),
-            "another process had QEMU end"
-        );
-        assert_eq!(cause(None, None, ""), "QEMU was gone, and nobody saw it end");
+        assert_eq!(cause(Some(0), None, "terminating on signal 15"), "a signal asked QEMU to quit");
+        assert_eq!(cause(None, None, ""), "QEMU is gone, and no supervisor saw it exit");
     }
 
     #[test]

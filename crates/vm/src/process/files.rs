@@ -10,9 +10,9 @@ use aquifer_region::process::{Files as RegionFiles, GroupFiles, is_listening, re
 use rustix::process::{Pid, test_kill_process};
 
 use super::message::{Origin, Record};
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::memory::{self, Limits};
-use crate::migrate::{Awaited, Given};
+use crate::migrate::{HandedOver, Incoming};
 
 /// The files of a VM, `RUN_DIR/vms/NAME/…`, and of its region beside them.
 #[derive(Clone, Debug)]
@@ -94,18 +94,18 @@ impl Files {
     }
 
     /// Reads the limits of the VM's memory; [`memory::UNLIMITED`] if none are set.
-    pub(crate) fn limits(&self) -> Result<Limits, GuestError> {
+    pub(crate) fn limits(&self) -> Result<Limits, VmError> {
         let path = self.file("limits.json");
-        let read = record::read(&path)
-            .map_err(GuestError::io(format!("cannot read {}", path.display())))?;
+        let read =
+            record::read(&path).map_err(VmError::io(format!("cannot read {}", path.display())))?;
         Ok(read.unwrap_or(memory::UNLIMITED))
     }
 
     /// Writes the limits of the VM's memory.
-    pub(super) fn set_limits(&self, limits: &Limits) -> Result<(), GuestError> {
+    pub(super) fn set_limits(&self, limits: &Limits) -> Result<(), VmError> {
         let path = self.file("limits.json");
         record::write(&path, limits)
-            .map_err(GuestError::io(format!("cannot write {}", path.display())))
+            .map_err(VmError::io(format!("cannot write {}", path.display())))
     }
 
     /// Returns QEMU's process, once it runs.
@@ -117,15 +117,15 @@ impl Files {
     pub(crate) fn has_memory(&self) -> bool {
         match self.read() {
             Ok(record) if record.ended.is_some() => false,
-            Ok(record) => record.pid.is_none() || self.is_running() || self.is_kept(),
-            Err(GuestError::Unknown(_)) => false,
+            Ok(record) => record.pid.is_none() || self.is_running() || self.is_supervised(),
+            Err(VmError::Unknown(_)) => false,
             Err(_) => true,
         }
     }
 
     /// Returns the processor model that stands for all features of the host, if the VM uses that
     /// model.
-    pub(crate) fn whole_cpu(&self) -> Result<Option<&'static str>, GuestError> {
+    pub(crate) fn whole_cpu(&self) -> Result<Option<&'static str>, VmError> {
         match self.read()?.origin {
             Origin::Started(spec) => Ok(spec.whole_cpu()),
             Origin::Adopted { .. } => Ok(None),
@@ -153,45 +153,49 @@ impl Files {
     }
 
     /// Returns the supervisor's control socket.
-    pub(super) fn keeper(&self) -> PathBuf {
+    pub(super) fn supervisor(&self) -> PathBuf {
+        // Supervisors of earlier releases listen here as well.
         self.file("keeper")
     }
 
     /// Notes whether the VM belongs to another host.
-    pub(crate) fn give_away(&self, given: Option<Given>) -> Result<(), GuestError> {
+    pub(crate) fn set_handed_over(&self, handed_over: Option<HandedOver>) -> Result<(), VmError> {
         let record = self.read()?;
-        self.write(&Record { given, ..record })
+        self.write(&Record { handed_over, ..record })
     }
 
     /// Returns whether the VM belongs to another host; true also if the record cannot be read.
-    pub(crate) fn is_given(&self) -> bool {
-        self.read().map_or(true, |record| record.given.is_some())
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.read().map_or(true, |record| record.handed_over.is_some())
     }
 
     /// Notes that an arrived VM belongs to this host.
-    pub(crate) fn take_over(&self) -> Result<(), GuestError> {
+    pub(crate) fn take_over(&self) -> Result<(), VmError> {
         let record = self.read()?;
-        let coming = record.awaited.as_ref().and_then(|awaited| awaited.left.clone());
-        self.write(&Record { awaited: None, coming, ..record })
+        let awaiting_source =
+            record.incoming.as_ref().and_then(|incoming| incoming.left_at_source.clone());
+        self.write(&Record { incoming: None, awaiting_source, ..record })
     }
 
     /// Notes that an arrived VM does not belong to this host after all.
-    pub(crate) fn wait_again(&self, awaited: &Awaited) -> Result<(), GuestError> {
+    pub(crate) fn wait_again(&self, incoming: &Incoming) -> Result<(), VmError> {
         let record = self.read()?;
-        self.write(&Record { awaited: Some(awaited.clone()), coming: None, ..record })
+        self.write(&Record { incoming: Some(incoming.clone()), awaiting_source: None, ..record })
     }
 
     /// Notes that the other host has all of the memory of a VM that was handed over.
-    pub(crate) fn gave_all(&self) -> Result<(), GuestError> {
+    pub(crate) fn note_all_sent(&self) -> Result<(), VmError> {
         let record = self.read()?;
-        let given = record.given.map(|given| Given { left: None, ..given });
-        self.write(&Record { given, ..record })
+        let handed_over = record
+            .handed_over
+            .map(|handed_over| HandedOver { left_at_source: None, ..handed_over });
+        self.write(&Record { handed_over, ..record })
     }
 
     /// Notes that all of the memory of an arrived VM is here.
-    pub(crate) fn has_all(&self) -> Result<(), GuestError> {
+    pub(crate) fn note_all_arrived(&self) -> Result<(), VmError> {
         let record = self.read()?;
-        self.write(&Record { coming: None, ..record })
+        self.write(&Record { awaiting_source: None, ..record })
     }
 
     /// Returns whether QEMU exists, even if it does not answer now. The check must not block: the
@@ -212,8 +216,8 @@ impl Files {
     }
 
     /// Returns whether an arriving VM belongs to this host.
-    pub(crate) fn is_ours(&self) -> Result<bool, GuestError> {
-        Ok(self.read()?.awaited.is_none())
+    pub(crate) fn is_ours(&self) -> Result<bool, VmError> {
+        Ok(self.read()?.incoming.is_none())
     }
 
     /// Notes an order to end the VM, so that its end can be attributed.
@@ -232,19 +236,19 @@ impl Files {
     }
 
     /// Creates the VM's directory, for root only, and its record.
-    pub(super) fn create(&self, record: &Record) -> Result<(), GuestError> {
+    pub(super) fn create(&self, record: &Record) -> Result<(), VmError> {
         let directory = self.file("");
-        let fail = || GuestError::io(format!("cannot make {}", directory.display()));
+        let fail = || VmError::io(format!("cannot make {}", directory.display()));
         if self.control().as_os_str().len() > LONGEST {
             let why = format!(
-                "a socket's path has {LONGEST} bytes at most; choose a shorter name or --run-dir"
+                "a socket's path may have {LONGEST} bytes: choose a shorter name or --run-dir"
             );
             return Err(fail()(io::Error::other(why)));
         }
         fs::create_dir_all(self.run_dir.join("vms")).map_err(fail())?;
         match fs::DirBuilder::new().mode(0o700).create(&directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(GuestError::Exists(self.name.clone()));
+                return Err(VmError::Exists(self.name.clone()));
             }
             made => made.map_err(fail())?,
         }
@@ -252,21 +256,21 @@ impl Files {
     }
 
     /// Replaces the record.
-    pub(super) fn write(&self, record: &Record) -> Result<(), GuestError> {
+    pub(super) fn write(&self, record: &Record) -> Result<(), VmError> {
         let path = self.record();
         record::write(&path, record)
-            .map_err(GuestError::io(format!("cannot write {}", path.display())))
+            .map_err(VmError::io(format!("cannot write {}", path.display())))
     }
 
-    pub(super) fn read(&self) -> Result<Record, GuestError> {
+    pub(super) fn read(&self) -> Result<Record, VmError> {
         let path = self.record();
-        let read = record::read(&path)
-            .map_err(GuestError::io(format!("cannot read {}", path.display())))?;
-        read.ok_or_else(|| GuestError::Unknown(self.name.clone()))
+        let read =
+            record::read(&path).map_err(VmError::io(format!("cannot read {}", path.display())))?;
+        read.ok_or_else(|| VmError::Unknown(self.name.clone()))
     }
 
     /// Makes this process the VM's supervisor until it drops the returned lock.
-    pub(super) fn keep(&self) -> io::Result<File> {
+    pub(super) fn lock_supervision(&self) -> io::Result<File> {
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -278,7 +282,7 @@ impl Files {
     }
 
     /// Returns whether a supervisor holds the VM.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn is_supervised(&self) -> bool {
         let lock = File::open(self.file("lock"));
         lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }

@@ -32,7 +32,7 @@ impl Bounding {
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 for log in &logs {
                     if let Err(error) = turn_over(log) {
-                        tracing::warn!("{} may grow: {error}", log.display());
+                        tracing::warn!("cannot bound the size of {}: {error}", log.display());
                     }
                 }
             }
@@ -125,7 +125,7 @@ mod tests {
         let bounding = Bounding::start(&files).unwrap();
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while fs::metadata(files.console()).unwrap().len() > 0 {
-            assert!(std::time::Instant::now() < deadline, "nobody looks");
+            assert!(std::time::Instant::now() < deadline, "the log is never checked");
             thread::sleep(Duration::from_millis(10));
         }
         drop(bounding);

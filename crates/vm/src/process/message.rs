@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use aquifer_page::{Bytes, RegionName};
-use aquifer_region::process::Status as RegionStatus;
+use aquifer_region::process::RegionStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::memory::{self, Ballooned, Limits, Reading, Resized, Share};
-use crate::migrate::{Awaited, Given, Link, Order, Progress, Report};
+use crate::migrate::{HandedOver, Incoming, Link, MigrationReport, Order, Progress};
 use crate::spec::VmSpec;
 
 /// The origin of a VM.
@@ -37,24 +37,31 @@ pub(super) struct Record {
     pub(super) ended: Option<String>,
     /// Set while the VM arrives from another host, which owns the VM until it hands it over.
     #[serde(default)]
-    pub(super) awaited: Option<Awaited>,
+    pub(super) incoming: Option<Incoming>,
     /// Set once the VM is handed over to another host.
     #[serde(default)]
-    pub(super) given: Option<Given>,
+    pub(super) handed_over: Option<HandedOver>,
     /// Set while the VM runs here and part of its memory is still at the source.
     #[serde(default)]
-    pub(super) coming: Option<Link>,
+    pub(super) awaiting_source: Option<Link>,
 }
 
 impl Record {
     /// Makes the record of a VM of which only the origin is known.
     pub(super) fn new(origin: Origin) -> Self {
-        Self { origin, pid: None, ended: None, awaited: None, given: None, coming: None }
+        Self {
+            origin,
+            pid: None,
+            ended: None,
+            incoming: None,
+            handed_over: None,
+            awaiting_source: None,
+        }
     }
 
     /// Makes the record of a VM that is about to start or to arrive.
-    pub(super) fn of(spec: &VmSpec, awaited: Option<Awaited>) -> Self {
-        Self { awaited, ..Self::new(Origin::Started(Box::new(spec.clone()))) }
+    pub(super) fn of(spec: &VmSpec, incoming: Option<Incoming>) -> Self {
+        Self { incoming, ..Self::new(Origin::Started(Box::new(spec.clone()))) }
     }
 }
 
@@ -72,7 +79,7 @@ pub enum State {
 
 /// The status of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct VmStatus {
     /// Name of the VM.
     pub name: RegionName,
     /// Origin of the VM, with its specification.
@@ -96,11 +103,11 @@ pub struct Status {
     /// QEMU's log; of an adopted VM, its supervisor's.
     pub log: PathBuf,
     /// Set while the VM arrives and may still belong to the source.
-    pub awaited: Option<Awaited>,
+    pub incoming: Option<Incoming>,
     /// Set if the VM belongs to another host.
-    pub given: Option<Given>,
+    pub handed_over: Option<HandedOver>,
     /// Set while part of the VM's memory is still at the source.
-    pub coming: Option<Link>,
+    pub awaiting_source: Option<Link>,
     /// The VM's region; none if no engine serves it.
     pub region: Option<RegionStatus>,
 }
@@ -143,7 +150,7 @@ pub(super) enum Request {
 #[serde(tag = "response", rename_all = "snake_case")]
 pub(super) enum Told {
     Progress(Progress),
-    Moved(Report),
+    Moved(MigrationReport),
     /// The size of the VM's memory so far.
     Has {
         size: Bytes,

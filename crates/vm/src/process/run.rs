@@ -19,14 +19,14 @@ use aquifer_region::process::is_listening;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::asked::Asked;
+use super::control_server::ControlServer;
 use super::ended::Found;
 use super::files::Files;
 use super::logs::Bounding;
 use super::message::{Origin, Record, Response};
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::memory::Budget;
-use crate::migrate::{self, Awaited, Outcome, Wire};
+use crate::migrate::{self, Incoming, Outcome, Wire};
 use crate::qmp::Qmp;
 use crate::spec::VmSpec;
 
@@ -46,7 +46,7 @@ const RELEASE: Duration = Duration::from_secs(30);
 /// Runs the hidden subcommand: starts QEMU, waits for its end, and then removes the region.
 pub fn run(run_dir: &Path, name: &RegionName) -> ExitCode {
     let files = Files::new(run_dir, name);
-    match keep(&files) {
+    match supervise(&files) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -56,11 +56,11 @@ pub fn run(run_dir: &Path, name: &RegionName) -> ExitCode {
     }
 }
 
-fn keep(files: &Files) -> Result<(), GuestError> {
-    let fail = || GuestError::io("cannot start QEMU");
+fn supervise(files: &Files) -> Result<(), VmError> {
+    let fail = || VmError::io("cannot start QEMU");
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
     let record = files.read()?;
-    let _lock = files.keep().map_err(fail())?;
+    let _lock = files.lock_supervision().map_err(fail())?;
     if let Some(pid) = record.pid {
         return adopt(files, pid);
     }
@@ -74,15 +74,15 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     let record = Record { pid: Some(qemu.id()), ..record };
     files.write(&record)?;
     let mut fetching = None;
-    match &record.awaited {
+    match &record.incoming {
         None => {
             say(&Response::Started);
             first_word::is_said().map_err(fail())?;
         }
-        Some(awaited) => {
-            let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
-            let listener = TcpListener::bind((awaited.listen, 0)).map_err(fail())?;
-            let came = take_in(files, awaited, &listener, &mut qemu, &record);
+        Some(incoming) => {
+            let fail = || VmError::io(format!("cannot listen at {}", incoming.listen));
+            let listener = TcpListener::bind((incoming.listen, 0)).map_err(fail())?;
+            let came = take_in(files, incoming, &listener, &mut qemu, &record);
             if !matches!(came, Ok(Outcome::Here(_))) {
                 let _ = qemu.kill();
                 let _ = qemu.wait();
@@ -94,21 +94,21 @@ fn keep(files: &Files) -> Result<(), GuestError> {
                     fetching = fetch(files, Some(listener), wire.map(|wire| *wire))?
                 }
                 Outcome::Stays(why) => {
-                    tracing::warn!("VM '{}' does not come: {why}", files.name());
+                    tracing::warn!("VM '{}' did not arrive: {why}", files.name());
                     return Ok(());
                 }
             }
         }
     }
-    let asked = Asked::serve(files).map_err(fail())?;
-    if record.awaited.is_some() {
+    let control = ControlServer::serve(files).map_err(fail())?;
+    if record.incoming.is_some() {
         // The VM has as much memory as it had at the source.
-        asked.settle();
+        control.settle();
     }
-    let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
+    let end = qemu.wait().map_err(VmError::io("cannot wait for QEMU"))?;
     drop(bounding);
-    clean_up(files, &asked, Some(end))?;
-    has_ended(fetching);
+    clean_up(files, &control, Some(end))?;
+    wait_for_fetch(fetching);
     Ok(())
 }
 
@@ -118,19 +118,19 @@ fn fetch(
     files: &Files,
     listener: Option<TcpListener>,
     wire: Option<Wire>,
-) -> Result<Option<JoinHandle<()>>, GuestError> {
-    let Some(link) = files.read()?.coming else { return Ok(None) };
-    let fail = || GuestError::io(format!("cannot listen at {}", link.address));
+) -> Result<Option<JoinHandle<()>>, VmError> {
+    let Some(link) = files.read()?.awaiting_source else { return Ok(None) };
+    let fail = || VmError::io(format!("cannot listen at {}", link.address));
     let listener = listener.map_or_else(|| TcpListener::bind(link.address), Ok).map_err(fail())?;
     listener.set_nonblocking(true).map_err(fail())?;
     let files = files.clone();
     let fetching = thread::Builder::new().name("fetch".to_owned());
     let fetching = fetching.spawn(move || migrate::fetch_all(&files, &link, &listener, wire));
-    fetching.map(Some).map_err(GuestError::io("cannot start a thread"))
+    fetching.map(Some).map_err(VmError::io("cannot start a thread"))
 }
 
 /// Waits, up to `RELEASE`, until the source knows that nothing more is to be fetched.
-fn has_ended(fetching: Option<JoinHandle<()>>) {
+fn wait_for_fetch(fetching: Option<JoinHandle<()>>) {
     let deadline = Instant::now() + RELEASE;
     while fetching.as_ref().is_some_and(|fetching| !fetching.is_finished())
         && Instant::now() < deadline
@@ -140,91 +140,92 @@ fn has_ended(fetching: Option<JoinHandle<()>>) {
 }
 
 /// Supervises a QEMU that another supervisor started.
-fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
-    let fail = || GuestError::io(format!("cannot wait for QEMU, process {pid}"));
+fn adopt(files: &Files, pid: u32) -> Result<(), VmError> {
+    let fail = || VmError::io(format!("cannot wait for QEMU, process {pid}"));
     let process = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput);
     let process = process.map_err(io::Error::from).map_err(fail())?;
     let process =
         pidfd_open(process, PidfdFlags::empty()).map_err(io::Error::from).map_err(fail())?;
-    let asked = Asked::serve(files).map_err(fail())?;
+    let control = ControlServer::serve(files).map_err(fail())?;
     // QEMU may block on pages that were left behind.
     let fetching = fetch(files, None, None)?;
     // The process id may have been reused; only QEMU answers here.
     Qmp::connect(&files.control(), TIMEOUT)?;
-    asked.serve_left();
-    asked.settle();
+    control.serve_postcopy();
+    control.settle();
     let bounding = Bounding::start(files).map_err(fail())?;
     say(&Response::Started);
     first_word::is_said().map_err(fail())?;
     let mut ends = [PollFd::new(&process, PollFlags::IN)];
     while poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
-    tracing::info!("QEMU has ended; how, only who started it could tell");
+    tracing::info!("QEMU exited; its exit status is unknown");
     drop(bounding);
-    clean_up(files, &asked, None)?;
-    has_ended(fetching);
+    clean_up(files, &control, None)?;
+    wait_for_fetch(fetching);
     Ok(())
 }
 
 /// Waits until the VM arrives from another host.
 fn take_in(
     files: &Files,
-    awaited: &Awaited,
+    incoming: &Incoming,
     listener: &TcpListener,
     qemu: &mut Child,
     record: &Record,
-) -> Result<Outcome, GuestError> {
-    let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
+) -> Result<Outcome, VmError> {
+    let fail = || VmError::io(format!("cannot listen at {}", incoming.listen));
     say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
     first_word::is_said().map_err(fail())?;
-    let mut note = |awaited: &Awaited| {
-        files.write(&Record { awaited: Some(awaited.clone()), ..record.clone() })
+    let mut note = |incoming: &Incoming| {
+        files.write(&Record { incoming: Some(incoming.clone()), ..record.clone() })
     };
-    migrate::take_in(files, awaited, listener, qemu, &mut note)
+    migrate::take_in(files, incoming, listener, qemu, &mut note)
 }
 
-fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {
+fn start(files: &Files, record: &Record) -> Result<Child, VmError> {
     let log = files.log();
     let log = OpenOptions::new()
         .create(true)
         .append(true)
         .mode(0o600)
         .open(&log)
-        .map_err(GuestError::io(format!("cannot open {}", log.display())))?;
-    let copy = log.try_clone().map_err(GuestError::io("cannot open the log twice"))?;
+        .map_err(VmError::io(format!("cannot open {}", log.display())))?;
+    let copy = log.try_clone().map_err(VmError::io("cannot open the log twice"))?;
     let Origin::Started(spec) = &record.origin else {
-        return Err(GuestError::Misuse("the VM was started by somebody else".to_owned()));
+        return Err(VmError::Misuse("Aquifer did not start the VM".to_owned()));
     };
     let region = files.region().region();
     if let Some(window) = spec.window(&region) {
         fs::hard_link(&region, &window)
-            .map_err(GuestError::io(format!("cannot make {}", window.display())))?;
+            .map_err(VmError::io(format!("cannot make {}", window.display())))?;
     }
     let cache = cache_of(files, spec)?;
-    let mut qemu = spec.command(files, &region, &cache, record.awaited.is_some());
+    let mut qemu = spec.command(files, &region, &cache, record.incoming.is_some());
     qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
-    qemu.spawn().map_err(GuestError::io(format!("cannot run {}", spec.qemu.display())))
+    qemu.spawn().map_err(VmError::io(format!("cannot run {}", spec.qemu.display())))
 }
 
 /// Returns the socket of the group's disk cache, if the VM needs that.
-fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, GuestError> {
+fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, VmError> {
     if spec.cached_disks.is_empty() {
         return Ok(PathBuf::new());
     }
     let group = regions::record(&files.region())?.group;
     let cache = files.group(&group).cache_disks();
     if !is_listening(&cache) {
-        return Err(GuestError::Misuse(format!(
-            "nothing caches disks of group '{group}' here: 'aquifer group cache {group}' does"
+        return Err(VmError::Misuse(format!(
+            "no disk cache of group '{group}' runs on this host: start it with \
+             'aquifer group cache {group}'"
         )));
     }
     Ok(cache)
 }
 
-fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), GuestError> {
+fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), VmError> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(end) = qemu.try_wait().map_err(GuestError::io("cannot wait for QEMU"))? {
-            return Err(GuestError::NotStarted(last_words(files, end)));
+        if let Some(end) = qemu.try_wait().map_err(VmError::io("cannot wait for QEMU"))? {
+            return Err(VmError::NotStarted(last_words(files, end)));
         }
         match Qmp::connect(&files.control(), TIMEOUT) {
             Ok(_) => return Ok(()),
@@ -240,7 +241,7 @@ pub(super) fn note_end(files: &Files, record: &Record, status: Option<ExitStatus
         name: files.name(),
         pid: record.pid,
         status,
-        moved: record.given.as_ref().map(|given| given.to.clone()),
+        moved: record.handed_over.as_ref().map(|handed_over| handed_over.to.clone()),
         order: files.ordered_end(),
         words: log_end(files),
     };
@@ -259,7 +260,8 @@ fn last_words(files: &Files, end: ExitStatus) -> String {
     let words = log_end(files);
     if end.signal() == Some(SIGSYS) {
         return format!(
-            "{words} (killed for a system call that its sandbox forbids; what needs that, such as a script of -netdev, works with '-- -sandbox off')"
+            "{words} (QEMU's sandbox killed it for a forbidden system call; if an option needs \
+             that call, such as a script of -netdev, add '-- -sandbox off')"
         );
     }
     if words.is_empty() { end.to_string() } else { words }
@@ -267,15 +269,19 @@ fn last_words(files: &Files, end: ExitStatus) -> String {
 
 /// Cleans up after QEMU's end: records it, removes the region and the share, and keeps the log if
 /// QEMU failed.
-fn clean_up(files: &Files, asked: &Asked, status: Option<ExitStatus>) -> Result<(), GuestError> {
+fn clean_up(
+    files: &Files,
+    control: &ControlServer,
+    status: Option<ExitStatus>,
+) -> Result<(), VmError> {
     // Wait until a migration has reported its outcome.
-    let _nobody = asked.busy();
+    let _busy = control.busy();
     let record = files.read()?;
     note_end(files, &record, status);
     let disorder = status.filter(|status| !status.success()).map(|status| status.to_string());
     remove_region(files)?;
     Budget::of(files.run_dir()).forget(files.name())?;
-    if disorder.is_none() || record.given.is_some() {
+    if disorder.is_none() || record.handed_over.is_some() {
         files.remove();
         return Ok(());
     }
@@ -283,7 +289,7 @@ fn clean_up(files: &Files, asked: &Asked, status: Option<ExitStatus>) -> Result<
 }
 
 /// Removes the region of a VM without a QEMU, if it exists.
-pub(super) fn remove_region(files: &Files) -> Result<(), GuestError> {
+pub(super) fn remove_region(files: &Files) -> Result<(), VmError> {
     let deadline = Instant::now() + RELEASE;
     loop {
         match regions::remove(&files.region()) {

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_worked_on_at_the_same_time_and_results_stay_in_order() {
+    fn items_are_processed_in_parallel_and_results_stay_in_order() {
         // No thread passes before all have arrived.
         let all_there = Barrier::new(8);
         let results = side_by_side(0..8, |item| {

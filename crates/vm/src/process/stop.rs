@@ -11,7 +11,7 @@ use super::client::{CLEARING, TIMEOUT, forget, wait_until};
 use super::files::Files;
 use super::message::Origin;
 use super::run::{note_end, remove_region};
-use crate::error::GuestError;
+use crate::error::VmError;
 use crate::qmp::Qmp;
 
 /// How long QEMU may take to quit.
@@ -24,22 +24,23 @@ const STARTING: Duration = Duration::from_secs(60);
 /// the remains of a VM that has ended by itself.
 ///
 /// # Errors
-/// [`GuestError::StillRunning`] if the guest does not power itself off within `timeout`;
-/// [`GuestError::Misuse`] for an adopted VM; [`GuestError::Keeper`] if QEMU does not answer.
-pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), GuestError> {
+/// [`VmError::StillRunning`] if the guest does not power itself off within `timeout`;
+/// [`VmError::Misuse`] for an adopted VM; [`VmError::Reported`] if QEMU does not answer.
+pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), VmError> {
     if matches!(files.read()?.origin, Origin::Adopted { .. }) && files.is_running() {
         let why = format!(
-            "the VM was started by somebody else, who can stop it: 'aquifer vm release {}' has it be theirs alone",
+            "Aquifer did not start the VM, and cannot stop it: stop it where it was started, \
+             or run 'aquifer vm forget {}'",
             files.name()
         );
-        return Err(GuestError::Misuse(why));
+        return Err(VmError::Misuse(why));
     }
-    let was_kept = files.is_kept();
+    let was_supervised = files.is_supervised();
     files.order_end(if at_once { "vm stop --force" } else { "vm stop" });
     // A starting QEMU listens in a moment.
     let deadline = Instant::now() + STARTING;
     let qemu = loop {
-        let is_starting = files.read()?.pid.is_none() && files.is_kept();
+        let is_starting = files.read()?.pid.is_none() && files.is_supervised();
         match Qmp::connect(&files.control(), TIMEOUT) {
             Ok(qmp) => break Some(qmp),
             Err(_) if is_starting && Instant::now() < deadline => {
@@ -53,16 +54,17 @@ pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), Guest
         if !at_once {
             let name = files.name();
             let why = format!(
-                "QEMU of VM '{name}' has not answered for {TIMEOUT:?}: 'aquifer vm stop {name} --force' ends it at once"
+                "QEMU of VM '{name}' did not answer within {TIMEOUT:?}: kill it with \
+                 'aquifer vm stop {name} --force'"
             );
-            return Err(GuestError::Keeper(why));
+            return Err(VmError::Reported(why));
         }
         kill(files)?;
     }
     if let Some(mut qmp) = qemu {
         match qmp.execute(if at_once { "quit" } else { "system_powerdown" }, json!({})) {
             // QEMU may exit before it answers `quit`.
-            Ok(_) | Err(GuestError::Io { .. }) => drop(qmp),
+            Ok(_) | Err(VmError::Io { .. }) => drop(qmp),
             Err(error) => return Err(error),
         }
         let ended = wait_until(if at_once { ENDING } else { timeout }, || !files.is_running());
@@ -70,11 +72,11 @@ pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), Guest
             // The vCPUs may be blocked on pages of an unreachable lender.
             kill(files)?;
         } else {
-            ended.map_err(|()| GuestError::StillRunning(timeout))?;
+            ended.map_err(|()| VmError::StillRunning(timeout))?;
         }
     }
     // The supervisor cleans up. Without one, or if QEMU failed, this function does it.
-    let seen = wait_until(CLEARING, || !files.is_kept()).is_ok() && was_kept;
+    let seen = wait_until(CLEARING, || !files.is_supervised()).is_ok() && was_supervised;
     remove_region(files)?;
     // The supervisor records the end and then removes the files one by one, so that missing files
     // prove nothing.
@@ -89,11 +91,11 @@ pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), Guest
 }
 
 /// Kills a QEMU that still listens, and waits for its end.
-fn kill(files: &Files) -> Result<(), GuestError> {
-    let fail = || GuestError::io("cannot kill QEMU");
+fn kill(files: &Files) -> Result<(), VmError> {
+    let fail = || VmError::io("cannot kill QEMU");
     let pid = files.read()?.pid.and_then(|pid| Pid::from_raw(pid as i32));
     if let Some(pid) = pid.filter(|_| files.is_running()) {
         kill_process(pid, Signal::KILL).map_err(io::Error::from).map_err(fail())?;
     }
-    wait_until(CLEARING, || !files.is_running()).map_err(|()| GuestError::StillRunning(CLEARING))
+    wait_until(CLEARING, || !files.is_running()).map_err(|()| VmError::StillRunning(CLEARING))
 }

@@ -1,20 +1,20 @@
 //! Holders of extents. To add a kind, add a file here that implements [`Holder`].
 
 mod blocks;
+mod encrypted;
 mod file;
 mod link;
 mod remote;
-mod sealed;
 
 use std::error::Error;
 use std::time::Duration;
 
 use aquifer_page::PAGE_SIZE;
 
+pub(crate) use encrypted::EncryptedHolder;
 pub use file::FileHolder;
 pub use link::{LinkError, NbdSource, Source};
 pub use remote::RemoteHolder;
-pub(crate) use sealed::SealedHolder;
 
 /// An offset, and the bytes to write there.
 pub type Piece<'a> = (u64, &'a [u8]);

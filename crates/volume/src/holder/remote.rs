@@ -66,7 +66,11 @@ impl RemoteHolder {
     ///
     /// # Errors
     /// When the lender cannot be reached, or refuses the handshake.
-    pub fn connect(source: Source, workers: usize, io_timeout: Duration) -> Result<Self, LinkError> {
+    pub fn connect(
+        source: Source,
+        workers: usize,
+        io_timeout: Duration,
+    ) -> Result<Self, LinkError> {
         let first = source.connect(io_timeout / 2)?;
         // If connections do not see each other's writes, all workers share one.
         let more = if first.0.can_multi_conn() { workers.max(1) - 1 } else { 0 };

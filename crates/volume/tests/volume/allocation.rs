@@ -1,7 +1,7 @@
 //! The page path allocates nothing: a host swaps because it has no memory left.
 
 use aquifer_page::EXTENT_SIZE;
-use aquifer_volume::{LeaseTarget, Seal, Volume, VolumeConfig};
+use aquifer_volume::{Encryption, LeaseTarget, Volume, VolumeConfig};
 
 use crate::common::*;
 use crate::counting::allocations_here;
@@ -73,12 +73,14 @@ fn no_page_costs_an_allocation_under_tls() {
 }
 
 #[test]
-fn no_page_costs_an_allocation_when_it_is_sealed() {
+fn no_page_costs_an_allocation_when_it_is_encrypted() {
     let lenders = [lender(1), lender(1)];
     let volume = Volume::new(config(2)).unwrap();
     for (number, server) in lenders.iter().enumerate() {
-        let seal = Some(Seal::own());
-        volume.add_lease(LeaseTarget { seal, ..lease(server, number as u128 + 1, 1) }).unwrap();
+        let encryption = Some(Encryption::random());
+        volume
+            .add_lease(LeaseTarget { encryption, ..lease(server, number as u128 + 1, 1) })
+            .unwrap();
     }
     exercise(&volume);
 }

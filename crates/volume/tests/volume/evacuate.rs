@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
-use aquifer_volume::{Evacuated, LeaseState, Moved, PoolError, Progress, Volume, VolumeConfig};
+use aquifer_volume::{Evacuated, LeaseState, Moved, Progress, Volume, VolumeConfig, VolumeError};
 
 use crate::common::*;
 
@@ -34,7 +34,7 @@ fn spilling(extents: u64, dir: &tempfile::TempDir) -> VolumeConfig {
 }
 
 #[test]
-fn extents_move_to_the_other_leases_with_all_that_they_hold_and_no_more() {
+fn extents_move_to_other_leases_with_their_data_and_no_more() {
     let (volume, lenders) = volume(config(3), &[3]);
     fill(&volume, 3, 1);
     // Written zeroes count as holes.
@@ -61,11 +61,11 @@ fn extents_move_to_the_other_leases_with_all_that_they_hold_and_no_more() {
     // nbdkit stores memory in blocks of 32 KiB: five of them hold the seven pages.
     assert_eq!(others.iter().map(stored).sum::<u64>(), 3 * 5 * (32 << 10));
     let error = volume.evacuate(LeaseId(1), |_| ()).unwrap_err();
-    assert!(matches!(error, PoolError::UnknownLease(..)), "{error}");
+    assert!(matches!(error, VolumeError::UnknownLease(..)), "{error}");
 }
 
 #[test]
-fn what_no_lender_has_room_for_is_spilled_and_can_be_used_from_there() {
+fn extents_without_a_lender_are_spilled_and_usable_from_there() {
     let dir = tempfile::tempdir().unwrap();
     let (volume, _lenders) = volume(spilling(2, &dir), &[2]);
     fill(&volume, 2, 1);
@@ -87,7 +87,7 @@ fn without_room_anywhere_the_lease_stays_as_it_was() {
     let (volume, _lenders) = volume(config(3), &[2]);
     fill(&volume, 2, 1);
     let error = volume.evacuate(LeaseId(1), |_| ()).unwrap_err();
-    assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+    assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
     check(&volume, 2, 1);
     assert_eq!(volume.status().leases[0].state, LeaseState::Ok);
 }
@@ -174,7 +174,7 @@ fn a_source_that_dies_in_the_middle_is_a_clear_error() {
 }
 
 #[test]
-fn what_is_written_and_discarded_while_it_moves_is_not_lost() {
+fn writes_and_discards_during_a_move_are_not_lost() {
     let destination = slow("wdelay", 1);
     let (volume, _lenders) = volume(config(1), &[1]);
     dense().for_each(|page| write(&volume, page * PAGE, 1));

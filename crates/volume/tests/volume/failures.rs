@@ -40,7 +40,7 @@ fn overcommitted(trigger: &std::path::Path) -> Nbdkit {
 }
 
 #[test]
-fn a_lender_killed_while_it_is_written_to_is_an_error_in_time_that_names_it() {
+fn a_lender_killed_during_a_write_is_a_timely_error_naming_it() {
     let (volume, mut lenders) = volume(impatient(4), &[2, 2]);
     write(&volume, 0, 1);
     write(&volume, EXTENT_SIZE, 1);
@@ -104,7 +104,7 @@ fn a_lender_that_is_restarted_within_the_timeout_is_not_noticed() {
 }
 
 #[test]
-fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_back() {
+fn a_silent_lender_is_a_timely_error_and_is_used_again() {
     let (volume, lenders) = volume(impatient(2), &[1]);
     write(&volume, 0, 1);
     lenders[0].freeze();
@@ -140,7 +140,7 @@ fn a_status_tries_a_lost_lender_once() {
 }
 
 #[test]
-fn new_extents_go_to_a_lender_that_is_away_only_when_there_is_no_other() {
+fn new_extents_go_to_a_lost_lender_only_as_a_last_resort() {
     let (volume, mut lenders) = volume(impatient(5), &[3, 1]);
     write(&volume, 0, 1);
     lenders[0].kill();
@@ -152,7 +152,7 @@ fn new_extents_go_to_a_lender_that_is_away_only_when_there_is_no_other() {
 }
 
 #[test]
-fn what_a_full_lender_does_not_take_is_placed_anew_and_nothing_is_lost() {
+fn extents_refused_by_a_full_lender_move_and_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let trigger = dir.path().join("full");
     let full = overcommitted(&trigger);
@@ -204,7 +204,7 @@ fn a_worker_is_not_held_up_by_another_ones_silent_lender() {
 }
 
 #[test]
-fn once_the_timeout_is_over_thousands_of_operations_fail_at_once() {
+fn after_the_timeout_thousands_of_operations_fail_at_once() {
     let (volume, mut lenders) = volume(impatient(1), &[1]);
     write(&volume, 0, 1);
     lenders[0].kill();

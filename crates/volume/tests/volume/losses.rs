@@ -1,7 +1,7 @@
 //! Lenders that come back without their data, and two owners that want one lease.
 
 use aquifer_page::{EXTENT_SIZE, OwnerId};
-use aquifer_volume::{Claim, Happening, LeaseState, LeaseTarget, PoolError, Volume};
+use aquifer_volume::{Claim, Happening, LeaseState, LeaseTarget, Volume, VolumeError};
 
 use crate::common::*;
 
@@ -28,7 +28,7 @@ fn a_lender_that_comes_back_empty_is_an_error_and_not_zeroes() {
 }
 
 #[test]
-fn a_namespace_of_the_same_name_that_comes_back_empty_is_not_believed() {
+fn a_namespace_that_comes_back_empty_under_its_name_is_refused() {
     let mut lender = OurLender::start_named("nqn.2014-08.org.example:always-the-same", 1);
     let volume = Volume::new(config(1)).unwrap();
     volume.add_lease(lender.lease(2)).unwrap();
@@ -38,17 +38,17 @@ fn a_namespace_of_the_same_name_that_comes_back_empty_is_not_believed() {
     is_lost(&volume, 0, 2);
     // Even a write to a new page fails.
     let error = volume.write(0, PAGE, &content(PAGE, 1)).unwrap_err();
-    assert!(error.to_string().contains("lost all that it held"), "{error}");
+    assert!(error.to_string().contains("lost all stored pages"), "{error}");
     assert_eq!(volume.status().leases[0].state, LeaseState::Lost);
 }
 
 #[test]
-fn a_lender_of_another_make_that_comes_back_empty_is_an_error_and_not_zeroes() {
+fn a_foreign_lender_that_comes_back_empty_is_an_error() {
     for number in [1, 2] {
         let mut server = lender(2);
         let volume = Volume::new(config(2)).unwrap();
-        let seal = (number == 1).then(aquifer_volume::Seal::own);
-        volume.add_lease(LeaseTarget { seal, ..lease(&server, number, 2) }).unwrap();
+        let encryption = (number == 1).then(aquifer_volume::Encryption::random);
+        volume.add_lease(LeaseTarget { encryption, ..lease(&server, number, 2) }).unwrap();
         (0..PAGES).for_each(|page| write(&volume, page * PAGE, 1));
         volume.write(0, PAGES * PAGE, &[0; 4096]).unwrap();
         server.kill();
@@ -65,7 +65,7 @@ fn a_lender_of_another_make_that_comes_back_empty_is_an_error_and_not_zeroes() {
 }
 
 #[test]
-fn the_next_process_of_a_volume_expects_the_pages_of_the_one_before() {
+fn the_next_process_of_a_volume_expects_the_same_pages() {
     let mut lender = OurLender::start(1);
     let first = Volume::new(config(1)).unwrap();
     first.add_lease(lender.lease(2)).unwrap();
@@ -78,7 +78,7 @@ fn the_next_process_of_a_volume_expects_the_pages_of_the_one_before() {
     let target = LeaseTarget { claim: Some(claim), ..lender.lease(2) };
     let second = Volume::new(config(1)).unwrap();
     let error = second.add_lease(target).unwrap_err();
-    assert!(error.to_string().contains("lost all that it held"), "{error}");
+    assert!(error.to_string().contains("lost all stored pages"), "{error}");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_second_owner_is_refused_by_name_and_the_first_goes_on() {
         let another = LeaseTarget { claim: Some(claim), ..lender.lease(2) };
         let second = Volume::new(config(1)).unwrap();
         let error = second.add_lease(another.clone()).unwrap_err();
-        assert!(matches!(error, PoolError::Connect { .. }), "{kind:?}: {error}");
+        assert!(matches!(error, VolumeError::Connect { .. }), "{kind:?}: {error}");
         assert!(error.to_string().contains("a test"), "{kind:?}: {error}");
         expect(&first, 0, 1);
         drop(first);
@@ -119,7 +119,7 @@ fn is_lost(volume: &Volume, page: u64, number: u128) {
 #[track_caller]
 fn takes_nothing_new(volume: &Volume) {
     let error = volume.write(0, EXTENT_SIZE, &content(0, 1)).unwrap_err();
-    assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+    assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
     let status = volume.status();
     assert_eq!((status.leases[0].used_extents, &status.leases[0].state), (1, &LeaseState::Lost));
     let lost = |what: &Happening| matches!(what, Happening::LenderLost { .. });

@@ -73,7 +73,7 @@ impl Model {
                 volume.read(self.worker, base + start, &mut data).unwrap();
                 assert!(
                     data == *part,
-                    "{start}..{end} of the block at {base:#x} is not what was written"
+                    "{start}..{end} of the block at {base:#x} differs from the written data"
                 );
             }
         }
@@ -83,23 +83,23 @@ impl Model {
         for (base, model) in &self.blocks {
             let mut data = vec![0xee; BLOCK as usize];
             volume.read(self.worker, *base, &mut data).unwrap();
-            assert!(data == *model, "the block at {base:#x} is not what was written");
+            assert!(data == *model, "the block at {base:#x} differs from the written data");
         }
     }
 }
 
 /// A lender: nbdkit or Aquifer's own.
-trait Lender {
+trait LeaseSource {
     fn lease(&self, number: u128, extents: u64) -> LeaseTarget;
 }
 
-impl Lender for Nbdkit {
+impl LeaseSource for Nbdkit {
     fn lease(&self, number: u128, extents: u64) -> LeaseTarget {
         lease(self, number, extents)
     }
 }
 
-impl Lender for OurLender {
+impl LeaseSource for OurLender {
     fn lease(&self, number: u128, _extents: u64) -> LeaseTarget {
         self.lease(number)
     }
@@ -107,7 +107,7 @@ impl Lender for OurLender {
 
 /// Runs threads on a volume while its leases are evacuated and come back in turn, and then checks
 /// all blocks.
-fn work_while_leases_come_and_go(lenders: &[(impl Lender, u64)]) {
+fn work_while_leases_come_and_go(lenders: &[(impl LeaseSource, u64)]) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let volume =
         Volume::new(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(EXTENTS) })

@@ -26,7 +26,7 @@ fn slow(delay: &str) -> Nbdkit {
 }
 
 #[test]
-fn an_extent_on_its_way_to_a_lease_that_leaves_is_not_left_there() {
+fn an_extent_moving_to_a_departing_lease_is_not_left_there() {
     let dir = tempfile::tempdir().unwrap();
     let trigger = dir.path().join("full");
     let file = format!("error-pwrite-file={}", trigger.display());

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
 use aquifer_volume::{
-    LeaseState, LeaseTarget, NvmeAccess, Protocol, Seal, Sealing, Volume, VolumeConfig,
+    Encryption, EncryptionMode, LeaseState, LeaseTarget, NvmeAccess, Protocol, Volume, VolumeConfig,
 };
 
 use crate::common::*;
 
 #[test]
-fn what_was_acknowledged_outlives_the_lender_that_is_killed_and_started_again() {
+fn acknowledged_writes_survive_a_killed_and_restarted_lender() {
     outlives_the_lender(Kind::Nbd);
 }
 
 #[test]
-fn what_was_acknowledged_over_nvme_outlives_the_lender_that_is_killed_and_started_again() {
+fn acknowledged_nvme_writes_survive_a_killed_lender() {
     outlives_the_lender(Kind::Nvme);
 }
 
@@ -62,7 +62,7 @@ fn outlives_the_lender(kind: Kind) {
 }
 
 #[test]
-fn a_lender_holds_what_was_written_to_it_and_nothing_after_it_was_evacuated() {
+fn a_lender_holds_written_data_and_nothing_once_evacuated() {
     for (one, two) in [(Kind::Nbd, Kind::Nbd), (Kind::Nbd, Kind::Nvme), (Kind::Nvme, Kind::Nbd)] {
         holds_what_was_written(&OurLender::start_kind(one, 2), &OurLender::start_kind(two, 2));
     }
@@ -93,21 +93,23 @@ fn holds_what_was_written(first: &OurLender, second: &OurLender) {
 }
 
 #[test]
-fn a_lender_reads_no_sealed_page_and_finds_equal_ones_only_under_one_key_where_that_is_wanted() {
+fn a_lender_shares_encrypted_pages_only_under_one_key() {
     let lender = OurLender::start(1);
     // Each secret exists twice. Pages of zeroes are no secret.
     let secrets = || (0..100).map(|number| (number * 3 * PAGE, content(number / 2, 7)));
-    let blue = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
-    let red = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
+    let blue = Encryption { mode: EncryptionMode::Deterministic, ..Encryption::random() };
+    let red = Encryption { mode: EncryptionMode::Deterministic, ..Encryption::random() };
     let mut seen: Vec<BTreeSet<Vec<u8>>> = Vec::new();
-    for (seal, apart) in [
+    for (encryption, apart) in [
         (&blue, 50),
         (&red, 50),
-        (&Seal { sealing: Sealing::Random, ..blue.clone() }, 100),
+        (&Encryption { mode: EncryptionMode::Random, ..blue.clone() }, 100),
         (&blue, 50),
     ] {
         let volume = Volume::new(config(1)).unwrap();
-        volume.add_lease(LeaseTarget { seal: Some(seal.clone()), ..lender.lease(2) }).unwrap();
+        volume
+            .add_lease(LeaseTarget { encryption: Some(encryption.clone()), ..lender.lease(2) })
+            .unwrap();
         for (offset, secret) in secrets() {
             volume.write(0, offset, &secret).unwrap();
             volume.write(0, offset + PAGE, &[0; PAGE as usize]).unwrap();
@@ -138,7 +140,7 @@ fn a_lender_reads_no_sealed_page_and_finds_equal_ones_only_under_one_key_where_t
 }
 
 #[test]
-fn what_a_namespace_held_before_is_not_seen() {
+fn earlier_data_in_a_namespace_is_not_visible() {
     let lender = OurLender::start_kind(Kind::Nvme, 2);
     let before = Volume::new(config(2)).unwrap();
     before.add_lease(lender.lease(1)).unwrap();
@@ -155,7 +157,7 @@ fn what_a_namespace_held_before_is_not_seen() {
 }
 
 #[test]
-fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_back() {
+fn a_silent_lender_is_a_timely_error_and_is_used_again() {
     for kind in [Kind::Nbd, Kind::Nvme] {
         let lender = OurLender::start_kind(kind, 1);
         let io_timeout = Duration::from_secs(2);

@@ -80,7 +80,10 @@ fn a_lender_lost_and_back_is_told_without_anybody_asking() {
     for _ in 0..3 {
         volume.read(0, 3 * PAGE, &mut [0; 16]).unwrap_err();
     }
-    let is_loss = |what: &Happening| matches!(what, Happening::LenderLost { lender, .. } if lender.to_string() == "lender-1");
+    let is_loss = |what: &Happening| {
+        matches!(what, Happening::LenderLost { lender, .. }
+            if lender.to_string() == "lender-1")
+    };
     let is_page = |what: &Happening| matches!(what, Happening::PageLost { page: 3, .. });
     wait_until("both are told, once", || kept.told(is_loss) == 1 && kept.told(is_page) == 1);
     let status = volume.status();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
-use aquifer_volume::{LeaseState, LeaseTarget, PoolError, Volume, VolumeConfig};
+use aquifer_volume::{LeaseState, LeaseTarget, Volume, VolumeConfig, VolumeError};
 
 use crate::common::*;
 
@@ -12,7 +12,7 @@ use crate::common::*;
 const ROUNDS: u32 = 20_000;
 
 #[test]
-fn what_was_never_written_is_zeroes_without_asking_anybody() {
+fn unwritten_bytes_read_as_zeroes_without_a_request() {
     let volume = Volume::new(config(4)).unwrap();
     let mut data = vec![0xee; 1 << 20];
     volume.read(0, EXTENT_SIZE - 1000, &mut data).unwrap();
@@ -21,7 +21,7 @@ fn what_was_never_written_is_zeroes_without_asking_anybody() {
 }
 
 #[test]
-fn an_extent_goes_to_the_lease_with_the_most_room_and_the_lowest_id() {
+fn an_extent_goes_to_the_roomiest_lease_then_the_lowest_id() {
     let (volume, _lenders) = volume(config(8), &[1, 3, 3]);
     let mut seen = Vec::new();
     for extent in 0..7 {
@@ -32,7 +32,7 @@ fn an_extent_goes_to_the_lease_with_the_most_room_and_the_lowest_id() {
         [[0, 1, 0], [0, 1, 1], [0, 2, 1], [0, 2, 2], [1, 2, 2], [1, 3, 2], [1, 3, 3]];
     assert_eq!(seen, expected);
     let error = volume.write(0, 7 * EXTENT_SIZE, &[1]).unwrap_err();
-    assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+    assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
     for extent in 0..7 {
         expect(&volume, extent * EXTENT_SIZE, 1);
     }
@@ -70,13 +70,13 @@ fn bytes_within_a_page_can_be_written_and_discarded() {
 }
 
 #[test]
-fn an_extent_that_is_wholly_discarded_gives_back_its_place_clean() {
+fn a_wholly_discarded_extent_gives_back_a_clean_slot() {
     let (volume, lenders) = volume(config(4), &[1]);
     for page in [0, 1, 700, 16_383] {
         write(&volume, page * PAGE, 1);
     }
     let error = volume.write(0, EXTENT_SIZE, &[1]).unwrap_err();
-    assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+    assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
     // In parts, and beyond the written extent.
     volume.discard(0, 0, 2 * PAGE).unwrap();
     assert_eq!(placed(&volume), [1]);
@@ -93,7 +93,7 @@ fn an_extent_that_is_wholly_discarded_gives_back_its_place_clean() {
 }
 
 #[test]
-fn what_an_export_held_before_is_not_seen() {
+fn earlier_data_in_an_export_is_not_visible() {
     let server = lender(2);
     {
         let former = Volume::new(config(2)).unwrap();
@@ -129,7 +129,7 @@ fn leases_are_reached_by_mutual_tls() {
     // Only under the right name, and not without this host's certificate.
     let other = LeaseTarget { lender: "borrower".parse().unwrap(), ..target.clone() };
     let error = volume.add_lease(other).unwrap_err();
-    assert!(matches!(error, PoolError::Connect { .. }), "{error}");
+    assert!(matches!(error, VolumeError::Connect { .. }), "{error}");
     let error = Volume::new(config(1)).unwrap().add_lease(target.clone()).unwrap_err().to_string();
     assert!(error.contains("this host has no certificate"), "{error}");
     volume.add_lease(target).unwrap();
@@ -159,11 +159,11 @@ fn a_lease_that_cannot_be_used_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_is_outside_of_the_volume_is_refused() {
+fn a_range_outside_the_volume_is_refused() {
     let volume = Volume::new(VolumeConfig { capacity: Bytes::mib(100), ..config(1) }).unwrap();
     for (offset, length) in [(Bytes::mib(100).0, 1), (u64::MAX, 2), (0, Bytes::mib(100).0 + 1)] {
         let error = volume.discard(0, offset, length).unwrap_err();
-        assert!(matches!(error, PoolError::OutOfRange { .. }), "{error}");
+        assert!(matches!(error, VolumeError::OutOfRange { .. }), "{error}");
     }
     volume.read(0, Bytes::mib(100).0 - 10, &mut [0; 10]).unwrap();
 }
@@ -214,13 +214,13 @@ fn the_status_tells_what_is_where_and_survives_json() {
         .map(|lease| (lease.lease, lease.extents, lease.state.clone()))
         .collect();
     assert_eq!(leases, [(LeaseId(1), 2, LeaseState::Ok), (LeaseId(2), 1, LeaseState::Ok)]);
-    assert!(status.leases.iter().all(|lease| lease.sealed.is_none()));
+    assert!(status.leases.iter().all(|lease| lease.encryption.is_none()));
     let text = serde_json::to_string(&status).unwrap();
     assert_eq!(serde_json::from_str::<aquifer_volume::VolumeStatus>(&text).unwrap(), status);
 }
 
 #[test]
-fn a_read_beside_the_first_write_of_a_page_takes_no_lender_for_lost() {
+fn a_read_racing_a_first_write_reports_no_lost_lender() {
     let (volume, _lenders) = volume(config(1), &[1]);
     // Keeps the extent in its place while its other page is discarded.
     write(&volume, PAGE, 1);

@@ -10,11 +10,11 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::finit_module;
 
 /// Directory with modules and a file `order`, which the testbed makes.
-const MODULES: &str = "/modules";
+const MODULES_DIR: &str = "/modules";
 
 /// A module that refuses processors without CRC-32C instructions, as emulated ones are. Other
 /// modules need this one only to be faster.
-const NOT_EMULATED: &str = "crc32c-intel.ko";
+const CRC32C_MODULE: &str = "crc32c-intel.ko";
 
 /// Type, mount point, and whether the mount must succeed; [`mount_one`] makes missing directories.
 const FILE_SYSTEMS: [(&str, &str, bool); 8] = [
@@ -52,16 +52,16 @@ fn mount_one((kind, at, needed): &(&str, &str, bool)) -> Result<()> {
 
 /// Loads the modules that `/modules/order` lists: a file name and parameters on each line.
 fn load_modules() -> Result<()> {
-    let order = fs::read_to_string(format!("{MODULES}/order")).context("no list of modules")?;
+    let order = fs::read_to_string(format!("{MODULES_DIR}/order")).context("no list of modules")?;
     for line in order.lines() {
         let (name, parameters) = line.split_once(' ').unwrap_or((line, ""));
-        let file = File::open(format!("{MODULES}/{name}"))
+        let file = File::open(format!("{MODULES_DIR}/{name}"))
             .with_context(|| format!("module {name} is missing"))?;
         match finit_module(file, &CString::new(parameters)?, 0) {
-            Err(Errno::NODEV) if name == NOT_EMULATED => {}
+            Err(Errno::NODEV) if name == CRC32C_MODULE => {}
             loaded => loaded.with_context(|| format!("cannot load {name} with '{parameters}'"))?,
         }
     }
     // The files take memory, which some tests count.
-    fs::remove_dir_all(MODULES).context("cannot remove the modules' files")
+    fs::remove_dir_all(MODULES_DIR).context("cannot remove the modules' files")
 }

@@ -18,9 +18,7 @@ fn main() -> ExitCode {
         Pid::INIT => init(),
         _ if std::env::args().nth(1).as_deref() == Some("serve") => serve::run(),
         _ => {
-            eprintln!(
-                "testbed-guest runs only as the first process of a guest: see testbed/README.md"
-            );
+            eprintln!("testbed-guest runs only as process 1 of a guest: see testbed/README.md");
             return ExitCode::from(2);
         }
     };
@@ -43,7 +41,7 @@ fn init() -> Result<()> {
     loop {
         match wait(WaitOptions::empty()).context("cannot wait for processes")? {
             Some((pid, status)) if pid == server => {
-                anyhow::bail!("the process that runs commands is gone ({status:?})")
+                anyhow::bail!("the process that runs commands has ended ({status:?})")
             }
             _ => {}
         }

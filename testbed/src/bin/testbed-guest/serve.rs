@@ -16,33 +16,33 @@ use aquifer_testbed::wire::{CHUNK, Frame, Kind, PORT};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Timeout for the port to appear.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const PORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long output may follow after a command has ended: its children may hold the pipes forever.
-const DRAIN: Duration = Duration::from_millis(500);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A shell that the kernel may kill when memory runs out, and that then becomes the command.
-const SHELL: &str = r#"echo 0 >/proc/self/oom_score_adj; exec sh -c "$1" sh"#;
+const KILLABLE_SHELL: &str = r#"echo 0 >/proc/self/oom_score_adj; exec sh -c "$1" sh"#;
 
 /// Serves until the testbed hangs up.
 pub(crate) fn run() -> Result<()> {
     // Commands run in guests that are out of memory or have lost their swap.
     lock_memory().context("cannot lock memory")?;
     fs::write("/proc/self/oom_score_adj", "-1000")
-        .context("cannot be spared when memory runs out")?;
+        .context("cannot exempt this process from the OOM killer")?;
     let mut port = open_port()?;
     let server =
         Server { port: Arc::new(Mutex::new(port.try_clone()?)), processes: Arc::default() };
     server.say(0, Kind::Ready, []);
     loop {
-        let frame = Frame::receive(&mut port).context("the testbed has hung up")?;
+        let frame = Frame::receive(&mut port).context("the testbed closed the connection")?;
         server.obey(frame);
     }
 }
 
 /// Opens the virtio port named [`PORT`].
 fn open_port() -> Result<File> {
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + PORT_TIMEOUT;
     loop {
         for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
             if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim() == PORT) {
@@ -105,7 +105,7 @@ impl Server {
 
     fn start(&self, id: u32, command: &str) -> Result<()> {
         let mut child = Command::new("/bin/sh")
-            .args(["-c", SHELL, "sh", command])
+            .args(["-c", KILLABLE_SHELL, "sh", command])
             .envs([("PATH", "/bin:/sbin"), ("HOME", "/"), ("TERM", "dumb")])
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -146,7 +146,7 @@ impl Server {
 
     fn see_off(&self, id: u32, mut child: Child, drained: &Receiver<()>) {
         let status = child.wait();
-        let _ = drained.recv_timeout(DRAIN);
+        let _ = drained.recv_timeout(DRAIN_TIMEOUT);
         self.processes.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         match status {
             Ok(status) => {

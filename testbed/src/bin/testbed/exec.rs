@@ -9,14 +9,15 @@ use anyhow::{Context as _, Result, bail};
 use aquifer_testbed::wire::{Frame, Kind};
 use clap::Args;
 
-/// Runs a shell command in a host of 'testbed up', or gives another of the orders that its help lists
+/// Run a shell command, or another order, on a host
 ///
-/// Ends with what the command ends with. The command has no standard input.
+/// 'testbed up' runs the hosts; its help lists the orders. The exit code is the command's. The
+/// command has no standard input.
 ///
 /// Examples: testbed exec a 'ping -c 1 b; dmesg | tail'     testbed exec unplug b
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
-    /// Where 'testbed up' listens
+    /// Socket on which 'testbed up' listens
     #[arg(long, value_name = "PATH", default_value_os_t = default_socket())]
     socket: PathBuf,
     /// HOST COMMAND, or cut, mend, unplug, boot or console HOST
@@ -37,7 +38,8 @@ impl Exec {
         })?;
         Frame::new(0, Kind::Start, self.order.join(" ")).send(&stream)?;
         loop {
-            let frame = Frame::receive(&mut stream).context("'testbed up' has ended")?;
+            let frame =
+                Frame::receive(&mut stream).context("'testbed up' closed the connection")?;
             match frame.kind {
                 Kind::Output => std::io::stdout().write_all(&frame.data)?,
                 Kind::Error => std::io::stderr().write_all(&frame.data)?,

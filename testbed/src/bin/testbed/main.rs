@@ -12,10 +12,12 @@ use std::process::ExitCode;
 use aquifer_testbed::Kernel;
 use clap::{Parser, Subcommand};
 
-/// Linux hosts to try things on: QEMU guests with Debian's stock kernels, joined by a switch that leads nowhere else
+/// Run Linux hosts for tests as QEMU guests
 ///
-/// A host has busybox, what --file puts into it (with its shared libraries) and nothing else; its file system is in its RAM.
-/// It boots in a few seconds, emulated where KVM cannot be had. Nothing is left of it when this command ends.
+/// Hosts boot Debian's stock kernels. A virtual switch without uplink joins them. A host contains
+/// busybox and the files that --file names, with their shared libraries. Its file system is in its
+/// RAM. A host boots in a few seconds; without KVM, QEMU emulates it. When this command ends,
+/// nothing of the hosts is left.
 #[derive(Debug, Parser)]
 #[command(name = "testbed", version, max_term_width = 110)]
 struct Testbed {
@@ -25,12 +27,12 @@ struct Testbed {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Makes kernels ready to boot, and prints where they are
+    /// Download kernels and print their paths
     ///
-    /// Downloads and unpacks what was not before, into target/testbed, from the mirror that this machine's apt uses
-    /// (DEBIAN_MIRROR=URI names another). The other commands do this by themselves.
+    /// Unpacks missing kernels into target/testbed. They come from the mirror that apt uses here;
+    /// DEBIAN_MIRROR=URI names another. The other commands do this by themselves.
     Kernel {
-        /// 6.1 (bookworm) or 6.12 (bookworm-backports); all of them if none is named
+        /// 6.1 (bookworm) or 6.12 (bookworm-backports); default: both
         #[arg(value_name = "VERSION")]
         kernels: Vec<Kernel>,
     },

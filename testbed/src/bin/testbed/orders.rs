@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use aquifer_testbed::{Shell as _, Testbed};
 
 /// No command has a timeout in practice: its user can interrupt.
-const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Carries out one line; a command's output goes to `out` and `err` as it comes. Returns the exit
 /// code.
@@ -31,7 +31,7 @@ pub(crate) fn obey(
                 .context("an order is HOST COMMAND, cut, mend, unplug, boot or console HOST")?;
             let process = host.spawn(rest)?;
             process.end_input();
-            return process.pass_on(FOR_EVER, out, err);
+            return process.pass_on(NO_TIMEOUT, out, err);
         }
     }
     Ok(0)

@@ -8,16 +8,17 @@ use clap::Args;
 
 use crate::specs::Hardware;
 
-/// Makes what a host boots from, for another QEMU
+/// Make the boot files of a host for another QEMU
 ///
-/// Prints the kernel, the initial file system, which is made in DIR, and the kernel's command line, one a line.
+/// Prints, one a line: the kernel, the initial file system (made in DIR), and the kernel's command
+/// line.
 ///
 /// Example: testbed parts --file target/release/examples/churn:/bin/churn DIR
 #[derive(Debug, Args)]
 pub(crate) struct Parts {
     #[command(flatten)]
     hardware: Hardware,
-    /// Where the initial file system is made
+    /// Directory for the initial file system
     dir: PathBuf,
 }
 

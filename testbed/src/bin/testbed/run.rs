@@ -10,19 +10,20 @@ use clap::Args;
 
 use crate::specs::Hardware;
 
-/// Boots a host, runs a shell script in it, and ends with what the script ends with
+/// Boot a host and run a shell script on it
 ///
-/// Prints what the script prints; when the host stops or takes too long, the end of its console, and ends with 125.
+/// Prints the script's output and exits with the script's exit code. If the host stops or the
+/// timeout ends, prints the end of the console and exits with 125.
 ///
 /// Example: testbed run --kernel 6.1 --module nbd --file target/debug/aquifer:/bin/aquifer SCRIPT
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     #[command(flatten)]
     hardware: Hardware,
-    /// How long the script may take
+    /// Timeout of the script
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
-    /// Also prints the host's console as it comes
+    /// Also print the host's console
     #[arg(long)]
     console: bool,
     /// A script for busybox's sh

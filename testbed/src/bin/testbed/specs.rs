@@ -22,10 +22,10 @@ pub(crate) struct Hardware {
     /// A disk of each host, /dev/vda once the module virtio_blk is loaded; empty at each boot
     #[arg(long, value_name = "SIZE", default_value = "0")]
     disk: Bytes,
-    /// Loads a kernel module, and those it needs, at boot; may carry parameters: --module 'brd rd_nr=1'
+    /// Load a kernel module and its dependencies at boot, as in --module 'brd rd_nr=1'
     #[arg(long = "module", value_name = "NAME")]
     modules: Vec<String>,
-    /// Puts a file of this machine into the hosts, with the shared libraries it needs
+    /// Copy a file, and the shared libraries it needs, into the hosts
     #[arg(long = "file", value_name = "HERE:THERE", value_parser = file)]
     files: Vec<(PathBuf, String)>,
 }
@@ -41,6 +41,6 @@ impl Hardware {
 }
 
 fn file(text: &str) -> Result<(PathBuf, String)> {
-    let (here, there) = text.rsplit_once(':').context("it is no HERE:THERE")?;
+    let (here, there) = text.rsplit_once(':').context("the value must be HERE:THERE")?;
     Ok((here.into(), there.to_owned()))
 }

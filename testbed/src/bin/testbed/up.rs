@@ -19,24 +19,29 @@ use crate::exec::default_socket;
 use crate::orders::obey;
 use crate::specs::Hardware;
 
-/// Starts hosts and keeps them until ctrl-C
+/// Start hosts and run them until ctrl-C
 ///
-/// They are named a, b, c ... and reach each other by these names (10.77.0.1, 10.77.0.2 ...). While they are up,
-/// 'testbed exec HOST COMMAND' runs commands in them, and lines typed here, or sent to standard input, do too:
+/// The hosts are named a, b, c ... and reach each other by these names (10.77.0.1, 10.77.0.2 ...).
+/// 'testbed exec HOST COMMAND' runs commands on them, as do lines on standard input:
 ///
-///   HOST COMMAND      runs a command in a host;
+///   HOST COMMAND      runs a command on a host;
 ///   cut HOST          cuts its link, and 'mend HOST' mends it;
 ///   unplug HOST       pulls its plug, and 'boot HOST' boots it again;
-///   console HOST      prints what it has said on its console.
+///   console HOST      prints its console output so far.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Up {
-    /// How many
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=26))]
+    /// Number of hosts
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u8).range(1..=26)
+    )]
     hosts: u8,
     #[command(flatten)]
     hardware: Hardware,
-    /// Where 'testbed exec' finds them
+    /// Socket on which 'testbed exec' reaches the hosts
     #[arg(long, value_name = "PATH", default_value_os_t = default_socket())]
     socket: PathBuf,
 }
@@ -114,7 +119,7 @@ struct Socket {
 impl Socket {
     fn bind(path: PathBuf) -> Result<Self> {
         if UnixStream::connect(&path).is_ok() {
-            bail!("hosts are up at {} already: give these another --socket", path.display());
+            bail!("another 'testbed up' listens at {}: pass another --socket", path.display());
         }
         // A killed process may have left its socket.
         let _ = fs::remove_file(&path);

@@ -14,14 +14,14 @@ use serde_json::Value;
 
 use crate::support::{TIMEOUT, aquifer, example, pages_of, step};
 
-pub const MEMORY: Bytes = Bytes::mib(384);
-const CACHE: Bytes = Bytes::mib(128);
+pub const VM_MEMORY: Bytes = Bytes::mib(384);
+const VM_CACHE: Bytes = Bytes::mib(128);
 
 /// Arguments of `churn`: MiB that the guest checks and rewrites, the percentage of it that the
 /// guest mostly rewrites, and MiB a second.
-const CHURN: &str = "200 20 20";
+const CHURN_ARGUMENTS: &str = "200 20 20";
 
-const HOSTS: [(&str, &str); 2] = [("a", "10.0.0.1"), ("b", "10.0.0.2")];
+const HOST_ADDRESSES: [(&str, &str); 2] = [("a", "10.0.0.1"), ("b", "10.0.0.2")];
 
 /// Two network namespaces joined by a wire; dropping it removes them.
 pub struct Network(String);
@@ -31,14 +31,14 @@ impl Network {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let own = NEXT.fetch_add(1, Ordering::Relaxed);
         let network = Self(format!("aquifer-move-{}-{own}", std::process::id()));
-        for (host, _) in HOSTS {
+        for (host, _) in HOST_ADDRESSES {
             ip(&["netns", "add", &network.of(host)])?;
         }
-        let [a, b] = HOSTS.map(|(host, _)| network.of(host));
+        let [a, b] = HOST_ADDRESSES.map(|(host, _)| network.of(host));
         ip(&[
             "link", "add", "eth0", "netns", &a, "type", "veth", "peer", "name", "eth0", "netns", &b,
         ])?;
-        for (host, address) in HOSTS {
+        for (host, address) in HOST_ADDRESSES {
             let name = network.of(host);
             ip(&["-n", &name, "address", "add", &format!("{address}/24"), "dev", "eth0"])?;
             ip(&["-n", &name, "link", "set", "lo", "up"])?;
@@ -67,7 +67,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        for (host, _) in HOSTS {
+        for (host, _) in HOST_ADDRESSES {
             let _ = ip(&["netns", "delete", &self.of(host)]);
         }
     }
@@ -136,12 +136,12 @@ impl Hosts {
 
     /// Returns the process id of a host's agent.
     pub fn agent(&self, host: &str) -> Result<u32> {
-        Ok(self.agents.get(host).context("no such host")?.id())
+        Ok(self.agents.get(host).context("the host has no agent")?.id())
     }
 
     /// Returns the process id of the lender of all remote pages.
     pub fn lending(&self) -> Result<u32> {
-        Ok(self.lender.as_ref().context("no lender")?.id())
+        Ok(self.lender.as_ref().context("the lender does not run")?.id())
     }
 
     /// Returns the wire between the hosts.
@@ -169,7 +169,7 @@ impl Hosts {
     fn admit(&self) -> Result<()> {
         let mut init = Command::new(aquifer());
         init.arg("init").arg("--dir").arg(self.dir.path());
-        for (name, address) in HOSTS {
+        for (name, address) in HOST_ADDRESSES {
             init.args(["--host", name, "--address", address]);
         }
         let output = init.output()?;
@@ -184,12 +184,13 @@ impl Hosts {
                 ("state", run.clone()),
                 ("store", self.pages.join(name)),
             ] {
-                config.insert(key.to_owned(), value.to_str().context("no text")?.into());
+                let value = value.to_str().context("the path is not UTF-8")?;
+                config.insert(key.to_owned(), value.into());
             }
             let section =
                 |key: &str, value: toml::Value| toml::Table::from_iter([(key.to_owned(), value)]);
             config.insert("vms".to_owned(), section("accept", true.into()).into());
-            let groups = self.groups(name).to_str().context("no text")?.to_owned();
+            let groups = self.groups(name).to_str().context("the path is not UTF-8")?.to_owned();
             config.insert("groups".to_owned(), section("agreements", groups.into()).into());
             config.insert("borrow".to_owned(), section("enabled", false.into()).into());
             config.insert("lend".to_owned(), section("enabled", false.into()).into());
@@ -216,29 +217,30 @@ impl Hosts {
     }
 
     /// The most by which a VM can grow.
-    pub const MORE: Bytes = Bytes::mib(256);
+    pub const MAX_GROWTH: Bytes = Bytes::mib(256);
 
     /// Resizes a VM to its boot memory plus `more`.
     pub fn resize(&self, host: &str, name: &str, more: Bytes) -> Result<()> {
-        let size = (MEMORY.0 + more.0).to_string();
+        let size = (VM_MEMORY.0 + more.0).to_string();
         let resized = self.done(host, &["vm", "resize", name, &size])?;
-        ensure!(resized["reached"] == MEMORY.0 + more.0, "{resized}");
+        ensure!(resized["reached"] == VM_MEMORY.0 + more.0, "{resized}");
         Ok(())
     }
 
     /// Starts a VM on host a that is busy with its memory.
     pub fn start(&self, name: &str) -> Result<()> {
         let uri = format!("nbd+unix:///?socket={}", self.lender().display());
-        let (memory, cache) = (MEMORY.0.to_string(), CACHE.0.to_string());
-        let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
+        let (memory, cache) = (VM_MEMORY.0.to_string(), VM_CACHE.0.to_string());
+        let text = |path: &Path| path.to_str().context("the path is not UTF-8").map(str::to_owned);
         let (kernel, initrd) = (text(&self.parts.kernel)?, text(&self.parts.initrd)?);
-        let most = (MEMORY.0 + Self::MORE.0).to_string();
+        let most = (VM_MEMORY.0 + Self::MAX_GROWTH.0).to_string();
         let mut words =
             vec!["vm", "start", name, "--memory", &memory, "--cache", &cache, "--lender", &uri];
         words.extend(["--max-memory", &most]);
         words.extend(["--accel", "tcg", "--kernel", &kernel, "--initrd", &initrd]);
         let append = format!(
-            "{} memhp_default_state=online_movable init_on_alloc=0 rdinit=/bin/churn.sh -- {CHURN}",
+            "{} memhp_default_state=online_movable init_on_alloc=0 rdinit=/bin/churn.sh \
+             -- {CHURN_ARGUMENTS}",
             self.parts.append
         );
         words.extend(["--append", &append]);
@@ -251,7 +253,7 @@ impl Hosts {
     /// Returns the VM's latest figures: ticks, rewritten pages, wrong pages.
     pub fn ticks(&self, host: &str, name: &str) -> Result<[u64; 3]> {
         let console = self.of(host).join("run/vms").join(name).join("console.log");
-        let console = fs::read(&console).context("the VM is not there")?;
+        let console = fs::read(&console).context("cannot read the VM's console log")?;
         let console = String::from_utf8_lossy(&console).into_owned();
         let said = console.lines().rev().skip(1).find_map(|line| {
             let numbers: Vec<_> =
@@ -266,7 +268,7 @@ impl Hosts {
     /// Waits until the VM has ticked for two seconds more.
     pub fn goes_on(&self, host: &str, name: &str) -> Result<[u64; 3]> {
         let mut first = 0;
-        wait_until("the guest ticks", Duration::from_secs(120), || {
+        wait_until("the guest ticks for two seconds", Duration::from_secs(120), || {
             let [tick, ..] = self.ticks(host, name)?;
             first = if first == 0 { tick } else { first };
             Ok(first > 0 && tick >= first + 20)
@@ -279,7 +281,7 @@ impl Hosts {
         let vms = self.done(host, &["vm", "list"])?;
         let regions = self.done(host, &["region", "list"])?;
         let run = self.of(host).join("run");
-        let run = run.to_str().context("no text")?;
+        let run = run.to_str().context("the path is not UTF-8")?;
         let processes = Command::new("pgrep")
             .args(["-f", &format!("(vm|region)-serve.*{run}|qemu.*{run}/")])
             .output()?;
@@ -294,7 +296,7 @@ impl Drop for Hosts {
     fn drop(&mut self) {
         let left = ["a", "b"].iter().any(|host| !self.is_empty(host).unwrap_or(false));
         if std::thread::panicking() || left {
-            eprintln!("hosts that were left as they are:");
+            eprintln!("logs of the hosts, which are not empty:");
             let logs = "cd $0; tail -n 20 */log */run/vms/*/log */run/regions/.*/log";
             let _ = Command::new("sh").args(["-c", logs]).arg(self.dir.path()).status();
         }

@@ -20,7 +20,7 @@ pub fn example(room: &str, name: &str) -> PathBuf {
 
 /// Returns the test program `name` of the crate in `crates/ROOM`.
 pub fn test(room: &str, name: &str) -> PathBuf {
-    match told() {
+    match recorded_messages() {
         Some(messages) => find(&executables(&messages, true), room, name),
         None => find(&executables(&build(&["test", "--no-run", "--test", name]), true), room, name),
     }
@@ -40,19 +40,19 @@ pub fn tool(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
-    found.unwrap_or_else(|| panic!("{name} is missing")).canonicalize().unwrap()
+    found.unwrap_or_else(|| panic!("the tool {name} is not installed")).canonicalize().unwrap()
 }
 
 /// Returns all programs and examples of the workspace.
 fn programs() -> &'static [Value] {
     static BUILT: OnceLock<Vec<Value>> = OnceLock::new();
     let build = || build(&["build", "--lib", "--bins", "--examples"]);
-    BUILT.get_or_init(|| executables(&told().unwrap_or_else(build), false))
+    BUILT.get_or_init(|| executables(&recorded_messages().unwrap_or_else(build), false))
 }
 
 /// Returns cargo's messages to `scripts/test`, which builds first and names a file with them. A
 /// test that called cargo would wait for the lints.
-fn told() -> Option<String> {
+fn recorded_messages() -> Option<String> {
     let file = std::env::var_os("AQUIFER_BUILT")?;
     Some(std::fs::read_to_string(file).unwrap())
 }

@@ -97,17 +97,20 @@ pub fn with_admitted(
 
 /// Prints the logs of agent and volumes, the running and blocked tasks, and the kernel's log.
 fn show_logs(host: &Host) {
-    let logs = "free -m; cat /proc/swaps; tail -n 40 /var/log/agent.log /run/aquifer/volumes/*.log; dmesg | tail -n 20
-        grep -E '^(pswp|pgmajfault|pgsteal_(kswapd|direct) |allocstall|oom_kill|workingset_refault)' \\
-            /proc/vmstat
+    let logs = "free -m; cat /proc/swaps
+        tail -n 40 /var/log/agent.log /run/aquifer/volumes/*.log; dmesg | tail -n 20
+        counters='pswp|pgmajfault|pgsteal_(kswapd|direct) |allocstall|oom_kill|workingset_refault'
+        grep -E \"^($counters)\" /proc/vmstat
         awk '$1 == \"TcpExt:\" && !n { n = split($0, name); next }
-            $1 == \"TcpExt:\" { for (i = 2; i <= n; i++) if ($i) printf \"%s %s \", name[i], $i }' \\
+            $1 == \"TcpExt:\" {
+                for (i = 2; i <= n; i++) if ($i) printf \"%s %s \", name[i], $i
+            }' \\
             /proc/net/netstat
         top -b -n 2 -d 3 | head -n 40
         for key in l w m; do echo $key >/proc/sysrq-trigger; done; dmesg | tail -n 250";
     match host.run_within(logs, Duration::from_secs(30)) {
         Ok(logs) => eprintln!("---- logs of {host}:\n{}{}----", logs.stdout, logs.stderr),
-        Err(error) => eprintln!("no logs of {host}: {error}"),
+        Err(error) => eprintln!("cannot read the logs of {host}: {error}"),
     }
 }
 
@@ -132,7 +135,7 @@ fn with_settings(config: String, host: &Host, settings: &[String]) -> String {
         let setting = setting.replace("{address}", &host.address().to_string());
         let (section, line) = setting.split_once('.').expect("a setting is 'section.key = value'");
         let heading = format!("[{section}]\n");
-        assert!(config.contains(&heading), "there is no section {section}");
+        assert!(config.contains(&heading), "the configuration has no section {section}");
         config.replace(&heading, &format!("{heading}{line}\n"))
     })
 }
@@ -214,5 +217,5 @@ impl Aquifer for Host {
 }
 
 fn parse(json: &str) -> Result<Status> {
-    serde_json::from_str(json).with_context(|| format!("no status: {json}"))
+    serde_json::from_str(json).with_context(|| format!("cannot parse the agent's status: {json}"))
 }

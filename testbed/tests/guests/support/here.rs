@@ -68,7 +68,7 @@ impl Here {
 
     /// Starts a guest with these memory arguments of `aquifer vm start`, and with these disks.
     pub fn start(&self, name: &str, memory: &[&str], disks: &[PathBuf]) -> Result<Guest> {
-        let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
+        let text = |path: &Path| path.to_str().context("the path is not UTF-8").map(str::to_owned);
         let (kernel, initrd) = (text(&self.parts.kernel)?, text(&self.parts.initrd)?);
         let mut words = vec!["vm", "start", name];
         words.extend(memory);
@@ -84,14 +84,14 @@ impl Here {
         let way = self.parts.arguments(&line);
         words.extend(way.iter().map(String::as_str));
         let status = self.done(&words)?;
-        let serial = status["serial"].as_str().context("it has no serial port")?;
+        let serial = status["serial"].as_str().context("the VM has no serial port")?;
         Guest::connect(name, &line, Path::new(serial))
     }
 
     /// Tells whether a region is still mounted.
     pub fn has_mounts(&self) -> Result<bool> {
         Ok(fs::read_to_string("/proc/self/mounts")?
-            .contains(self.dir.path().to_str().context("no text")?))
+            .contains(self.dir.path().to_str().context("the path is not UTF-8")?))
     }
 }
 

@@ -42,7 +42,7 @@ pub fn all_steps<T>(booted: &T, steps: &[Step<T>]) -> Result<()> {
     for (name, does) in steps {
         step(name);
         let ended = panic::catch_unwind(AssertUnwindSafe(|| does(booted)));
-        match ended.unwrap_or_else(|_| Err(anyhow!("it panicked"))) {
+        match ended.unwrap_or_else(|_| Err(anyhow!("the step panicked"))) {
             Ok(()) => eprintln!("ok: {name}"),
             Err(error) => {
                 eprintln!("FAILED: {name}: {error:?}");

@@ -13,7 +13,7 @@ use aquifer_testbed::{Host, Testbed};
 use super::Aquifer as _;
 
 /// Interval between two looks at the hosts: their emulated processors are busy.
-const PERIOD: Duration = Duration::from_secs(1);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Calls `play` and, if `AQUIFER_PICTURES` is set, draws the hosts' memory meanwhile.
 pub fn drawn(
@@ -28,7 +28,7 @@ pub fn drawn(
         let watcher = scope.spawn(move || watch(hosts, &ended));
         let played = play(hosts);
         drop(end);
-        let watched = watcher.join().map_err(|_| anyhow!("nobody watched"))?;
+        let watched = watcher.join().map_err(|_| anyhow!("the sampling thread panicked"))?;
         played.and(watched)
     })?;
     let picture = png(title, &histories).map_err(|failure| anyhow!("{failure:?}"))?;
@@ -39,7 +39,7 @@ pub fn drawn(
 fn watch(hosts: &Testbed, ended: &mpsc::Receiver<()>) -> Result<Vec<History>> {
     let began = Instant::now();
     let mut histories = hosts.hosts().iter().map(history).collect::<Result<Vec<_>>>()?;
-    while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+    while ended.recv_timeout(SAMPLE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
         for (host, history) in hosts.hosts().iter().zip(&mut histories) {
             // A host that is too busy to answer gets another look later.
             if let Ok(status) = host.status() {

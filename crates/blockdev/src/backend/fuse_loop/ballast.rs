@@ -23,7 +23,7 @@ const CHUNKS: usize = 16;
 const CHUNK: usize = 512 << 10;
 
 /// Interval between two looks at the requests. Two looks in a row must find no progress.
-const LOOK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Counters of requests that FUSE has delivered to the workers.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Watch {
             runs.wait();
             let mut before = None;
             while !end.load(Ordering::Relaxed) {
-                thread::park_timeout(LOOK);
+                thread::park_timeout(CHECK_INTERVAL);
                 let now = arrivals.all_answered().filter(|_| waits(&in_flight));
                 if now.is_some() && now == before {
                     ballast.give_up();
@@ -157,7 +157,7 @@ impl Ballast {
         self.chunks.extend(LockedMemory::new(CHUNK));
         if self.chunks.len() == CHUNKS {
             tracing::warn!(
-                "memory was so short that the kernel could not swap; what is kept for that helped"
+                "memory ran so low that the kernel could not swap; Aquifer's reserve resolved it"
             );
         }
     }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_is_seen() {
+    fn requests_in_flight_are_seen() {
         assert!(!waits(&file("       0        0\n")));
         assert!(waits(&file("       0        3\n")));
         assert!(waits(&file("       2        0\n")));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_is_taken_back_bit_by_bit() {
+    fn released_memory_is_taken_back_bit_by_bit() {
         let mut ballast =
             Ballast::new(file("MemTotal: 9999999999 kB\nMemFree: 9999999999 kB\n")).unwrap();
         assert_eq!(ballast.chunks.len(), CHUNKS);

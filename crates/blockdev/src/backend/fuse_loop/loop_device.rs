@@ -24,7 +24,7 @@ const ATTEMPTS: usize = 64;
 #[derive(Debug)]
 pub(super) struct LoopDevice {
     path: PathBuf,
-    keeper: Option<File>,
+    handle: Option<File>,
 }
 
 impl LoopDevice {
@@ -55,7 +55,7 @@ impl LoopDevice {
             }
         }
         Err(DeviceError::Failed {
-            what: format!("cannot get a loop device: {ATTEMPTS} were taken by others first"),
+            what: format!("cannot get a loop device: other programs took {ATTEMPTS} first"),
             source: io::ErrorKind::ResourceBusy.into(),
         })
     }
@@ -71,7 +71,7 @@ impl LoopDevice {
                 source: io::ErrorKind::Unsupported.into(),
             });
         }
-        Ok(Self { path, keeper: Some(device) })
+        Ok(Self { path, handle: Some(device) })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -85,13 +85,13 @@ impl LoopDevice {
     /// Returns [`DeviceError::Busy`] while swap, a mount or a program holds the device.
     pub(super) fn release(&mut self) -> Result<(), DeviceError> {
         let _exclusive = exclusive::open(&self.path)?;
-        self.keeper = None;
+        self.handle = None;
         Ok(())
     }
 
     /// Opens the device again after a release that did not unbind it.
     pub(super) fn hold_again(&mut self) {
-        self.keeper = open(&self.path).ok();
+        self.handle = open(&self.path).ok();
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::turn::Turn;
+use aquifer_fabric::poll_token::PollToken;
 use fuser::{Config, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -66,12 +66,12 @@ impl Backend for FuseLoop {
         let arrivals = Arc::new(Arrivals::default());
         let workers = serve(disk, fuse.into(), options, arrivals.clone())?;
         warm_up(&root, threads(options))
-            .map_err(DeviceError::failed("the FUSE workers did not get ready"))?;
+            .map_err(DeviceError::failed("the FUSE workers did not start"))?;
         let file = open_in(&root, &options.label)
             .map_err(DeviceError::failed("cannot open the volume's FUSE file"))?;
         let device = LoopDevice::bind(file.as_fd(), &options.label)?;
         let watch = Watch::start(device.path(), arrivals)
-            .map_err(DeviceError::failed("cannot keep memory for when there is none"))?;
+            .map_err(DeviceError::failed("cannot set up the memory reserve"))?;
         Ok(Box::new(FuseLoopDevice { device, workers, _watch: watch }))
     }
 }
@@ -111,17 +111,17 @@ fn serve(
     options: &Options,
     arrivals: Arc<Arrivals>,
 ) -> Result<Workers, DeviceError> {
-    let turn = Arc::new(Turn::default());
+    let poll_token = Arc::new(PollToken::default());
     let mut config = Config::default();
     config.n_threads = Some(threads(options));
     config.clone_fd = true;
     let session = Session::from_fd(
-        Server::new(disk, threads(options), options.label.clone(), turn.clone(), arrivals),
+        Server::new(disk, threads(options), options.label.clone(), poll_token.clone(), arrivals),
         fuse,
         SessionACL::All,
         config,
     )
-    .map_err(DeviceError::failed("the kernel's FUSE and this program do not agree"))?;
+    .map_err(DeviceError::failed("the FUSE handshake with the kernel failed"))?;
     let (ends, ended) = mpsc::channel();
     thread::Builder::new()
         .name("fuse-session".to_owned())
@@ -131,7 +131,7 @@ fn serve(
             let _ = ends.send(session.run().or_else(orderly));
         })
         .map_err(DeviceError::failed("cannot start the FUSE workers"))?;
-    Ok(Workers { turn, ended })
+    Ok(Workers { poll_token, ended })
 }
 
 /// Treats an aborted connection as an orderly end.
@@ -173,7 +173,7 @@ struct FuseLoopDevice {
 /// Handle on the threads that serve the file.
 #[derive(Debug)]
 struct Workers {
-    turn: Arc<Turn>,
+    poll_token: Arc<PollToken>,
     /// Receives the session's result. It is disconnected once the session thread has ended.
     ended: Receiver<io::Result<()>>,
 }
@@ -181,7 +181,7 @@ struct Workers {
 impl Drop for Workers {
     /// Wakes workers that wait for the token: the end of the session does not wake them.
     fn drop(&mut self) {
-        self.turn.end();
+        self.poll_token.end();
     }
 }
 
@@ -196,7 +196,7 @@ impl Attached for FuseLoopDevice {
 
     fn detach(&mut self) -> Result<(), DeviceError> {
         self.device.release()?;
-        self.workers.turn.end();
+        self.workers.poll_token.end();
         match self.workers.ended.recv_timeout(RELEASE_TIMEOUT) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {

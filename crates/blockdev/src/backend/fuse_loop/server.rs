@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use aquifer_fabric::turn::Turn;
+use aquifer_fabric::poll_token::PollToken;
 use aquifer_page::PAGE_SIZE;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -49,7 +49,7 @@ pub(super) struct Server {
     disk: Arc<dyn Disk>,
     workers: usize,
     next_worker: AtomicUsize,
-    turn: Arc<Turn>,
+    poll_token: Arc<PollToken>,
     arrivals: Arc<Arrivals>,
     met: Mutex<usize>,
     all_met: Condvar,
@@ -61,7 +61,7 @@ impl Server {
         disk: Arc<dyn Disk>,
         workers: usize,
         name: String,
-        turn: Arc<Turn>,
+        poll_token: Arc<PollToken>,
         arrivals: Arc<Arrivals>,
     ) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Server {
             disk,
             workers,
             next_worker: AtomicUsize::new(0),
-            turn,
+            poll_token,
             arrivals,
             met: Mutex::new(0),
             all_met: Condvar::new(),
@@ -96,7 +96,7 @@ impl Server {
     fn warm_up(&self) -> io::Result<()> {
         let worker = self.worker();
         touch_stack();
-        self.turn.join();
+        self.poll_token.join();
         BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(MAX_REQUEST, 0);
             buffer.fill(1);
@@ -212,7 +212,7 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.turn.begin();
+        self.poll_token.begin();
         let arrived = self.arrivals.arrive();
         BUFFER.with_borrow_mut(|buffer| {
             let Some(data) = buffer.get_mut(..size as usize) else {
@@ -224,7 +224,7 @@ impl Filesystem for Server {
             }
         });
         drop(arrived);
-        self.turn.take();
+        self.poll_token.take();
     }
 
     fn write(
@@ -239,7 +239,7 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.turn.begin();
+        self.poll_token.begin();
         let arrived = self.arrivals.arrive();
         let done = match inode {
             DISK => self.disk.write(self.worker(), offset, data),
@@ -250,7 +250,7 @@ impl Filesystem for Server {
             Err(error) => reply.error(errno(&error)),
         }
         drop(arrived);
-        self.turn.take();
+        self.poll_token.take();
     }
 
     fn fallocate(
@@ -266,11 +266,11 @@ impl Filesystem for Server {
         if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
-        self.turn.begin();
+        self.poll_token.begin();
         let arrived = self.arrivals.arrive();
         done(self.disk.discard(self.worker(), offset, length), reply);
         drop(arrived);
-        self.turn.take();
+        self.poll_token.take();
     }
 
     fn fsync(
@@ -281,11 +281,11 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.turn.begin();
+        self.poll_token.begin();
         let arrived = self.arrivals.arrive();
         done(self.disk.flush(self.worker()), reply);
         drop(arrived);
-        self.turn.take();
+        self.poll_token.take();
     }
 
     /// Reports the block size, which the loop driver uses as the discard granularity.

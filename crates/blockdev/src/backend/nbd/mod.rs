@@ -66,7 +66,7 @@ impl Backend for Nbd {
             Driver::open().map_err(DeviceError::failed("cannot reach the kernel's nbd driver"))?;
         let size = disk.capacity().0;
         let end = start_workers(&disk, options)
-            .map_err(DeviceError::failed("the nbd workers did not get ready"))?;
+            .map_err(DeviceError::failed("the nbd workers did not start"))?;
         let connect = Connect {
             size,
             block_size: PAGE_SIZE as u64,
@@ -81,7 +81,7 @@ impl Backend for Nbd {
             path: PathBuf::from(format!("/dev/nbd{index}")),
             index,
             driver,
-            keeper: None,
+            handle: None,
             up: true,
         };
         device
@@ -116,7 +116,7 @@ struct NbdDevice {
     index: u32,
     driver: Driver,
     /// Handle that keeps the device up: the driver disconnects at the last close.
-    keeper: Option<File>,
+    handle: Option<File>,
     /// Cleared once this process has disconnected the device. Its number may then belong to another
     /// process.
     up: bool,
@@ -139,7 +139,7 @@ impl NbdDevice {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        self.keeper = Some(OpenOptions::new().read(true).write(true).open(&self.path)?);
+        self.handle = Some(OpenOptions::new().read(true).write(true).open(&self.path)?);
         fs::write(self.sysfs("queue/max_sectors_kb"), (MAX_REQUEST >> 10).to_string())
     }
 }
@@ -159,7 +159,7 @@ impl Attached for NbdDevice {
             .disconnect(self.index)
             .map_err(DeviceError::failed(format!("cannot detach {}", self.path.display())))?;
         self.up = false;
-        self.keeper = None;
+        self.handle = None;
         Ok(())
     }
 }
@@ -168,7 +168,7 @@ impl Drop for NbdDevice {
     /// Disconnects a device that was never opened. The driver disconnects an opened one at its last
     /// close.
     fn drop(&mut self) {
-        if self.up && self.keeper.is_none() {
+        if self.up && self.handle.is_none() {
             let _ = self.driver.disconnect(self.index);
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use aquifer_fabric::nbd::proto::{
     REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno,
 };
-use aquifer_fabric::turn::Turn;
+use aquifer_fabric::poll_token::PollToken;
 use aquifer_page::PAGE_SIZE;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -23,14 +23,14 @@ const REPLY: usize = size_of::<SimpleReply>();
 pub(super) struct Connection {
     stream: UnixStream,
     /// Token to wait for a request and read all of it.
-    turn: Arc<Turn>,
+    poll_token: Arc<PollToken>,
     /// Held while a worker sends a reply.
     replies: Mutex<()>,
 }
 
 impl Connection {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self { stream, turn: Arc::default(), replies: Mutex::new(()) }
+        Self { stream, poll_token: Arc::default(), replies: Mutex::new(()) }
     }
 }
 
@@ -45,7 +45,7 @@ pub(super) fn run(
     ready: impl FnOnce(io::Result<()>),
 ) -> io::Result<()> {
     touch_stack();
-    connection.turn.join();
+    connection.poll_token.join();
     let mut buffer = vec![1; REPLY + MAX_REQUEST];
     ready(disk.read(worker, 0, &mut buffer[..PAGE_SIZE]));
     let mut server = Server { disk, worker, connection, buffer };
@@ -59,7 +59,7 @@ pub(super) fn run(
     // If one worker has lost its place in the stream, no other can read it either. The call fails
     // if the connection is already shut down.
     let _ = connection.stream.shutdown(Shutdown::Both);
-    connection.turn.end();
+    connection.poll_token.end();
     result
 }
 
@@ -74,7 +74,7 @@ struct Server<'a> {
 impl Server<'_> {
     /// Serves one request. Returns false at the end of the stream.
     fn serve_one(&mut self) -> io::Result<bool> {
-        self.connection.turn.take();
+        self.connection.poll_token.take();
         let mut stream = &self.connection.stream;
         let mut request = Request::new_zeroed();
         match stream.read_exact(request.as_mut_bytes()) {

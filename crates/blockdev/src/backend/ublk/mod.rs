@@ -188,9 +188,7 @@ impl UblkDevice {
             )?);
         }
         for _ in 0..self.info.queues {
-            all_ready
-                .recv_timeout(TIMEOUT)
-                .unwrap_or_else(|error| Err(io::Error::other(error)))?;
+            all_ready.recv_timeout(TIMEOUT).unwrap_or_else(|error| Err(io::Error::other(error)))?;
         }
         Ok(())
     }

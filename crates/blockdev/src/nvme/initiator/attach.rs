@@ -73,7 +73,7 @@ fn prepare_for_swap(root: &Root, lender: std::net::IpAddr, force: bool) -> Resul
         return Err(NvmeError::new(danger.why()).help(format!("{}; or --force", danger.help())));
     }
     if let Err(error) = safety::fill_reserve() {
-        tracing::warn!(%error, "the reserve of memory for swap is smaller than it should be");
+        tracing::warn!(%error, "the memory reserve for swap is too small");
     }
     Ok(())
 }
@@ -150,10 +150,9 @@ fn swap_off(
     let used = swap::usage(device).map_err(NvmeError::io("cannot read /proc/swaps"))?;
     let Some(used) = used else { return Ok(()) };
     if used > Bytes::ZERO && !answers(controllers) && !force {
-        let why =
-            format!("the lender does not answer, and has {used} of what this host has swapped out");
+        let why = format!("the lender does not answer, and holds {used} of swapped-out pages");
         return Err(NvmeError::new(why)
-            .help("wait for the lender to come back; --force gives these pages up"));
+            .help("wait for the lender to come back; --force discards these pages"));
     }
     swap::check_room(device)
         .and_then(|_| off(device))
@@ -171,7 +170,7 @@ fn give_back(device: &Path, capacity: Bytes) {
     let discarded =
         OpenOptions::new().write(true).open(device).and_then(|file| sys::discard(file, capacity.0));
     if let Err(error) = discarded {
-        tracing::debug!(%error, "the lender is not told that pages are of no use any more");
+        tracing::debug!(%error, "cannot discard the pages at the lender");
     }
 }
 
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_is_found_by_its_names_and_removed() {
+    fn leftovers_of_a_crash_are_found_by_name_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (root, state) = (Root::at(dir.path()), dir.path().join("state"));
         let Wish { id, uri, host, .. } = wish(false);

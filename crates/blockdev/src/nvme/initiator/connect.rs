@@ -107,7 +107,7 @@ pub fn connect(
     let controller =
         instance(&answer).map(|instance| Controller::new(root, &format!("nvme{instance}")));
     controller.ok_or_else(|| {
-        NvmeError::new(format!("{FABRICS} gives an answer that is not understood: {answer:?}"))
+        NvmeError::new(format!("cannot understand the answer of {FABRICS}: {answer:?}"))
     })
 }
 
@@ -136,7 +136,7 @@ fn line(
     values.extend(options.secret.clone().map(|secret| ("dhchap_secret", secret)));
     values.extend(options.lender_secret.clone().map(|secret| ("dhchap_ctrl_secret", secret)));
     if let Some((name, value)) = values.iter().find(|(_, value)| value.contains([',', '\n'])) {
-        return Err(NvmeError::new(format!("the kernel takes no comma in {name}: {value}")));
+        return Err(NvmeError::new(format!("the kernel accepts no comma in {name}: {value}")));
     }
     Ok(values.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(","))
 }
@@ -171,8 +171,9 @@ mod tests {
         };
         assert_eq!(
             line(&uri, address, &host, &options).unwrap(),
-            "nqn=nqn.2014-08.org.example:a,transport=rdma,traddr=fd00::2,trsvcid=4421,hostnqn=nqn.2014-08.org.example:h,\
-             hostid=an-id,nr_io_queues=2,keep_alive_tmo=15,reconnect_delay=1,ctrl_loss_tmo=-1,fast_io_fail_tmo=9,\
+            "nqn=nqn.2014-08.org.example:a,transport=rdma,traddr=fd00::2,trsvcid=4421,\
+             hostnqn=nqn.2014-08.org.example:h,hostid=an-id,nr_io_queues=2,\
+             keep_alive_tmo=15,reconnect_delay=1,ctrl_loss_tmo=-1,fast_io_fail_tmo=9,\
              dhchap_secret=DHHC-1:00:a:"
         );
         assert!(!format!("{options:?}").contains("DHHC"));

@@ -96,10 +96,10 @@ impl Controller {
             if Instant::now() > deadline {
                 let state = self.state();
                 return Err(NvmeError::new(format!(
-                    "no block device has come with {} ({state})",
+                    "no block device appeared for {} ({state})",
                     self.name
                 ))
-                .help("has the lender's subsystem a namespace that is enabled?"));
+                .help("check that the lender's subsystem has an enabled namespace"));
             }
             thread::sleep(PERIOD);
         }
@@ -126,7 +126,7 @@ impl Controller {
         let deadline = Instant::now() + TIMEOUT;
         while dir.exists() {
             if Instant::now() > deadline {
-                return Err(NvmeError::io(format_args!("{} does not go", self.name))(
+                return Err(NvmeError::io(format_args!("{} does not disconnect", self.name))(
                     io::ErrorKind::TimedOut.into(),
                 ));
             }

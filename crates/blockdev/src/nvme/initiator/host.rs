@@ -34,8 +34,8 @@ impl HostIdentity {
                 .parse()
                 .map_err(|error| NvmeError::new(format!("/etc/nvme/hostnqn: {error}")))?,
             (None, None) => {
-                let id =
-                    of_machine(root).ok_or_else(|| NvmeError::new("this host has no name to give"));
+                let id = of_machine(root)
+                    .ok_or_else(|| NvmeError::new("this host has no machine ID and no boot ID"));
                 let id = id.map_err(|error| {
                     error.help("give --host-nqn, or write /etc/nvme/hostnqn ('nvme gen-hostnqn')")
                 })?;
@@ -51,8 +51,8 @@ impl HostIdentity {
             nqn.as_str().strip_prefix(UUID_NQN).filter(|text| is_uuid(text)).map(str::to_owned);
         let id = of_name.or_else(of_file).or_else(|| of_machine(root));
         let id = id.ok_or_else(|| {
-            NvmeError::new(format!("{nqn} goes with no id"))
-                .help("write a UUID to /etc/nvme/hostid, or use a name with one")
+            NvmeError::new(format!("no host ID is known for {nqn}"))
+                .help("write a UUID to /etc/nvme/hostid, or use an NQN that contains one")
         })?;
         Ok(Self { nqn, id })
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_told_from_others_is_told_what_to_do() {
+    fn a_host_without_a_unique_identity_learns_the_remedy() {
         let (_dir, root) = with(&[]);
         assert!(HostIdentity::find(&root, None).unwrap_err().help.unwrap().contains("--host-nqn"));
         let name = "nqn.2014-08.org.example:h".parse().unwrap();

@@ -54,7 +54,8 @@ mod tests {
 
     #[test]
     fn a_record_is_its_message() {
-        let record = "3,1,2,-;nvme nvme0: failed to connect queue: 0 ret=16770\n SUBSYSTEM=nvme\n DEVICE=c1:2\n";
+        let record = "3,1,2,-;nvme nvme0: failed to connect queue: 0 ret=16770\n \
+                      SUBSYSTEM=nvme\n DEVICE=c1:2\n";
         assert_eq!(message(record), Some("nvme nvme0: failed to connect queue: 0 ret=16770"));
     }
 }

@@ -103,10 +103,8 @@ impl Held {
         // If another file or none stands at the path, the process that held the lock has replaced
         // or removed the record.
         if !taken.unwrap_or(false) {
-            return Err(NvmeError::new(format!(
-                "another process attaches or detaches {id} at this moment"
-            ))
-            .help("wait for it to end"));
+            return Err(NvmeError::new(format!("another process is attaching or detaching {id}"))
+                .help("wait until it ends"));
         }
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(fail())?;

@@ -30,43 +30,55 @@ pub(super) fn explain(
     let SubsystemUri { host: lender, port, nqn, .. } = uri;
     if said("is not allowed, hostnqn") {
         return NvmeError::new(format!("{lender} does not let this host use {nqn}"))
-            .help(format!("have the lender allow the host {}", host.nqn));
+            .help(format!("on the lender, allow the host {}", host.nqn));
     }
     if said("Connect Invalid Data Parameter, subsysnqn") {
         return NvmeError::new(format!("{lender} has no subsystem {nqn}"))
-            .help("check the NQN: an export has another one each time it is started");
+            .help("check the NQN: an export gets a new one each time it starts");
     }
     if said("authentication required")
         || said("authentication failed")
         || said("authentication setup failed")
     {
-        return NvmeError::new(format!("{lender} does not accept this host's secret, or wants one: {error}"))
-            .help("give the secret by --dhchap-secret FILE; it takes a kernel with CONFIG_NVME_AUTH (or CONFIG_NVME_HOST_AUTH)");
+        let why = format!("{lender} rejects this host's secret, or demands one: {error}");
+        return NvmeError::new(why).help(
+            "pass the secret by --dhchap-secret FILE; \
+             the kernel needs CONFIG_NVME_AUTH (or CONFIG_NVME_HOST_AUTH)",
+        );
     }
     let number = error.raw_os_error();
     let last = log.last().map(|line| format!(" ({line})")).unwrap_or_default();
+    let is_loaded = || Module::find(root, uri.transport.initiator_module()) == Module::Loaded;
     match number {
-        Some(libc::EINVAL) if Module::find(root, uri.transport.initiator_module()) != Module::Loaded => {
-            no_initiator(root, uri)
+        Some(libc::EINVAL) if !is_loaded() => no_initiator(root, uri),
+        Some(libc::EINVAL) => {
+            NvmeError::new(format!("the kernel rejects the connection's options{last}")).help(
+                "see the kernel's log; --dhchap-secret needs a kernel with NVMe authentication, \
+                 and one host ID cannot have two host NQNs",
+            )
         }
-        Some(libc::EINVAL) => NvmeError::new(format!("the kernel does not take the connection's options{last}")).help(
-            "see the kernel's log; --dhchap-secret takes a kernel with NVMe authentication, and one id cannot have two host NQNs",
-        ),
-        Some(libc::EALREADY) => NvmeError::new(format!("this host is connected to {nqn} there already"))
-            .help("'aquifer detach' it, or 'nvme disconnect' if something else connected it"),
+        Some(libc::EALREADY) => {
+            NvmeError::new(format!("this host is already connected to {nqn} at {lender}"))
+                .help("run 'aquifer detach', or 'nvme disconnect' if another program connected it")
+        }
         Some(libc::ECONNREFUSED | libc::ECONNRESET) => {
-            NvmeError::new(format!("nobody serves NVMe over {} at {lender} port {port}", uri.transport))
+            let transport = uri.transport;
+            NvmeError::new(format!("no NVMe/{transport} target listens at {lender} port {port}"))
                 .help("start 'aquifer export --nvme' there, and check address and port")
         }
         Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
-            NvmeError::new(format!("{lender} cannot be reached: {error}")).help("check the network and its filters in between")
+            NvmeError::new(format!("{lender} cannot be reached: {error}"))
+                .help("check the network and its firewalls")
         }
         Some(libc::ENODEV | libc::EADDRNOTAVAIL) => {
             NvmeError::new(format!("no RDMA link of this host leads to {lender}: {error}"))
                 .help("see 'rdma link'; soft-RoCE: 'rdma link add rxe0 type rxe netdev DEV'")
         }
-        Some(libc::EACCES | libc::EPERM) => NvmeError::new(format!("the kernel refuses: {error}")).help("run as root"),
-        _ => NvmeError::new(format!("the kernel could not connect: {error}{last}")).help("see the kernel's log"),
+        Some(libc::EACCES | libc::EPERM) => {
+            NvmeError::new(format!("the kernel refuses: {error}")).help("run as root")
+        }
+        _ => NvmeError::new(format!("the kernel could not connect: {error}{last}"))
+            .help("see the kernel's log"),
     }
 }
 
@@ -97,7 +109,7 @@ mod tests {
                 libc::EIO,
                 &[not_allowed.as_str()][..],
                 true,
-                "have the lender allow the host nqn.2014-08.org.example:h",
+                "on the lender, allow the host nqn.2014-08.org.example:h",
             ),
             (libc::EIO, &[&no_such], true, "check the NQN"),
             (libc::EINVAL, &[], false, "modprobe nvme-tcp"),

@@ -37,7 +37,7 @@ pub(super) fn lock(root: &Root) -> Result<File, NvmeError> {
 /// Says why the target cannot be configured, and how to remedy that.
 pub(super) fn no_target(root: &Root) -> NvmeError {
     if Module::find(root, "nvmet") == Module::Loaded {
-        return NvmeError::new(format!("{NVMET} is not there"))
+        return NvmeError::new(format!("{NVMET} does not exist"))
             .help(format!("mount -t configfs none {CONFIGFS}"));
     }
     NvmeError::new("the kernel's NVMe target is not loaded")
@@ -102,7 +102,7 @@ impl Subsystem {
         hosts: &[Nqn],
         secrets: Option<&HostSecrets>,
     ) -> Result<(), NvmeError> {
-        let fail = || NvmeError::io(format!("cannot say who may use {}", self.nqn));
+        let fail = || NvmeError::io(format!("cannot set the allowed hosts of {}", self.nqn));
         let any = if hosts.is_empty() { "1" } else { "0" };
         self.root.write(self.dir().join("attr_allow_any_host"), any).map_err(fail())?;
         for host in hosts {
@@ -130,7 +130,7 @@ impl Subsystem {
                 io::ErrorKind::NotFound => NvmeError::new(
                     "the kernel's target cannot authenticate hosts (CONFIG_NVME_TARGET_AUTH)",
                 )
-                .help("over a network that you trust, lend without secrets"),
+                .help("on a trusted network, lend without secrets"),
                 _ => NvmeError::io("the kernel's target refuses a secret")(error),
             })?;
         }
@@ -175,7 +175,7 @@ impl Subsystem {
     /// Removes the subsystem with its ports, namespaces, hosts and RAM disk, as far as they exist.
     pub(super) fn take_away(&self) -> Result<(), NvmeError> {
         let root = &self.root;
-        let fail = || NvmeError::io(format!("cannot take away the subsystem {}", self.nqn));
+        let fail = || NvmeError::io(format!("cannot remove the subsystem {}", self.nqn));
         port::close(root, &self.nqn)?;
         let mut disks = Vec::new();
         let namespaces = self.dir().join("namespaces");

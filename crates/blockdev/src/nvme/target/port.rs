@@ -62,8 +62,8 @@ fn make(root: &Root) -> Result<PathBuf, NvmeError> {
             Err(error) => return Err(NvmeError::io("cannot make a port")(error)),
         }
     }
-    Err(NvmeError::new("all ports of the kernel's target that are ours are taken")
-        .help("end some exports"))
+    Err(NvmeError::new("all ports that Aquifer may make in the kernel's target are in use")
+        .help("stop some exports"))
 }
 
 /// Explains why the kernel refuses to listen.
@@ -72,12 +72,12 @@ fn refused(root: &Root, transport: Transport, at: SocketAddr, error: &io::Error)
     let why = format!("the kernel does not serve NVMe over {transport} at {at}: {error}");
     let help = match error.raw_os_error() {
         _ if Module::find(root, module) != Module::Loaded => format!("modprobe {module}"),
-        Some(libc::EADDRINUSE) => "give another address, or stop what has this one".to_owned(),
+        Some(libc::EADDRINUSE) => "use another address, or stop the program on it".to_owned(),
         Some(libc::EADDRNOTAVAIL | libc::ENODEV) if transport == Transport::Rdma => {
-            "give an address of an RDMA link; soft-RoCE: 'rdma link add rxe0 type rxe netdev DEV'"
+            "use an address of an RDMA link; soft-RoCE: 'rdma link add rxe0 type rxe netdev DEV'"
                 .to_owned()
         }
-        Some(libc::EADDRNOTAVAIL) => "give an address of this host".to_owned(),
+        Some(libc::EADDRNOTAVAIL) => "use an address of this host".to_owned(),
         _ => "see the kernel's log".to_owned(),
     };
     NvmeError::new(why).help(help)

@@ -32,10 +32,8 @@ impl Ram {
     pub(super) fn add(root: &Root, capacity: Bytes) -> Result<Self, NvmeError> {
         match root.read(format!("{ZRAM_CONTROL}/hot_add")) {
             Some(number) => {
-                let number = number
-                    .parse()
-                    .map_err(|_| NvmeError::new(format!("zram has made a device '{number}'")))?;
-                Ok(Self::Zram(number))
+                let bad = |_| NvmeError::new(format!("zram returned no device number: '{number}'"));
+                Ok(Self::Zram(number.parse().map_err(bad)?))
             }
             None => Self::of_brd(root, capacity),
         }
@@ -46,17 +44,18 @@ impl Ram {
         let disks: Vec<_> =
             blocks.iter().filter_map(|name| number(name, "ram")).map(Self::Brd).collect();
         if disks.is_empty() {
-            let why = "the kernel has neither zram nor brd loaded, or only root may use them";
+            let why = "neither zram nor brd is loaded, or only root may use them";
             return Err(NvmeError::new(why).help("modprobe zram, as root"));
         }
         let fits = |disk: &Self| {
             disk.size(root) >= capacity && exclusive::open(&root.path(disk.device())).is_ok()
         };
         disks.into_iter().find(fits).ok_or_else(|| {
-            NvmeError::new(format!(
-                "there is no zram, and no disk of brd with {capacity} that is free"
-            ))
-            .help(format!("modprobe zram, or modprobe brd rd_nr=1 rd_size={}", capacity.0 >> 10))
+            NvmeError::new(format!("zram is not loaded, and brd has no free disk of {capacity}"))
+                .help(format!(
+                    "modprobe zram, or modprobe brd rd_nr=1 rd_size={}",
+                    capacity.0 >> 10
+                ))
         })
     }
 

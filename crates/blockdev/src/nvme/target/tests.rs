@@ -50,7 +50,7 @@ fn only_the_others_is_left(root: &Root) {
 }
 
 #[test]
-fn what_is_made_says_everything_and_is_gone_when_it_is_removed() {
+fn a_subsystem_is_complete_and_gone_once_removed() {
     let (_dir, root) = kernel();
     let target = Target::make(&root, &wish(HOST)).unwrap();
     assert_eq!(target.device(), Path::new("/dev/zram7"));
@@ -81,7 +81,7 @@ fn what_is_made_says_everything_and_is_gone_when_it_is_removed() {
 }
 
 #[test]
-fn what_has_no_maker_any_more_is_swept_and_nothing_else() {
+fn only_subsystems_of_dead_makers_are_swept() {
     let (_dir, root) = kernel();
     let living = Target::make(&root, &wish(HOST)).unwrap();
     let mut dead = Target::make(&root, &wish("nqn.2014-08.org.example:i")).unwrap();
@@ -147,7 +147,7 @@ fn a_kernel_that_lacks_something_is_told_what() {
 }
 
 #[test]
-fn what_has_a_name_of_its_own_lasts_until_it_is_found_and_removed() {
+fn a_named_subsystem_lasts_until_it_is_found_and_removed() {
     let (_dir, root) = kernel();
     let name = |text: &str| text.parse::<Nqn>().unwrap();
     let (one, host) = (name("nqn.2014-08.org.example:one"), new_name());
@@ -175,7 +175,7 @@ fn what_has_a_name_of_its_own_lasts_until_it_is_found_and_removed() {
 }
 
 #[test]
-fn what_was_not_finished_is_not_found_and_goes() {
+fn an_unfinished_subsystem_is_not_found_and_is_removed() {
     for missing in ["namespaces/1/enable", "namespaces/1/device_path"] {
         let (_dir, root) = kernel();
         let name: Nqn = "nqn.2014-08.org.example:one".parse().unwrap();

@@ -14,22 +14,25 @@ use serde::Serialize;
 
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
+use crate::io_timeout::IoTimeout;
 use crate::lender::Trust;
 use crate::output;
-use crate::io_timeout::IoTimeout;
 use crate::progress::Progress;
 use crate::volumes::Owner;
 
-/// What there is to say of the kernel's own initiator.
+/// The arguments for the kernel's own initiator.
 #[derive(Debug, Args)]
 pub(super) struct Direct {
-    /// Has the kernel itself attach it, by its own NVMe initiator: one lender, no process in between
+    /// Attach by the kernel's NVMe initiator, without a process
     #[arg(long)]
     pub(super) direct: bool,
-    /// How many connections; the default is one for each processor, up to 4
-    #[arg(long, value_name = "N", requires = "direct", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Number of connections; default one per processor, at most 4
+    #[arg(long, value_name = "N", requires = "direct",
+        value_parser = clap::value_parser!(u16).range(1..=1024))]
     queues: Option<u16>,
-    /// Swap even over a network over which that is known to hang hosts
+    /// Swap even over a network that can hang this host
+    ///
+    /// See "Networks that hang" below.
     #[arg(long, requires_all = ["direct", "swap"])]
     force: bool,
 }
@@ -120,7 +123,7 @@ fn read_secrets(path: &Path) -> Result<(Option<String>, Option<String>)> {
     let (own, lenders) = (next()?, next()?);
     if own.is_none() {
         return Err(Failure::new(what(), "the file is empty")
-            .help("put what 'nvme gen-dhchap-key' says into it"));
+            .help("write the output of 'nvme gen-dhchap-key' into it"));
     }
     Ok((own, lenders))
 }

@@ -16,37 +16,34 @@ const PART: Manual = Manual { see_also: &["aquifer-demo(1)"], ..Manual::NONE };
 
 const SHARING: Manual = Manual {
     examples: &[
-        ("aquifer demo sharing", "The story as text"),
-        (
-            "aquifer demo sharing --picture sharing.png",
-            "With a picture of RAM and swap of both hosts",
-        ),
+        ("aquifer demo sharing", "Print the figures as text"),
+        ("aquifer demo sharing --picture sharing.png", "Plot RAM and swap of both hosts over time"),
     ],
     ..PART
 };
 
 const REGION: Manual = Manual {
-    examples: &[("aquifer demo region --picture region.png", "With a histogram of fetch times")],
+    examples: &[("aquifer demo region --picture region.png", "Plot a histogram of fetch times")],
     ..PART
 };
 
 const MIGRATE: Manual = Manual {
     examples: &[(
         "aquifer demo migrate --picture migrate.png",
-        "With a picture of times and bytes, beside QEMU's",
+        "Plot times and bytes, beside QEMU's",
     )],
     ..PART
 };
 
 const RESIZE: Manual = Manual {
     examples: &[
-        ("aquifer demo resize --picture resize.png", "With a picture of times and of memory"),
-        ("aquifer demo resize --pool", "With the guest's memory in the pool"),
+        ("aquifer demo resize --picture resize.png", "Plot times and memory"),
+        ("aquifer demo resize --pool", "Put the guest's memory into the pool"),
     ],
     ..PART
 };
 
 const GROUPS: Manual = Manual {
-    examples: &[("aquifer demo groups --picture groups.png", "With a picture of what groups save")],
+    examples: &[("aquifer demo groups --picture groups.png", "Plot the savings of the groups")],
     ..PART
 };

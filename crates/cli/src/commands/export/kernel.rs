@@ -47,7 +47,7 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
     let wish = Wish { name: None, capacity, quota, ports: ports.clone(), allowed, secrets: None };
     let target = Target::make(&Root::default(), &wish).map_err(fail)?;
     if target.keeps_ram() {
-        let why = "brd gives no RAM back when this ends";
+        let why = "brd frees no RAM when this export ends";
         Failure::new("warning", why)
             .help("modprobe zram, or 'modprobe -r brd' afterwards")
             .report(common.json);
@@ -70,7 +70,7 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
     target
         .remove()
         .map(|()| ExitCode::SUCCESS)
-        .map_err(|error| direct_failure("taking the export away", error))
+        .map_err(|error| direct_failure("removing the export", error))
 }
 
 /// Returns where the kernel listens: over TCP, and with --rdma also over RDMA.
@@ -78,18 +78,17 @@ fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
     let mut ports = Vec::new();
     for address in &export.nvme_addresses {
         let Address::Tcp { host, port } = address else {
-            return Err(Failure::new(what, "the kernel listens on no unix socket")
+            return Err(Failure::new(what, "the kernel cannot listen on a unix socket")
                 .help("give HOST:PORT by --nvme"));
         };
         if *port == 0 {
-            return Err(
-                Failure::new(what, "the kernel chooses no port").help("give one, usually 4420")
-            );
+            return Err(Failure::new(what, "the kernel does not choose a port")
+                .help("give one, usually 4420"));
         }
         if export.allowed_hosts.is_empty() && !address.is_local() {
-            let why = "other hosts could reach it, and everybody on them";
+            let why = "every user of other hosts could reach it";
             return Err(Failure::new(format!("listening on {address}"), why)
-                .help("give --allow-host NQN (over a network you trust), or a loopback address"));
+                .help("give --allow-host NQN (over a trusted network), or a loopback address"));
         }
         let mut found =
             (host.as_str(), *port).to_socket_addrs().or_fail(|| format!("looking up {host}"))?;

@@ -14,7 +14,7 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 
 /// The pages of an export; their drop removes them.
-pub(super) struct Memory {
+pub(super) struct ExportMemory {
     pub(super) store: Arc<Store>,
     /// One lease for each name.
     pub(super) leases: Vec<Arc<Lease>>,
@@ -26,15 +26,16 @@ pub(super) struct Memory {
     was_left: bool,
 }
 
-impl Memory {
+impl ExportMemory {
     pub(super) fn make(export: &Export, instance: &mut Instance) -> Result<Self> {
         let what = || format!("exporting {}", export.size);
         let (dir, own_dir) = match &export.dir {
             Some(dir) => (dir.clone(), None),
             None => {
                 let own = stores(std::env::var_os("XDG_RUNTIME_DIR")).ok_or_else(|| {
-                    let why = "pages need a directory in RAM, and no XDG_RUNTIME_DIR names one of this user";
-                    Failure::new(what(), why).help("run as root, or give --dir one of yours on a tmpfs")
+                    let why = "pages need a directory in RAM, and XDG_RUNTIME_DIR names none";
+                    Failure::new(what(), why)
+                        .help("run as root, or give your own directory on a tmpfs by --dir")
                 })?;
                 let own = own.join(instance.name());
                 instance.note(&own.to_string_lossy()).or_fail(what)?;
@@ -64,7 +65,7 @@ impl Memory {
         }
         let store = &memory.store;
         if store.is_swappable() {
-            let why = "the kernel does not let this user lock enough memory: what is stored here may be swapped out";
+            let why = "this user may not lock enough memory: the kernel may swap out stored pages";
             Failure::new("warning", why).help("run as root, or raise RLIMIT_MEMLOCK").report(false);
         }
         Ok(memory)
@@ -85,7 +86,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for ExportMemory {
     fn drop(&mut self) {
         // A drop cannot report. The next export removes the rest.
         if !self.was_left {
@@ -121,10 +122,8 @@ fn left_in(
         _ if all.is_empty() => Ok(Vec::new()),
         Some(left) if all.len() == records.len() => Ok(left),
         _ => Err((
-            format!(
-                "{dir} holds leases of an agent, or of an export with other names or of another size"
-            ),
-            "give another directory by --dir, or what the export that was killed was given",
+            format!("{dir} holds leases of an agent, or of an export with another name or size"),
+            "give another directory by --dir, or the arguments of the killed export",
         )),
     }
 }

@@ -25,7 +25,7 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Common;
-use memory::{Memory, clean_up};
+use memory::{ExportMemory, clean_up};
 use nbd::Leases;
 use nvme::Nvme;
 
@@ -35,127 +35,152 @@ use crate::listening;
 use crate::manual::Manual;
 use crate::output;
 
-/// Offers RAM of this host as an elastic network block device
+/// Lend RAM of this host as a network block device
 ///
-/// A page takes RAM when something else than zeros is first written to it, and gives it back when it is discarded (trim)
-/// or zeroed. Runs until it is stopped (^C, TERM), and then gives all of it back: nothing outlives it.
+/// A page takes RAM when a client first writes content to it. It frees that RAM when a client
+/// discards (trims) or zeroes it. The export runs until it is stopped (^C, TERM). It then frees all
+/// RAM and discards its pages.
 #[derive(Debug, Args)]
 pub struct Export {
-    /// The size of the device
+    /// Size of the device, rounded up to whole pages of 4 KiB
     size: Bytes,
-    /// Where to listen: unix:PATH or HOST:PORT; repeat for more
+    /// NBD address: unix:PATH or HOST:PORT; repeat for more
     ///
-    /// Without --tls, TCP only on loopback. The default is unix:RUN_DIR/export.sock, unless there is --nvme.
+    /// TCP needs --tls unless it is loopback. The default is unix:RUN_DIR/export.sock, or none with
+    /// --nvme.
     #[arg(long = "nbd", value_name = "ADDRESS")]
     addresses: Vec<Address>,
-    /// Where to listen for NVMe/TCP: HOST:PORT (4420 is the usual port) or unix:PATH; repeat for more
+    /// NVMe/TCP address: HOST:PORT or unix:PATH; repeat for more
     ///
-    /// Without --dhchap-secret, TCP only on loopback. The subsystem has one namespace with blocks of 4 KiB.
+    /// The usual port is 4420. TCP needs --dhchap-secret unless it is loopback. The subsystem has
+    /// one namespace with blocks of 4 KiB. Default: no NVMe.
     #[arg(long = "nvme", value_name = "ADDRESS")]
     nvme_addresses: Vec<Address>,
-    /// Has the kernel itself serve NVMe, from a zram device: no process on the way of a page
-    #[arg(long, requires = "nvme_addresses", conflicts_with_all = ["addresses", "secrets", "names", "dir", "tls"])]
+    /// Serve NVMe by the kernel's target from a zram device
+    ///
+    /// No process handles pages then. See "By the kernel" below.
+    #[arg(long, requires = "nvme_addresses",
+        conflicts_with_all = ["addresses", "secrets", "names", "dir", "tls"])]
     kernel: bool,
-    /// With --kernel: also over RDMA, at the same addresses
+    /// With --kernel: serve RDMA too, at the same addresses
     #[arg(long, requires = "kernel")]
     rdma: bool,
-    /// A host that may connect over NVMe, by its NQN (see /etc/nvme/hostnqn); repeat for more
+    /// NQN of a host that may connect over NVMe; repeat for more
     ///
-    /// Without it every host may that reaches the address.
+    /// A host's NQN is in its /etc/nvme/hostnqn. By default every host that reaches the address may
+    /// connect.
     #[arg(long = "allow-host", value_name = "NQN", requires = "nvme_addresses")]
     allowed_hosts: Vec<Nqn>,
-    /// Lets NVMe hosts in only if they know the secret in this file (made by 'nvme gen-dhchap-key'); a second line is the
-    /// secret by which hosts can ask this end to prove itself
+    /// File with the secret that NVMe hosts must know
     ///
-    /// With it --nvme may be an address that other hosts reach. What travels is as the other host sends it: sealed, if that is Aquifer's.
+    /// Create it with 'nvme gen-dhchap-key'. An optional second line is the secret by which this
+    /// export authenticates itself to hosts. With secrets, --nvme may be an address that other
+    /// hosts reach. The secret does not encrypt traffic: Aquifer's hosts encrypt pages themselves.
     #[arg(long = "dhchap-secret", value_name = "FILE", requires = "nvme_addresses")]
     secrets: Option<PathBuf>,
-    /// The export's name; one is the server's default export. Repeat for more: each is a device of its own, of this size, and asked for by its name
+    /// Name of the export; repeat for more devices of this size
+    ///
+    /// A single export is also the server's default export. Of several, clients choose one by name.
     #[arg(long = "name", value_name = "NAME", default_value = "")]
     names: Vec<String>,
-    /// Keeps one copy of equal pages of all its devices, for borrowers of one group (see 'aquifer group')
+    /// Store equal pages of all its devices once
     ///
-    /// Found by a keyed fingerprint, compared byte by byte, and parted again when one is written. Pages that are sealed under different keys are never equal. Names keep out mistakes, not hosts: --tls admits every host of the cluster to all.
+    /// Use it for borrowers of one group (see 'aquifer group'). Pages match by a keyed fingerprint
+    /// and a comparison of every byte; a write unshares a page. Pages encrypted under different
+    /// keys never match. --tls admits every host of the cluster to all devices; names only prevent
+    /// mistakes.
     #[arg(long, conflicts_with = "kernel")]
     share: bool,
-    /// Says now and then what it has: an object a line, with --json
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "kernel")]
-    report: Option<Duration>,
-    /// A tmpfs directory for the pages
+    /// Print usage at this interval, with --json one object a line
     ///
-    /// The default is one of its own below /dev/shm/aquifer, or of another user than root below $XDG_RUNTIME_DIR/aquifer. What
-    /// an export that was killed has left in this one is served again, if all else that was asked for is the same. The
-    /// directory and those above it must be root's or this user's, and nobody else may write there; a directory above it may
-    /// be sticky, as /dev/shm is.
+    /// By default the export prints nothing after its addresses.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration,
+        conflicts_with = "kernel")]
+    report: Option<Duration>,
+    /// Directory on a tmpfs for the pages
+    ///
+    /// The default is a new directory in /dev/shm/aquifer, or for users other than root in
+    /// $XDG_RUNTIME_DIR/aquifer. In a directory given here, an export serves the pages that a
+    /// killed export with the same arguments left. The directory and its parents must belong to
+    /// root or to this user, and nobody else may write there. A parent may be sticky, as /dev/shm
+    /// is.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// The most RAM it may take, however large the device is; beyond it a write fails with 'no space'
+    /// Most RAM to use; beyond it writes fail with 'no space'
+    ///
+    /// The default is the size of the device.
     #[arg(long, value_name = "SIZE")]
     quota: Option<Bytes>,
-    /// Demands mutual TLS on TCP, by the certificate in this directory (made by 'aquifer init')
+    /// Require mutual TLS on TCP with the certificate in DIR
+    ///
+    /// 'aquifer init' creates it. Default: no TLS, and TCP only on loopback.
     #[arg(long, value_name = "DIR")]
     tls: Option<PathBuf>,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer export 4G", "On the default unix socket"),
+        ("aquifer export 4G", "Serve on the default unix socket"),
         (
             "aquifer export 4G --nbd unix:/tmp/a.sock --nbd 127.0.0.1:10809",
-            "On two addresses of this host",
+            "Serve on two addresses of this host",
         ),
         (
             "aquifer export 4G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls",
-            "To the hosts of the cluster",
+            "Serve the hosts of the cluster",
         ),
         (
             "aquifer export 4G --nvme 127.0.0.1:4420",
-            "As an NVMe subsystem, for 'nvme connect-all -t tcp -a 127.0.0.1'",
+            "Serve NVMe, for 'nvme connect-all -t tcp -a 127.0.0.1'",
         ),
         (
             "aquifer export 4G --nvme 192.0.2.1:4420 --dhchap-secret FILE",
-            "To hosts that know a secret, over a network you trust",
+            "Serve hosts that know a secret, over a trusted network",
         ),
         (
             "aquifer export 4G --kernel --nvme 192.0.2.1:4420 --rdma --allow-host NQN",
-            "By the kernel's own target, over TCP and RDMA",
+            "Serve by the kernel's own target, over TCP and RDMA",
         ),
         (
-            "aquifer export 8G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls --name a --name b --share",
-            "Two devices for two hosts of one group: what VMs on both have in common is kept once",
+            "aquifer export 8G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls \
+             --name a --name b --share",
+            "Serve two hosts of one group and store equal pages once",
         ),
         (
             "nbdinfo 'nbd+unix:///?socket=/run/aquifer/export.sock'",
-            "Look at it with another program",
+            "Inspect the export with another program",
         ),
     ],
     notes: &[
         (
             "Costs and limits",
-            "A page that is stored costs its 4 KiB and a few bits. The size is a promise, not a reservation: if the tmpfs \
-             or the host is out of memory before it is full, writes fail with 'no space'. The pages are locked in RAM.",
+            "A stored page costs its 4 KiB and a few bits. The size is a promise, not a \
+             reservation: if the tmpfs or the host runs out of memory first, writes fail with 'no \
+             space'. The pages are locked in RAM.",
         ),
         (
             "Security",
-            "A unix socket is for its owner only. On TCP, --tls admits every host that has a certificate of the cluster, \
-             and nobody else; without --tls only loopback is served, to every user of this host. Over NVMe/TCP \
-             --dhchap-secret admits who knows the secret, but what travels can be read by whoever sees the network; without \
-             it a host is who it says it is, and --allow-host keeps out mistakes, not malice.",
+            "Only its owner can use a unix socket. On TCP, --tls admits every host with a \
+             certificate of the cluster, and no other. Without --tls only loopback is served, to \
+             every user of this host. Over NVMe/TCP, --dhchap-secret admits hosts that know the \
+             secret, but does not encrypt the traffic. Without it a host's NQN is not checked: \
+             --allow-host prevents mistakes, not attacks.",
         ),
         (
             "By the kernel",
-            "With --kernel pages are in a zram device, compressed, under the kernel's NVMe target; --quota bounds the RAM that \
-             they take. The NQN is a new one each time, so that no host takes a new export for the one that had its pages. \
-             Where zram is missing a disk of brd is used, which gives no RAM back. The kernel serves on if this command is \
-             killed; the next export with --kernel takes away what it left, which it knows by its NQN \
-             (uuid:61717569-6665-8...), its port numbers (43264 to 43519) and its lock.",
+            "With --kernel, pages are compressed in a zram device under the kernel's NVMe target. \
+             --quota limits their RAM. Each export has a new NQN, so that no host mistakes it for \
+             the export with its pages. Without zram it uses a brd disk, which never frees RAM. If \
+             this command is killed, the kernel serves on. The next export with --kernel removes \
+             the leftovers. It knows them by NQN (uuid:61717569-6665-8...), port number (43264 to \
+             43519) and lock.",
         ),
     ],
     files: &[
         ("/run/aquifer/export.sock", "the default socket"),
         (
             "/dev/shm/aquifer/export-PID",
-            "the pages without --dir, as root; what a killed export left is removed by the next one",
+            "root's pages without --dir; the next export removes leftovers",
         ),
     ],
     see_also: &[
@@ -209,7 +234,7 @@ impl Export {
         let mut instance = Instance::claim(&marks, "export")
             .or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
-            let why = "over NVMe there is one device";
+            let why = "an NVMe export has one device";
             return Err(
                 Failure::new(what(), why).help("give one --name, or run it once for each device")
             );
@@ -218,10 +243,10 @@ impl Export {
         if self.names.len() > 1
             && !self.names.iter().all(|name| !name.is_empty() && names.insert(name))
         {
-            let why = "each of several devices needs a name of its own";
-            return Err(Failure::new(what(), why).help("give each another --name"));
+            let why = "several devices need different names";
+            return Err(Failure::new(what(), why).help("give each device its own --name"));
         }
-        let memory = Memory::make(&self, &mut instance)?;
+        let memory = ExportMemory::make(&self, &mut instance)?;
         let leases = self.names.iter().cloned().zip(memory.leases.iter().cloned()).collect();
         let servers = self.listen(&addresses, Arc::new(Leases(leases)))?;
 
@@ -265,7 +290,7 @@ impl Export {
                 .or_fail(|| format!("exporting {}", self.size))
                 .map_err(|failure| {
                     failure.help(
-                        "give another address by --nbd, or stop the program that has this one",
+                        "give another address by --nbd, or stop the program that uses this one",
                     )
                 })
         };
@@ -283,7 +308,7 @@ impl Export {
 
 /// The usage of all leases of this export.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ExportReport {
     /// Bytes that borrowers have stored.
     stored: Bytes,
     /// RAM that they take, in bytes.
@@ -296,7 +321,7 @@ struct Report {
     breaks: u64,
 }
 
-impl Report {
+impl ExportReport {
     fn of(usage: &Usage) -> Self {
         let sum = |of: fn(&SharedUsage) -> u64| {
             usage.groups.values().map(|group| of(&group.shared)).sum()
@@ -312,9 +337,7 @@ impl Report {
 
     fn to_text(&self) -> String {
         let Self { stored, taken, saved, breaks, .. } = self;
-        format!(
-            "{stored} stored in {taken} of RAM; sharing saves {saved}, {breaks} pages parted again"
-        )
+        format!("{stored} stored in {taken} of RAM; sharing saves {saved}, {breaks} pages unshared")
     }
 }
 
@@ -326,7 +349,8 @@ fn report(json: bool, every: Duration, store: Arc<Store>) -> io::Result<()> {
     let telling = move || {
         loop {
             thread::sleep(every.max(SHORTEST_REPORT));
-            if output::answer(json, &Report::of(&store.usage()), Report::to_text).is_err() {
+            let report = ExportReport::of(&store.usage());
+            if output::answer(json, &report, ExportReport::to_text).is_err() {
                 return;
             }
         }

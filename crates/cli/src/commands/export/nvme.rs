@@ -52,7 +52,7 @@ impl Nvme {
         let secrets = export.secrets.as_deref().map(read_secrets).transpose()?;
         let open = |address: &&Address| secrets.is_none() && !address.is_local();
         if let Some(address) = export.nvme_addresses.iter().find(open) {
-            let why = "other hosts could reach it, and everybody on them";
+            let why = "every user of other hosts could reach it";
             return Err(Failure::new(format!("listening on {address}"), why).help(
                 "give --dhchap-secret FILE, or a loopback or unix address, or use --nbd with --tls",
             ));
@@ -65,7 +65,7 @@ impl Nvme {
         let listen = |address| {
             target.listen(address, None).or_fail(what).map_err(|failure| {
                 failure
-                    .help("give another address by --nvme, or stop the program that has this one")
+                    .help("give another address by --nvme, or stop the program that uses this one")
             })
         };
         let addresses = export.nvme_addresses.iter().map(listen).collect::<Result<_>>()?;
@@ -92,10 +92,7 @@ impl Subsystems for OneSubsystem {
         if *subsystem != self.nqn {
             Err(Refused::Unknown(subsystem.clone()))
         } else if !self.allows(&host.nqn) {
-            Err(Refused::Forbidden(format!(
-                "{} is not among the hosts that --allow-host names",
-                host.nqn
-            )))
+            Err(Refused::Forbidden(format!("--allow-host does not list {}", host.nqn)))
         } else {
             Ok(Arc::clone(&self.namespace))
         }
@@ -116,7 +113,7 @@ fn read_secrets(path: &Path) -> Result<Secrets> {
     let text = fs::read_to_string(path).or_fail(what)?;
     text.parse()
         .or_fail(what)
-        .map_err(|failure| failure.help("put what 'nvme gen-dhchap-key' says into it"))
+        .map_err(|failure| failure.help("write the output of 'nvme gen-dhchap-key' into it"))
 }
 
 impl OneSubsystem {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_control::group::reprovision::Why;
 use aquifer_group::Agreements;
-use aquifer_group::balance::{Balanced, Balancing, Turn};
+use aquifer_group::balance::{BalanceRound, Balanced, Balancing};
 use aquifer_page::{Bytes, RegionName};
 use clap::Args;
 use serde::Serialize;
@@ -21,20 +21,23 @@ use crate::commands::turns::Turns;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
-/// Hands out what the groups of this host save: to their VMs, by their balloons, and to each other
+/// Give the memory that groups save to their VMs
 ///
-/// A VM of a group has at least its --min of its memory, and as much more, up to its --max, as its group saves by sharing ('group scan') and its policy gives it:
-/// by 'demand' a step each second while it swaps, by 'fair' what all others have, by 'entitlement' its part of what it contributes. When what is shared is written
-/// to and less is saved, VMs give back. What a group with '--lends yes' does not need another such group gets whose VMs swap, which pays for the scanner then; it is
-/// given back as soon as its owner needs it.
+/// Memory moves by the VMs' balloons. A VM of a group always gets its --min. Up to its --max it
+/// gets a part of what its group saves by sharing ('group scan'). The group's policy sets that
+/// part: 'demand' gives a step each second to VMs that swap, 'fair' the same to all, 'entitlement'
+/// by contribution. When writes unshare pages and savings fall, VMs give memory back.
 ///
-/// Runs until ctrl-C, and says what it does and why. VMs keep what they have then; --undo has them have their own again. An agent does the same whose
-/// configuration says so ('groups.balance').
+/// A group with '--allow-lending yes' lends unused savings to another such group whose VMs swap.
+/// The borrower then pays for the scanner, and returns the memory as soon as its owner needs it.
+///
+/// Runs until ^C, and prints decisions with their reasons. VMs then keep their memory; --undo
+/// restores it. An agent does the same if its configuration has groups.balance.
 #[derive(Debug, Args)]
 pub(super) struct Balance {
     #[command(flatten)]
     turns: Turns,
-    /// Has each VM have what is its own, and no more, and ends
+    /// Restore each VM's own memory and exit
     #[arg(long, conflicts_with_all = ["dry_run", "periods"])]
     undo: bool,
 }
@@ -48,14 +51,14 @@ struct Told {
 
 impl Balance {
     pub(super) fn run(self, common: &Common, agreements: Agreements) -> Result<()> {
-        let what = || "handing out what groups save";
+        let what = || "balancing the memory of groups";
         let run_dir = std::path::absolute(&common.run_dir).or_fail(what)?;
         let mut balancing = Balancing::new(&run_dir, agreements);
         if self.undo {
             let told = balancing.undo().or_fail(what)?;
             let told: Vec<_> = told.into_iter().map(|(vm, size)| Told { vm, size }).collect();
             return output::answer(common.json, &told, |told| {
-                let line = |told: &Told| format!("{} is to have {}", told.vm, told.size);
+                let line = |told: &Told| format!("{} gets {}", told.vm, told.size);
                 told.iter().map(line).collect::<Vec<_>>().join("\n")
             });
         }
@@ -68,7 +71,7 @@ impl Balance {
         let mut begun = false;
         while !ended.load(Ordering::Relaxed) && left != Some(0) {
             let next = Instant::now() + self.turns.period;
-            match balancing.turn(!self.turns.dry_run).or_fail(what) {
+            match balancing.step(!self.turns.dry_run).or_fail(what) {
                 Ok(turn) => say(common, &turn, &mut said).or_fail(what)?,
                 // A failure of the first step ends the command. A later one is only reported: the
                 // next step may read an agreement that was being written.
@@ -89,7 +92,7 @@ impl Balance {
 /// Prints the decisions that differ from those of the last step; with --json, the whole step.
 fn say(
     common: &Common,
-    turn: &Turn,
+    turn: &BalanceRound,
     said: &mut BTreeMap<RegionName, (Bytes, Discriminant<Why>)>,
 ) -> io::Result<()> {
     let mut out = io::stdout().lock();
@@ -103,11 +106,11 @@ fn say(
     }
     for Balanced { account, plan, failed, .. } in &turn.groups {
         let mut news = false;
-        for verdict in &plan.verdicts {
+        for decision in &plan.decisions {
             // Only size and kind of reason count; figures in the reason change at every step.
-            let is = (verdict.to, discriminant(&verdict.why));
-            if said.insert(verdict.vm.clone(), is) != Some(is) {
-                writeln!(out, "{verdict}")?;
+            let is = (decision.to, discriminant(&decision.why));
+            if said.insert(decision.vm.clone(), is) != Some(is) {
+                writeln!(out, "{decision}")?;
                 news = true;
             }
         }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use aquifer_fabric::{Address, Uri};
 use aquifer_group::Agreements;
-use aquifer_group::Sealed;
-use aquifer_group::cache::{LenderStatus, Options, Service, Status};
+use aquifer_group::GroupEncryption;
+use aquifer_group::cache::{CacheStatus, LenderStatus, Options, Service};
 use aquifer_group::scan;
 use aquifer_page::{Bytes, Group};
 use clap::Args;
@@ -22,35 +22,47 @@ use crate::lender::Certified;
 use crate::listening;
 use crate::output;
 
-/// Serves disks of the group's VMs, and keeps what they read in memory that nobody needs just now
+/// Serve and cache the disks of a group's VMs
 ///
-/// For VMs on this host that are started with --cached-disk. Runs until it is told to end; its VMs wait until it runs again.
+/// Serves VMs on this host that start with --cached-disk. The cache uses memory that is free now.
+/// Runs until a signal ends it; its VMs wait until it runs again.
 #[derive(Debug, Args)]
 pub(super) struct Cache {
-    /// The group
+    /// Name of the group
     name: Group,
-    /// How much memory it may have, always. Unless given, what 'group balance' gives it: what the group saves and no VM needs; nothing where that does not run
+    /// Fixed size of the cache
+    ///
+    /// By default 'group balance' sets it to the savings that no VM needs. Without 'group balance'
+    /// it is then 0.
     #[arg(long, value_name = "SIZE")]
     size: Option<Bytes>,
-    /// Where it lends of that to caches of the group on other hosts: HOST:PORT, or unix:PATH; repeat for more
+    /// Lend cache memory at unix:PATH or HOST:PORT; repeat for more
     ///
-    /// Without --tls, TCP only on loopback. What is lent is the first to go when this host needs it: whoever borrows has it on a disk, too.
+    /// Caches of the group on other hosts borrow there. TCP needs --tls unless it is loopback. Lent
+    /// memory goes first when this host needs memory; the borrower still has the disk. Default:
+    /// lend nothing.
     #[arg(long = "lend", value_name = "ADDRESS")]
     lends: Vec<Address>,
-    /// A cache of the group on another host, which lends to this one (nbd:// or nbds://, at an address of its --lend); repeat for more
+    /// Borrow from the group's cache at this URI; repeat for more
     ///
-    /// It may be gone, and come back, at any time. What leaves the memory here goes there, sealed, and is read from there rather than from the disk.
+    /// The URI is nbd:// or nbds:// and has an address of that cache's --lend. This cache evicts
+    /// pages to it, encrypted, and reads them there instead of from the disk. The lender may fail
+    /// and return at any time. Default: borrow nothing.
     #[arg(long = "lender", value_name = "URI")]
     lenders: Vec<Uri>,
-    /// How much it may have from each lender
+    /// Most memory to borrow from each lender
     #[arg(long, value_name = "SIZE", default_value = "1GiB", requires = "lenders")]
     borrow: Bytes,
     #[command(flatten)]
     certified: Certified,
-    /// Joins this cgroup, in which the tenant pays for it. Unless given, that of the group's agreement
+    /// Join this cgroup, which pays for CPU and memory
+    ///
+    /// The default is the cgroup in the group's terms, or none.
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
-    /// Says so often how it is; with --json a line each time
+    /// Print usage at this interval, with --json one object a line
+    ///
+    /// By default the command prints it once.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     report: Option<Duration>,
 }
@@ -67,7 +79,7 @@ impl Cache {
             lends: listening::security(self.lends, self.certified.tls.as_deref())?,
             lenders,
             borrows: self.borrow,
-            sealed: agreement.sealed != Sealed::Off,
+            encrypted: agreement.encryption != GroupEncryption::Off,
         };
         if let Some(cgroup) = &self.cgroup.or(agreement.cgroup) {
             scan::join_cgroup(cgroup).or_fail(|| format!("joining {}", cgroup.display()))?;
@@ -96,12 +108,13 @@ impl Cache {
 }
 
 /// Describes a cache's state for people.
-pub(super) fn text(status: &Status) -> String {
-    let Status { size, used, hits, misses, disks, lent, borrowers, lenders, .. } = status;
+pub(super) fn text(status: &CacheStatus) -> String {
+    let CacheStatus { size, used, hits, misses, disks, lent, borrowers, lenders, .. } = status;
     let rate = *hits as f64 * 100.0 / (hits + misses).max(1) as f64;
     let connections: u64 = disks.iter().map(|disk| disk.connections).sum();
     let mut text = format!(
-        "{used} of {size} used; {rate:.0} % of {} pages were there; {} disks of {connections} connections",
+        "{used} of {size} used; {rate:.0} % hits of {} reads; \
+         {} disks on {connections} connections",
         hits + misses,
         disks.len()
     );
@@ -111,9 +124,10 @@ pub(super) fn text(status: &Status) -> String {
     for lender in lenders {
         let LenderStatus { lender, answers, has, read_bytes, dropped_bytes, wrong_bytes, .. } =
             lender;
-        let does = if *answers { "keeps" } else { "does not answer, kept" };
+        let does = if *answers { "holds" } else { "does not answer, held" };
         text += &format!(
-            "\n{lender} {does} {has}: {read_bytes} read from there, {dropped_bytes} dropped, {wrong_bytes} wrong"
+            "\n{lender} {does} {has}: {read_bytes} read, {dropped_bytes} dropped, \
+             {wrong_bytes} wrong"
         );
     }
     text

@@ -21,20 +21,28 @@ const CREATE: Manual = Manual {
     examples: &[
         (
             "aquifer group create blue",
-            "Then copy /etc/aquifer/groups/blue.toml to the group's other hosts",
+            "Create a group; then copy /etc/aquifer/groups/blue.toml to its other hosts",
         ),
-        ("aquifer group create blue --max-memory 64G --member 'web-*'", "A group with limits"),
+        (
+            "aquifer group create blue --max-memory 64G --member 'web-*'",
+            "Create a group with limits",
+        ),
     ],
     ..PART
 };
 
-const LIST: Manual =
-    Manual { examples: &[("aquifer group list", "All groups that this host knows")], ..PART };
+const LIST: Manual = Manual {
+    examples: &[
+        ("aquifer group list", "List all groups that this host knows"),
+        ("aquifer group list --json | jq -r '.[].name'", "Print only their names"),
+    ],
+    ..PART
+};
 
 const SHOW: Manual = Manual {
     examples: &[
-        ("aquifer group show blue", "Its terms, its regions here, and what they share"),
-        ("aquifer group show blue --json | jq -r .key_id", "Which key this host has"),
+        ("aquifer group show blue", "Show its terms, its regions here and their savings"),
+        ("aquifer group show blue --json | jq -r .key_id", "Print the fingerprint of its key"),
     ],
     ..PART
 };
@@ -42,10 +50,10 @@ const SHOW: Manual = Manual {
 const SET: Manual = Manual {
     examples: &[
         (
-            "aquifer group set blue --policy fair --lends yes --max-memory 64G",
+            "aquifer group set blue --policy fair --allow-lending yes --max-memory 64G",
             "Change three terms; the others stay",
         ),
-        ("aquifer group set blue --sealed random", "Hide from lenders which pages are equal"),
+        ("aquifer group set blue --encryption random", "Hide from lenders which pages are equal"),
     ],
     ..PART
 };
@@ -57,10 +65,7 @@ const RM: Manual = Manual {
 
 const SCAN: Manual = Manual {
     examples: &[
-        (
-            "aquifer group scan blue --report 10s",
-            "Share equal pages, and say every 10 s what that saves",
-        ),
+        ("aquifer group scan blue --report 10s", "Share equal pages and report savings every 10 s"),
         ("aquifer group scan blue --undo", "Stop sharing pages"),
     ],
     ..PART
@@ -68,8 +73,8 @@ const SCAN: Manual = Manual {
 
 const BALANCE: Manual = Manual {
     examples: &[
-        ("aquifer group balance", "Give what groups save to their VMs"),
-        ("aquifer group balance --dry-run --periods 1", "Only say once what it would do"),
+        ("aquifer group balance", "Give the memory that groups save to their VMs"),
+        ("aquifer group balance --dry-run --periods 1", "Print one period's decisions"),
         ("aquifer group balance --undo", "Give every VM its own memory again"),
     ],
     ..PART
@@ -79,8 +84,8 @@ const CACHE: Manual = Manual {
     examples: &[
         ("aquifer group cache blue --size 2G", "Cache the group's disks in at most 2 GiB"),
         (
-            "aquifer group cache blue --lender nbds://b.example.org:10811/ --tls /etc/aquifer/tls",
-            "Send what leaves the cache to host b",
+            "aquifer group cache blue --lender nbds://b:10811/ --tls /etc/aquifer/tls",
+            "Evict cached pages to the group's cache on host b",
         ),
     ],
     ..PART

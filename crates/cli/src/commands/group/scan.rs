@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_control::group::scan_rate::Variant;
 use aquifer_group::Agreements;
-use aquifer_group::scan::{self, Report, Scanner, Sharing};
+use aquifer_group::scan::{self, ScanReport, Scanner, Sharing};
 use aquifer_page::Group as Name;
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
@@ -19,21 +19,34 @@ use crate::failure::{OrFail, Result};
 use crate::output;
 use crate::progress::Progress;
 
-/// Looks for equal pages of the group's regions on this host, and has them be kept once
+/// Share equal pages of a group's regions on this host
+///
+/// Compares pages and keeps equal ones once, copy-on-write, for as long as it runs. A write to a
+/// shared page costs a copy. Pages stay shared after it ends.
 #[derive(Debug, Args)]
 pub(super) struct Scan {
-    /// The group
+    /// Name of the group
     name: Name,
-    /// How fast: csd (by free CPU, by swapping, and by what is found), cs, c, or so many pages per millisecond. Unless given, as the group agrees
+    /// Scan rate: csd, cs, c, or a number of pages per millisecond
+    ///
+    /// csd follows free CPU, swapping and the savings found, cs the first two, and c free CPU
+    /// only. The default is the rate in the group's terms.
     #[arg(long, value_name = "RATE", value_parser = rate)]
     scan: Option<Variant>,
-    /// Joins this cgroup, in which the tenant pays for the CPU. Unless given, that of the group's agreement; without one it runs at the lowest priority
+    /// Join this cgroup, which pays for the CPU
+    ///
+    /// The default is the cgroup in the group's terms. Without one the scanner runs at the lowest
+    /// priority.
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
-    /// Says so often how it is; with --json a line each time
+    /// Print savings at this interval; with --json as objects
+    ///
+    /// By default the command prints nothing.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     report: Option<Duration>,
-    /// Has nothing be shared any more, and ends
+    /// Unshare all pages of the group and exit
+    ///
+    /// Costs the memory that sharing saved.
     #[arg(long)]
     undo: bool,
 }
@@ -43,7 +56,7 @@ impl Scan {
         let what = || format!("looking for equal pages of group '{}'", self.name);
         let directory = directory(common)?;
         if self.undo {
-            let _progress = Progress::spinner(format!("parting what group '{}' shares", self.name));
+            let _progress = Progress::spinner(format!("unsharing pages of group '{}'", self.name));
             Scanner::undo(&directory, &self.name).or_fail(what)?;
             let sharing = scan::sharing(&directory, &self.name).or_fail(what)?;
             return output::answer(common.json, &sharing, saved);
@@ -58,7 +71,7 @@ impl Scan {
             signal_hook::flag::register(signal, ended.clone()).or_fail(what)?;
         }
         let mut last: Option<Instant> = None;
-        let tell = |report: &Report| {
+        let tell = |report: &ScanReport| {
             if self.report.is_some_and(|every| last.is_none_or(|last| last.elapsed() >= every)) {
                 last = Some(Instant::now());
                 // The reader may be gone; the scan goes on.
@@ -71,10 +84,9 @@ impl Scan {
     }
 }
 
-fn progress(report: &Report) -> String {
-    let Report { group, payer, sharing, scanner_cpu_pct, why, .. } = report;
-    let paid =
-        if payer == group { String::new() } else { format!(", for which group {payer} pays") };
+fn progress(report: &ScanReport) -> String {
+    let ScanReport { group, payer, sharing, scanner_cpu_pct, why, .. } = report;
+    let paid = if payer == group { String::new() } else { format!(", paid by group {payer}") };
     format!("{}; {why}; the scanner uses {scanner_cpu_pct:.0} % of a CPU{paid}", saved(sharing))
 }
 
@@ -82,6 +94,7 @@ fn progress(report: &Report) -> String {
 pub(super) fn saved(sharing: &Sharing) -> String {
     let Sharing { regions, shared_bytes, frames_bytes, saved_bytes, broken, .. } = sharing;
     format!(
-        "{regions} regions share {shared_bytes} in {frames_bytes}: {saved_bytes} saved; {broken} pages parted by writes"
+        "{regions} regions share {shared_bytes} in {frames_bytes}: {saved_bytes} saved; \
+         {broken} pages unshared by writes"
     )
 }

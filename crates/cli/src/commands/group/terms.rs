@@ -4,47 +4,71 @@ use std::path::PathBuf;
 
 use aquifer_control::group::reprovision::Policy;
 use aquifer_control::group::scan_rate::{Rate, Variant};
-use aquifer_group::{Agreement, Sealed};
+use aquifer_group::{Agreement, GroupEncryption};
 use aquifer_page::Bytes;
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 
 use crate::commands::or_none::OrNone;
 
-/// What of an agreement is to be so, and not as it is.
+/// The terms of an agreement to change.
 #[derive(Debug, Args)]
 pub(super) struct Terms {
-    /// How its pages leave a host: deterministic where nothing was ever said
+    /// Encryption of pages that leave a host
+    ///
+    /// A new group has 'deterministic'.
     #[arg(long, value_name = "WAY")]
-    sealed: Option<SealedName>,
-    /// How fast equal pages are looked for: csd, cs, c, or so many pages per millisecond
+    encryption: Option<EncryptionName>,
+    /// Scan rate: csd, cs, c, or a number of pages per millisecond
+    ///
+    /// csd follows free CPU, swapping and the savings found, cs the first two, and c free CPU
+    /// only. A new group has csd.
     #[arg(long, value_name = "RATE", value_parser = rate)]
     scan: Option<Variant>,
-    /// Who gets what sharing saves: demand where nothing was ever said
+    /// Which VMs get the memory that sharing saves
+    ///
+    /// A new group has 'demand'.
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyName>,
-    /// How much a VM gets of it in a period
+    /// Most saved memory that a VM gets in a period
+    ///
+    /// A period is 1 s by default ('aquifer group balance --period'). A new group has 10 MiB.
     #[arg(long, value_name = "SIZE")]
     step: Option<Bytes>,
-    /// How much of it is left to the group's cache before a VM gets any
+    /// Saved memory that the disk cache keeps before VMs get any
+    ///
+    /// A new group has 10 MiB.
     #[arg(long, value_name = "SIZE")]
-    keep: Option<Bytes>,
-    /// Whether what the group saves and does not need may be lent to other groups of a host, and it may borrow from those and pay for their scanners
+    cache_reserve: Option<Bytes>,
+    /// Allow lending saved memory to other groups: yes or no
+    ///
+    /// With yes the group may also borrow from such groups of the host, and then pays for their
+    /// scanners. A new group has no.
     #[arg(long, value_name = "YES|NO", value_parser = BoolishValueParser::new())]
-    lends: Option<bool>,
-    /// The cgroup of each host in which the group pays for CPU, or 'none'
+    allow_lending: Option<bool>,
+    /// Cgroup of each host that pays for the group's CPU, or 'none'
+    ///
+    /// A new group has none.
     #[arg(long, value_name = "DIR|none")]
     cgroup: Option<OrNone<PathBuf>>,
-    /// A region or VM that may join, where '*' at the end stands for any text; can be given several times. 'any': all may
+    /// Region or VM that may join, or 'any'; repeat for more
+    ///
+    /// A '*' at the end matches any text. A new group admits any.
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
-    /// How many members there may be on a host, or 'none'
+    /// Most members on a host, or 'none'
+    ///
+    /// A new group has no limit.
     #[arg(long, value_name = "N|none")]
     max_members: Option<OrNone<usize>>,
-    /// What memory they may have together on a host, wherever it is, or 'none'
+    /// Most memory of all members on a host, or 'none'
+    ///
+    /// Counts memory in the pool too. A new group has no limit.
     #[arg(long, value_name = "SIZE|none")]
     max_memory: Option<OrNone<Bytes>>,
-    /// What RAM of a host their caches may take together, or 'none'
+    /// Most RAM of a host in the members' caches, or 'none'
+    ///
+    /// A new group has no limit.
     #[arg(long, value_name = "SIZE|none")]
     max_cache: Option<OrNone<Bytes>>,
 }
@@ -63,21 +87,21 @@ pub(super) fn rate(text: &str) -> Result<Variant, String> {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum SealedName {
-    /// Under the group's key, so that a lender can keep equal pages once; it can tell which are equal
+enum EncryptionName {
+    /// Under the group's key: a lender can share equal pages, and tell which are equal
     Deterministic,
-    /// Each lease under a key of its own: a lender can tell nothing of two pages, and share none
+    /// Under a key for each lease: a lender cannot compare or share pages
     Random,
-    /// As they are, for the lender to read
+    /// None: the lender can read pages
     Off,
 }
 
-impl From<SealedName> for Sealed {
-    fn from(name: SealedName) -> Self {
+impl From<EncryptionName> for GroupEncryption {
+    fn from(name: EncryptionName) -> Self {
         match name {
-            SealedName::Deterministic => Self::Deterministic,
-            SealedName::Random => Self::Random,
-            SealedName::Off => Self::Off,
+            EncryptionName::Deterministic => Self::Deterministic,
+            EncryptionName::Random => Self::Random,
+            EncryptionName::Off => Self::Off,
         }
     }
 }
@@ -86,9 +110,9 @@ impl From<SealedName> for Sealed {
 enum PolicyName {
     /// VMs that swap
     Demand,
-    /// All VMs the same
+    /// All VMs alike
     Fair,
-    /// Each VM in proportion to what it contributes
+    /// Each VM in proportion to its contribution
     Entitlement,
 }
 
@@ -105,15 +129,15 @@ impl From<PolicyName> for Policy {
 impl Terms {
     /// Returns whether no term is given.
     pub(super) fn is_empty(&self) -> bool {
-        let Self { sealed, scan, policy, step, keep, lends, cgroup, members, .. } = self;
         let limits =
             self.max_members.is_some() || self.max_memory.is_some() || self.max_cache.is_some();
-        let own = sealed.is_some()
-            || scan.is_some()
-            || policy.is_some()
-            || step.is_some()
-            || keep.is_some();
-        !(own || limits || lends.is_some() || cgroup.is_some() || !members.is_empty())
+        let own = self.encryption.is_some()
+            || self.scan.is_some()
+            || self.policy.is_some()
+            || self.step.is_some()
+            || self.cache_reserve.is_some()
+            || self.allow_lending.is_some();
+        !(own || limits || self.cgroup.is_some() || !self.members.is_empty())
     }
 
     /// Applies the given terms to an agreement.
@@ -124,18 +148,19 @@ impl Terms {
         self,
         agreement: &mut Agreement,
     ) -> Result<(), aquifer_control::group::ConfigError> {
-        let Agreement { sealed, lends, cgroup, members, limits, scan, reprovision, .. } = agreement;
+        let Agreement { encryption, lends, cgroup, members, limits, scan, reprovision, .. } =
+            agreement;
         let set = |to: &mut Option<Bytes>, said: Option<OrNone<Bytes>>| {
             if let Some(OrNone(said)) = said {
                 *to = said;
             }
         };
-        *sealed = self.sealed.map_or(*sealed, Sealed::from);
+        *encryption = self.encryption.map_or(*encryption, GroupEncryption::from);
         scan.variant = self.scan.unwrap_or(scan.variant);
         reprovision.policy = self.policy.map_or(reprovision.policy, Policy::from);
         reprovision.step = self.step.unwrap_or(reprovision.step);
-        reprovision.keep = self.keep.unwrap_or(reprovision.keep);
-        *lends = self.lends.unwrap_or(*lends);
+        reprovision.keep = self.cache_reserve.unwrap_or(reprovision.keep);
+        *lends = self.allow_lending.unwrap_or(*lends);
         if let Some(OrNone(said)) = self.cgroup {
             *cgroup = said;
         }

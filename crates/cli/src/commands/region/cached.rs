@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
-use aquifer_volume::VolumeConfig;
 use aquifer_region::process::{Files, RegionSpec};
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
+use aquifer_volume::VolumeConfig;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
@@ -14,41 +14,48 @@ use crate::commands::Common;
 use crate::commands::group::Groups;
 use crate::commands::region::directory;
 use crate::failure::{Failure, OrFail as _, Result};
-use crate::lender::{Lender, Purpose, Trust};
+use crate::lender::{ClaimedLender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 
 /// Memory that is in the pool, with local RAM as its cache.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("place").args(["lenders", "emulate_link"]).multiple(true)))]
 pub(crate) struct Cached {
-    /// How much of it may be in local RAM
+    /// Most local RAM that caches its pages
     #[arg(long, value_name = "SIZE", requires = "place")]
     cache: Bytes,
-    /// Its tenant; see 'aquifer group' and 'aquifer region limit'
+    /// Tenant; see 'aquifer group' and 'aquifer region limit'
     #[arg(long, value_name = "GROUP", default_value_t = Group::default())]
     group: Group,
-    /// Where its pages go, as in 'aquifer attach'; can be given several times
+    /// Lender of its pages, as in 'aquifer attach'; repeat for more
     #[arg(long = "lender", value_name = "URI", requires = "cache")]
     lenders: Vec<LenderUri>,
-    /// Which pages leave: round-robin, clock, fifo, random or sieve
+    /// Eviction policy: round-robin, clock, fifo, random or sieve
     #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
     policy: PolicyKind,
-    /// When they leave
+    /// When pages are evicted
     #[arg(long, value_name = "SCHEME", default_value = "pre-evict")]
     scheme: SchemeName,
-    /// What is fetched before it is touched: off, sequential, trend or auto
+    /// Prefetch policy: off, sequential, trend or auto
+    ///
+    /// A page that no program then touches costs a fetch and a frame of the cache.
     #[arg(long, value_name = "WAY", default_value_t = PrefetchKind::default())]
     prefetch: PrefetchKind,
-    /// How long a program may wait for a lender that cannot be reached; then it gets SIGBUS. Unless given, it waits as long as it takes
+    /// How long a fault waits for an unreachable lender
+    ///
+    /// Then the program gets SIGBUS. By default it waits without limit.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    give_up: Option<Duration>,
-    /// Asks "what if": every page takes so long, either way. Without --lender pages stay in this host's RAM, for as long as the engine lives
+    fault_timeout: Option<Duration>,
+    /// Emulate a link that delays each page by TIME
+    ///
+    /// The delay applies in both directions. Without --lender pages stay in this host's RAM until
+    /// the engine ends. Default: no emulation.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "cache")]
     emulate_link: Option<Duration>,
-    /// The emulated link takes the next page when the one before has arrived
+    /// Let the emulated link carry one page at a time
     #[arg(long, requires = "emulate_link")]
     one_at_a_time: bool,
-    /// Faults that are served at a time
+    /// Faults served at a time; each costs a thread
     #[arg(long, value_name = "N", default_value_t = RegionSpec::DEFAULT_WORKERS)]
     workers: usize,
     #[command(flatten)]
@@ -59,9 +66,9 @@ pub(crate) struct Cached {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum SchemeName {
-    /// When a page needs the frame
+    /// Evict a page when another one needs its frame
     OnDemand,
-    /// Before: a few frames are kept free, so that a fetch does not wait for a page that leaves
+    /// Keep a few frames free, so that no fetch waits for an eviction
     PreEvict,
 }
 
@@ -83,7 +90,7 @@ impl FromArgMatches for MaybeCached {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
         let is_cached = matches.contains_id("cache");
         if !is_cached && matches.value_source("group") == Some(ValueSource::CommandLine) {
-            let why = "--group is for memory in the pool: give --cache and --lender, too\n";
+            let why = "--group needs memory in the pool: give --cache and --lender too\n";
             return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, why));
         }
         is_cached.then(|| Cached::from_arg_matches(matches)).transpose().map(Self)
@@ -113,10 +120,10 @@ impl Cached {
         let known: Vec<_> = known.iter().map(|agreement| agreement.name.to_string()).collect();
         let why = match known.is_empty() {
             true => "this host knows no group".to_owned(),
-            false => format!("this host does not know it, only {}", known.join(", ")),
+            false => format!("this host knows only {}", known.join(", ")),
         };
         Err(Failure::new(what(), why).help(format!(
-            "make it by 'aquifer group create {}', or copy {} from another host of the group",
+            "create it by 'aquifer group create {}', or copy {} from another host of the group",
             self.group,
             groups.file(&self.group).display()
         )))
@@ -135,11 +142,11 @@ impl Cached {
             .or_fail(|| format!("joining group '{}'", self.group))?;
         if agreement.is_none() && self.group != Group::default() && !self.lenders.is_empty() {
             let why = format!(
-                "{} is not there: its pages are sealed under keys of their own, and shared with nobody",
+                "{} is missing: its pages get their own keys, and are never shared",
                 self.groups.all().file(&self.group).display()
             );
             Failure::new(format!("warning: group '{}'", self.group), why)
-                .help("'aquifer group create' makes it, and a copy of its file brings it from another host")
+                .help("run 'aquifer group create', or copy the file from another host")
                 .report(false);
         }
         if let Some(agreement) = &agreement {
@@ -153,17 +160,17 @@ impl Cached {
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
         for uri in &self.lenders {
-            let mut lender = Lender::find(uri, &self.trust, None, Purpose::Region(&name))?;
-            if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unsealed) {
+            let mut lender = ClaimedLender::find(uri, &self.trust, None, Purpose::Region(&name))?;
+            if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unencrypted) {
                 // For a local lender, too: its other borrowers of the group encrypt in the same
                 // way.
-                lender.lease.seal = agreement.seal();
+                lender.lease.encryption = agreement.lease_encryption();
             }
             missing = missing.saturating_sub(lender.lease.capacity.0);
             lenders.push(lender);
         }
         if missing > 0 && !self.lenders.is_empty() {
-            let why = format!("its lenders have {} less than it could need", Bytes(missing));
+            let why = format!("its lenders have {} less than its size", Bytes(missing));
             return Err(Failure::new(format!("finding room for '{name}'"), why)
                 .help("name another --lender, or a smaller size"));
         }
@@ -179,9 +186,9 @@ impl Cached {
             link: self
                 .emulate_link
                 .map(|latency| LinkSpec { latency, one_at_a_time: self.one_at_a_time }),
-            give_up: self.give_up,
+            fault_timeout: self.fault_timeout,
             io_timeout: self
-                .give_up
+                .fault_timeout
                 .unwrap_or(VolumeConfig::DEFAULT_IO_TIMEOUT)
                 .min(VolumeConfig::DEFAULT_IO_TIMEOUT),
             workers: self.workers.max(1),

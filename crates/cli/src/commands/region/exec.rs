@@ -15,24 +15,26 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail as _, Result};
 
-/// Runs a program that can map regions
+/// Run a program that can map regions
 ///
-/// The program itself is unmodified: libaquifer_preload.so is preloaded into it, and puts what it maps of a region under the care of
-/// the region's engine.
+/// The program needs no change. libaquifer_preload.so is preloaded into it and tells the region's
+/// engine about mappings of the region.
 ///
-/// With --heap also the memory that it allocates is in a region, by way of jemalloc (Debian: libjemalloc2), whether it knows of regions or not. Such a
-/// program cannot fork, though it can run others by vfork or posix_spawn, whose memory is their own.
+/// With --heap, jemalloc (Debian: libjemalloc2) allocates the program's heap in a region. Such a
+/// program cannot fork. It can start others by vfork or posix_spawn, whose memory is their own.
 #[derive(Debug, Args)]
 pub struct Exec {
-    /// Has what the program allocates be in this region: no more than its size. What was in it before is dropped
+    /// Put the program's heap into this region; drops its content
+    ///
+    /// The region's size limits the heap. By default the heap is in normal memory.
     #[arg(long, value_name = "NAME")]
     heap: Option<RegionName>,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
-/// An allocator that asks for heap memory by calls that the shim sees.
+/// An allocator that asks for heap memory by calls that the preloaded library sees.
 const ALLOCATOR: &str = "libjemalloc.so.2";
 
 /// The environment variable with jemalloc's options.
@@ -58,16 +60,16 @@ fn options(size: u64) -> OsString {
     options
 }
 
-/// Returns the path of the shim.
+/// Returns the path of the preloaded library.
 ///
 /// # Errors
-/// If the shim is not there.
+/// If the library is missing.
 pub(crate) fn preload_library() -> Result<PathBuf> {
     let what = || "looking for the library that is preloaded";
     aquifer_region::process::preload_library(&std::env::current_exe().or_fail(what)?).or_fail(what)
 }
 
-/// Preloads the shim into `command`.
+/// Preloads the library into `command`.
 pub(crate) fn with_preload(command: &mut Command) -> Result<()> {
     preload(command, preload_library()?.into_os_string());
     Ok(())
@@ -120,5 +122,5 @@ fn whole(files: &Files) -> Result<File> {
         Ok(()) | Err(TryLockError::WouldBlock) => status.programs.join(", "),
     };
     Err(Failure::new(what(), format!("it is in use: {by}"))
-        .help("a heap takes all of a region: make another by 'aquifer region create'"))
+        .help("a heap needs a region of its own: create one by 'aquifer region create'"))
 }

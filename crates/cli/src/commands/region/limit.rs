@@ -13,16 +13,17 @@ use crate::failure::{OrFail as _, Result};
 use crate::output;
 use crate::progress::Progress;
 
-/// Limits the caches of all regions of this host together, or of a group; shows the limits where none is given
+/// Limit the caches of all regions together
 ///
-/// Each region then has at most its own --cache, and all have the limit at most. Of that, a region gets more that is short of room, from the one
-/// in whose cache pages stay the longest. Returns when all are within the limit. It ends with a reboot.
+/// Without SIZE the command shows the limits. Each region keeps its own --cache as a limit. Under
+/// the common limit, a region with little room gains cache from the region whose cached pages stay
+/// longest. Returns when all caches are within the limit. A reboot removes limits.
 #[derive(Debug, Args)]
 pub struct Limit {
-    /// The limit, or 'none'
+    /// Most local RAM of all caches, or 'none'
     #[arg(value_name = "SIZE|none")]
     limit: Option<OrNone<Bytes>>,
-    /// Over the regions of this group
+    /// Limit only regions of this group; default all of this host
     #[arg(long, value_name = "GROUP", requires = "limit")]
     group: Option<Group>,
 }

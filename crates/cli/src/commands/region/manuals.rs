@@ -12,7 +12,7 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("persist", &PERSIST),
     ("drop", &DROP),
     ("pages", &PAGES),
-    ("start", &START),
+    ("recover", &RECOVER),
     ("rm", &RM),
     ("exec", &EXEC),
 ];
@@ -22,24 +22,25 @@ const PART: Manual = Manual { see_also: &["aquifer-region(1)"], ..Manual::NONE }
 
 const CREATE: Manual = Manual {
     examples: &[(
-        "aquifer region create items --size 4G --cache 1G --lender nbds://b.example.org/ --tls /etc/aquifer/tls",
-        "4 GiB, of which at most 1 GiB is local RAM",
+        "aquifer region create items --size 4G --cache 1G \
+         --lender nbds://b/ --tls /etc/aquifer/tls",
+        "Create 4 GiB of memory with at most 1 GiB of local RAM",
     )],
     ..PART
 };
 
 const LIST: Manual = Manual {
     examples: &[
-        ("aquifer region list", "All regions of this host"),
-        ("aquifer region list --json | jq -r '.[].name'", "Only their names"),
+        ("aquifer region list", "List all regions of this host"),
+        ("aquifer region list --json | jq -r '.[].name'", "Print only their names"),
     ],
     ..PART
 };
 
 const SHOW: Manual = Manual {
     examples: &[
-        ("aquifer region show items", "Where its pages are, and how long faults take"),
-        ("aquifer region show items --json | jq .waiting", "How many faults wait for a lender"),
+        ("aquifer region show items", "Show where its pages are and how long faults take"),
+        ("aquifer region show items --json | jq .waiting", "Count faults that wait for a lender"),
     ],
     ..PART
 };
@@ -54,8 +55,8 @@ const RESIZE_CACHE: Manual = Manual {
 
 const LIMIT: Manual = Manual {
     examples: &[
-        ("aquifer region limit 8G", "All caches of this host together take at most 8 GiB"),
-        ("aquifer region limit none", "No common limit"),
+        ("aquifer region limit 8G", "Limit all caches of this host together to 8 GiB"),
+        ("aquifer region limit none", "Remove the common limit"),
         ("aquifer region limit", "Show the limits"),
     ],
     ..PART
@@ -68,25 +69,25 @@ const PERSIST: Manual = Manual {
 
 const DROP: Manual = Manual {
     examples: &[
-        ("aquifer region drop items", "Make all of it zeroes"),
-        ("aquifer region drop items --first 0 --count 256", "Make its first MiB zeroes"),
+        ("aquifer region drop items", "Zero all of it"),
+        ("aquifer region drop items --first 0 --count 256", "Zero its first MiB"),
     ],
     ..PART
 };
 
 const PAGES: Manual = Manual {
     examples: &[
-        ("aquifer region pages items", "Where every page is"),
+        ("aquifer region pages items", "Show where every page is"),
         (
             "aquifer region pages items --first 0 --count 256 --json",
-            "Where its first MiB is, for a program",
+            "Print where its first MiB is, as JSON",
         ),
     ],
     ..PART
 };
 
-const START: Manual = Manual {
-    examples: &[("aquifer region start items", "Serve a region whose processes were killed")],
+const RECOVER: Manual = Manual {
+    examples: &[("aquifer region recover items", "Serve a region whose processes were killed")],
     ..PART
 };
 
@@ -99,13 +100,13 @@ const EXEC: Manual = Manual {
     examples: &[
         (
             "aquifer region exec -- memcached -u root -m 4096 -e /run/aquifer/regions/items",
-            "A program that maps a file",
+            "Run a program that maps a file",
         ),
         (
             "aquifer region exec --heap items -- redis-server --save ''",
-            "An unmodified program, whose heap is the region",
+            "Run an unmodified program with its heap in the region",
         ),
     ],
-    exit: &[("any other", "the program's own: it takes the place of this command")],
+    exit: &[("any other", "the program's own exit code: it replaces this command")],
     ..PART
 };

@@ -1,8 +1,8 @@
 //! `aquifer region pages` and `aquifer region drop`.
 
-use aquifer_region_client::Run;
 use aquifer_page::RegionName;
 use aquifer_region::process::{Extent, Files, PageState, Pages as Alike, client};
+use aquifer_region_client::Run;
 use clap::Args;
 use serde::Serialize;
 
@@ -11,17 +11,21 @@ use crate::commands::Common;
 use crate::failure::{OrFail as _, Result};
 use crate::output;
 
-/// Makes a region, or some pages of it, read as zeroes, and gives back what they took, here and with lenders
+/// Zero pages of a region and free the memory they take
+///
+/// Frees memory of this host and of lenders.
 #[derive(Debug, Args)]
 pub struct Drop {
     #[command(flatten)]
     part: Part,
 }
 
-/// Where each page of a region is, and where its extents of 64 MiB are with lenders
+/// Show where each page and extent of a region is
 ///
-/// A page is 'zero' (nowhere), 'remote' (with a lender only), 'resident' (in local RAM, and with a lender) or 'dirty' (in local RAM only, as it
-/// is now); or it is 'shared' (kept once for several regions of the group, see 'aquifer group scan'). What a program has written to a page since that came is only found when it leaves.
+/// A page is 'zero' (stored nowhere), 'remote' (only with a lender), 'resident' (in local RAM and
+/// with a lender), 'dirty' (newer in local RAM) or 'shared' (kept once for several regions of the
+/// group, see 'aquifer group scan'). A write to a resident page shows as dirty only when the engine
+/// evicts that page. Extents are 64 MiB.
 #[derive(Debug, Args)]
 pub struct Pages {
     #[command(flatten)]
@@ -31,12 +35,12 @@ pub struct Pages {
 /// Some pages of a region, or all.
 #[derive(Debug, Args)]
 struct Part {
-    /// The region
+    /// Name of the region
     name: RegionName,
-    /// The first page, of 4 KiB, from 0 on
+    /// Index of the first page; pages are 4 KiB
     #[arg(long, value_name = "PAGE", default_value_t = 0)]
     first: u64,
-    /// How many; all that follow unless said
+    /// Number of pages; default all from the first on
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::Usage;
-use aquifer_region::process::{Files, RegionSpec, Status, client};
+use aquifer_region::process::{Files, RegionSpec, RegionStatus, client};
 use serde::Serialize;
 
 use super::directory;
@@ -18,7 +18,7 @@ pub(crate) struct Listed {
     /// The specification that it was made with; `None` if it cannot be read.
     spec: Option<RegionSpec>,
     /// Its state; `None` if no engine serves it.
-    status: Option<Status>,
+    status: Option<RegionStatus>,
 }
 
 impl Listed {
@@ -54,9 +54,11 @@ pub(crate) fn listed(all: &[Listed]) -> String {
         ];
         row.extend(cells(region.status.as_ref().map(|status| status.usage)));
         let (state, programs) = match &region.status {
-            None => ("nothing serves it".to_owned(), "-".to_owned()),
-            Some(Status { waiting: 0, programs, .. }) => ("served".to_owned(), mapped_by(programs)),
-            Some(Status { waiting, programs, .. }) => {
+            None => ("no engine serves it".to_owned(), "-".to_owned()),
+            Some(RegionStatus { waiting: 0, programs, .. }) => {
+                ("served".to_owned(), mapped_by(programs))
+            }
+            Some(RegionStatus { waiting, programs, .. }) => {
                 (format!("{waiting} faults WAIT for a lender"), mapped_by(programs))
             }
         };
@@ -67,7 +69,7 @@ pub(crate) fn listed(all: &[Listed]) -> String {
 }
 
 fn mapped_by(programs: &[String]) -> String {
-    if programs.is_empty() { "nobody".to_owned() } else { programs.join(", ") }
+    if programs.is_empty() { "no program".to_owned() } else { programs.join(", ") }
 }
 
 /// Returns the cache limit, and the resident, remote and zero bytes; "-" where they are unknown.
@@ -78,8 +80,8 @@ pub(crate) fn cells(usage: Option<Usage>) -> [String; 4] {
     [cache, resident, remote, zero].map(|bytes| bytes.to_string())
 }
 
-pub(crate) fn text(files: &Files, status: &Status) -> String {
-    let Status { spec, usage, counts, latency, .. } = status;
+pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
+    let RegionStatus { spec, usage, counts, latency, .. } = status;
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");
     let seconds = status.uptime_ms as f64 / 1000.0;
@@ -89,7 +91,7 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     line("resident", format!("{}, of which {} is known to be dirty", usage.resident, usage.dirty));
     line("remote", usage.remote.to_string());
     if usage.shared > Bytes::ZERO {
-        line("shared", format!("{} with others of its group, in no one's cache", usage.shared));
+        line("shared", format!("{} with regions of its group, outside the cache", usage.shared));
     }
     line("zero", usage.zero.to_string());
     line("mapped by", mapped_by(&status.programs));
@@ -97,7 +99,8 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     line(
         "faults",
         format!(
-            "{faults} ({:.0} a second): {} fetched, {} of zeroes, {} touched again in time; of pages with content {:.1} % were here",
+            "{faults} ({:.0} a second): {} fetched, {} zero pages, {} second chances; \
+             {:.1} % of pages with content were in the cache",
             faults as f64 / seconds.max(0.001),
             counts.remote_faults,
             counts.zero_faults,
@@ -108,7 +111,7 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     line(
         "prefetched",
         format!(
-            "{} fetched, of which {} used and {} not, {} of zeroes ({})",
+            "{} fetched: {} used, {} unused; {} zero pages ({})",
             counts.prefetched,
             counts.prefetch_used,
             counts.prefetch_wasted,
@@ -117,39 +120,32 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
         ),
     );
     if let Some(link) = &spec.link {
-        let how = if link.one_at_a_time { "one at a time" } else { "any number at a time" };
+        let how = if link.one_at_a_time { "one at a time" } else { "all at a time" };
         let took = status.link.unwrap_or_default();
         let what = format!("emulated: {:?} a page, {how}", link.latency);
-        line(
-            "link",
-            format!("{what}; half took {:.2} us at most, 99 % {:.2} us", took.p50_us, took.p99_us),
-        );
+        line("link", format!("{what}; p50 {:.2} us, p99 {:.2} us", took.p50_us, took.p99_us));
     }
     if counts.given_up > 0 {
-        line("given up", format!("{} faults, by SIGBUS", counts.given_up));
+        line("timed out", format!("{} faults, by SIGBUS", counts.given_up));
     }
     line(
         "evicted",
         format!(
-            "{}; {} written back, {} found to be of zeroes",
+            "{}; {} written back, {} found zero",
             counts.evicted, counts.written_back, counts.found_zero
         ),
     );
     let (p50, p99, p999) = (latency.p50_us, latency.p99_us, latency.p999_us);
-    line(
-        "fetches",
-        format!("half within {p50:.0} us, 99 % within {p99:.0} us, 99.9 % within {p999:.0} us"),
-    );
+    line("fetches", format!("p50 {p50:.0} us, p99 {p99:.0} us, p99.9 {p999:.0} us"));
     if status.waiting > 0 {
-        line(
-            "WAITING",
-            format!("{} faults, for a lender that cannot serve them now", status.waiting),
-        );
+        line("WAITING", format!("{} faults wait for an unreachable lender", status.waiting));
     }
     for lease in &status.volume.leases {
-        let sealed =
-            lease.sealed.map_or("not sealed".to_owned(), |sealing| format!("sealed, {sealing}"));
-        line("lender", format!("{} at {}: {}, {sealed}", lease.lender, lease.address, lease.state));
+        let encrypted = lease
+            .encryption
+            .map_or("not encrypted".to_owned(), |mode| format!("encrypted, {mode}"));
+        let (lender, address, state) = (&lease.lender, &lease.address, &lease.state);
+        line("lender", format!("{lender} at {address}: {state}, {encrypted}"));
     }
     if let Some(error) = &status.volume.last_error {
         line("last error", error.clone());

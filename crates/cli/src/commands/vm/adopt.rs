@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use aquifer_page::RegionName;
 use aquifer_vm::memory::UNLIMITED;
 use aquifer_vm::process::{Files, client};
-use aquifer_page::RegionName;
 use clap::Args;
 
 use super::limits::Bounds;
@@ -12,18 +12,24 @@ use crate::commands::Common;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
-/// Has a VM that somebody else has started be resized here
+/// Adopt a VM that another program started
 ///
-/// Its QEMU needs a virtio-mem device, and a monitor (QMP) at a unix socket that nobody else is connected to: '-qmp unix:PATH,server=on,wait=off', beside
-/// those that others use. It is resized, balanced and counted as those of 'aquifer vm start'; 'aquifer vm release' has it be as before.
+/// Aquifer then resizes, balances and accounts for it as for a VM of 'aquifer vm start', until
+/// 'aquifer vm forget'.
+///
+/// Its QEMU needs a virtio-mem device, and a QMP monitor at a unix socket that nothing else uses:
+/// '-qmp unix:PATH,server=on,wait=off'.
 #[derive(Debug, Args)]
 pub struct Adopt {
-    /// What it is called here
+    /// Name of the VM here
     name: RegionName,
-    /// The socket of its monitor
+    /// Unix socket of its QMP monitor
     #[arg(long, value_name = "SOCKET")]
     qmp: PathBuf,
-    /// The socket of its virtio-serial port 'org.aquifer.guest.0', if it has one, where 'aquifer-guest run' in it is heard
+    /// Unix socket of its guest agent's virtio-serial port
+    ///
+    /// The port is 'org.aquifer.guest.0', and 'aquifer-guest run' in the guest uses it. Default:
+    /// no guest agent.
     #[arg(long, value_name = "SOCKET")]
     agent: Option<PathBuf>,
     #[command(flatten)]

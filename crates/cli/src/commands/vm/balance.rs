@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_control::balance::{Config, Verdict, Why};
-use aquifer_vm::memory::{Balancing, Moved, Resized, Turn};
+use aquifer_control::balance::{Config, SizeDecision, Why};
 use aquifer_page::{Bytes, RegionName};
+use aquifer_vm::memory::{BalancerStep, Balancing, Moved, Resized};
 use clap::Args;
 use serde::Serialize;
 
@@ -18,27 +18,29 @@ use crate::commands::Common;
 use crate::commands::turns::Turns;
 use crate::failure::{OrFail, Result};
 
-/// Moves memory between the VMs of this host, to where it is needed
+/// Move memory between VMs to those that need it
 ///
-/// Looks at every guest each period: what it uses, whether it swaps or waits for memory, what its programs have asked for. Who needs more gets it, from what is
-/// free of what is set aside for guests ('aquifer vm budget'), else from those who have had more than they need for a while; where there is too little for all,
-/// by their weights. Each VM stays within its limits ('aquifer vm set'). An agent does the same whose configuration says so ('vms.balance').
+/// Each period it looks at every guest's use, swapping and pressure, and at requests of its
+/// programs. A guest in need gets memory that is free in the budget ('aquifer vm budget'), else the
+/// surplus of other VMs. If memory is short for all, weights divide it. Each VM stays within its
+/// limits ('aquifer vm set'). VMs with memory in the pool are left alone.
 ///
-/// Runs until ctrl-C, and says what it does and why. VMs whose memory is in the pool are left alone: they do not take it from each other.
+/// Runs until ^C, and prints decisions with their reasons. An agent does the same if its
+/// configuration has vms.balance.
 #[derive(Debug, Args)]
 pub struct Balance {
     #[command(flatten)]
     turns: Turns,
-    /// What a guest is to have free, as a share of what it uses
+    /// Free memory of a guest, as a fraction of its use
     #[arg(long, value_name = "SHARE", default_value_t = Config::default().slack)]
     slack: f64,
-    /// What it is to have free at least
+    /// Least free memory of a guest
     #[arg(long, value_name = "SIZE", default_value_t = Config::default().least_slack)]
     least_slack: Bytes,
-    /// For how many periods a surplus must have lasted before it is taken
+    /// Number of periods that a surplus must last before it moves
     #[arg(long, value_name = "N", default_value_t = Config::default().surplus_periods)]
     surplus_periods: u32,
-    /// Takes back what guests do not need even if nobody else needs it
+    /// Take surplus memory back even if no VM needs it
     #[arg(long)]
     reclaim: bool,
 }
@@ -46,7 +48,7 @@ pub struct Balance {
 /// One line of output with --json.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
-    verdicts: &'a [Verdict],
+    decisions: &'a [SizeDecision],
     moves: &'a [aquifer_control::balance::Move],
     moved: Vec<Done<'a>>,
     /// VMs that do not answer, and the reasons.
@@ -81,14 +83,14 @@ impl Balance {
         let mut left = self.turns.periods;
         while !interrupted.load(Ordering::Relaxed) && left != Some(0) {
             let next = Instant::now() + self.turns.period;
-            let mut turn = balancing.turn(!self.turns.dry_run).or_fail(what)?;
+            let mut turn = balancing.step(!self.turns.dry_run).or_fail(what)?;
             say(common, &turn, &mut said).or_fail(what)?;
             // A finished resize starts the next step at once, which hands freed memory on.
             while Instant::now() < next && !interrupted.load(Ordering::Relaxed) {
                 let pause =
                     next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
                 if let Some(moved) = balancing.wait(pause) {
-                    turn = balancing.turn(!self.turns.dry_run).or_fail(what)?;
+                    turn = balancing.step(!self.turns.dry_run).or_fail(what)?;
                     turn.moved.insert(0, moved);
                     say(common, &turn, &mut said).or_fail(what)?;
                 }
@@ -102,11 +104,11 @@ impl Balance {
 /// Prints the decisions that differ from those of the last step; with --json, the whole step.
 fn say(
     common: &Common,
-    turn: &Turn,
+    turn: &BalancerStep,
     said: &mut BTreeMap<RegionName, Discriminant<Why>>,
 ) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let Turn { plan, moved, silent } = turn;
+    let BalancerStep { plan, moved, silent } = turn;
     if common.json {
         let done = |moved: &Moved| moved.end.as_ref().err().map(ToString::to_string);
         let moved = moved.iter().map(|is| Done {
@@ -115,7 +117,7 @@ fn say(
             error: done(is),
         });
         let line =
-            Line { verdicts: &plan.verdicts, moves: &plan.moves, moved: moved.collect(), silent };
+            Line { decisions: &plan.decisions, moves: &plan.moves, moved: moved.collect(), silent };
         serde_json::to_writer(&mut out, &line)?;
         return writeln!(out);
     }
@@ -128,11 +130,11 @@ fn say(
             Err(error) => writeln!(out, "{}: {error}", is.vm)?,
         }
     }
-    for verdict in &plan.verdicts {
+    for decision in &plan.decisions {
         // Only the kind of reason counts; figures in the reason change at every step.
-        let why = discriminant(&verdict.why);
-        if said.insert(verdict.vm.clone(), why) != Some(why) {
-            writeln!(out, "{verdict}")?;
+        let why = discriminant(&decision.why);
+        if said.insert(decision.vm.clone(), why) != Some(why) {
+            writeln!(out, "{decision}")?;
         }
     }
     out.flush()

@@ -2,30 +2,32 @@
 
 use std::path::Path;
 
-use aquifer_vm::memory::{Account, Accounts, Budget as Book, Share};
 use aquifer_page::Bytes;
+use aquifer_vm::memory::{Account, Accounts, Budget as Book, Share};
 use clap::Args;
 
 use crate::commands::Common;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
-/// Shows or changes what this host has set aside for its guests
+/// Show or set the memory reserved for VMs of this host
 ///
-/// Guests get no more than that together, whoever resizes them: what a VM has booted with, what it has grown by, and the local caches of those whose memory
-/// is in the pool. All RAM of the host, unless told. What is reserved is always what is used and what is free.
+/// All VMs together get no more than the budget: boot memory, growth, and local caches of VMs in
+/// the pool. Without SIZE the command shows the budget. By default it is all RAM of the host.
 #[derive(Debug, Args)]
 pub struct Budget {
-    /// What is set aside from now on
+    /// Memory to reserve from now on
     size: Option<Bytes>,
-    /// The unit in which guests get memory and give it back; 128MiB is what Linux adds and removes at a time on x86-64
+    /// Unit in which guests get and return memory
+    ///
+    /// Linux on x86-64 adds and removes 128MiB at a time, which is the default.
     #[arg(long, value_name = "SIZE")]
     section: Option<Bytes>,
 }
 
 impl Budget {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
-        let what = || "keeping account of the memory of guests";
+        let what = || "accounting for the memory of guests";
         let accounts = Book::of(run_dir).set(self.size, self.section).or_fail(what)?;
         output::answer(common.json, &accounts, text)
     }
@@ -38,7 +40,7 @@ fn text(accounts: &Accounts) -> String {
     let mut lines = vec![format!("this host  {}", line(local))];
     if *promised > Bytes::ZERO {
         lines.push(format!(
-            "           {promised} of what is free is kept for VMs that are out of memory"
+            "           {promised} of the free memory is reserved for VMs out of memory"
         ));
     }
     lines.push(format!("the pool   {}", line(pool)));

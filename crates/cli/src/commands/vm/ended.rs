@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use aquifer_vm::process::{Ended, Status, ended};
 use aquifer_page::RegionName;
+use aquifer_vm::process::{Ended, VmStatus, ended};
 use serde::Serialize;
 
 use crate::failure::{OrFail, Result};
@@ -12,7 +12,7 @@ use crate::failure::{OrFail, Result};
 /// The VMs of a host, and those that have ended.
 #[derive(Debug, Serialize)]
 pub(super) struct All {
-    pub(super) vms: Vec<Status>,
+    pub(super) vms: Vec<VmStatus>,
     pub(super) ended: Vec<Ended>,
 }
 

@@ -1,27 +1,36 @@
 //! `aquifer vm set`: the limits of a VM's memory.
 
+use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::memory::Limits;
 use aquifer_vm::process::{Files, client};
-use aquifer_page::{Bytes, RegionName};
 use clap::Args;
 
 use crate::commands::Common;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
-/// What a VM's memory is kept within, by whoever resizes it.
+/// The limits of a VM's memory, for every resize.
 #[derive(Debug, Args)]
 pub(super) struct Bounds {
-    /// The balancer leaves it at least so much. In a group: what it has of --memory in any case; the rest is what its group saves ('aquifer group balance')
+    /// Least memory that a balancer leaves the VM
+    ///
+    /// Default 0. In a group the VM always gets this much of --memory. The rest comes from the
+    /// group's savings ('aquifer group balance').
     #[arg(long, value_name = "SIZE")]
     min: Option<Bytes>,
-    /// It never gets more, whoever asks
+    /// Most memory that any resize gives the VM
+    ///
+    /// By default --max-memory is the only limit.
     #[arg(long, value_name = "SIZE")]
     max: Option<Bytes>,
-    /// Its part where memory is scarce, beside the weights of other VMs (1 unless told)
+    /// Weight of the VM when memory is scarce; default 1
+    ///
+    /// A VM gets memory in proportion to its weight among all VMs.
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
-    /// Memory of this host that is kept free for it: what it gets at once when it is out of memory
+    /// Memory of this host to keep free for the VM; default 0
+    ///
+    /// The VM gets it at once when it runs out of memory. No other VM can use it.
     #[arg(long, value_name = "SIZE")]
     reserve: Option<Bytes>,
 }
@@ -38,12 +47,13 @@ impl Bounds {
     }
 }
 
-/// Changes what a VM's memory is kept within
+/// Set the memory limits of a VM
 ///
-/// What is not said stays as it is. The VM is not resized by this; a balancer does that, if one runs.
+/// Options that you omit keep their value. The command does not resize the VM; a running balancer
+/// does.
 #[derive(Debug, Args)]
 pub struct Set {
-    /// The VM
+    /// Name of the VM
     name: RegionName,
     #[command(flatten)]
     bounds: Bounds,
@@ -66,8 +76,6 @@ impl Set {
 /// Describes limits for people.
 pub(super) fn text(limits: &Limits) -> String {
     let Limits { min, max, weight, reserve } = limits;
-    let max = if max.0 == u64::MAX { "what it can have".to_owned() } else { max.to_string() };
-    format!(
-        "at least {min}, at most {max}, weight {weight}, {reserve} kept for when it is out of memory"
-    )
+    let max = if max.0 == u64::MAX { "its max-memory".to_owned() } else { max.to_string() };
+    format!("at least {min}, at most {max}, weight {weight}, {reserve} reserved for out of memory")
 }

@@ -12,7 +12,7 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("budget", &BUDGET),
     ("balance", &BALANCE),
     ("adopt", &ADOPT),
-    ("release", &RELEASE),
+    ("forget", &FORGET),
     ("migrate", &MIGRATE),
     ("resume", &RESUME),
     ("stop", &STOP),
@@ -25,15 +25,21 @@ const START: Manual = Manual {
     examples: &[
         (
             "aquifer vm start db --memory 8G --disk db.qcow2",
-            "A VM whose memory is RAM of this host",
+            "Start a VM with its memory in RAM of this host",
         ),
         (
-            "aquifer vm start db --memory 8G --cache 2G --lender nbds://b.example.org/ --tls /etc/aquifer/tls --disk db.qcow2 -- -nic user,model=virtio",
-            "A VM with at most 2 GiB of local RAM, and a network card of QEMU's own",
+            "aquifer vm start db --memory 8G --cache 2G --lender nbds://b/ \
+             --tls /etc/aquifer/tls",
+            "Start a VM with its memory in the pool and at most 2 GiB of local RAM",
         ),
         (
-            "aquifer vm start web --group blue --memory 8G --cache 2G --lender nbds://b.example.org/ --tls /etc/aquifer/tls",
-            "A VM of a group",
+            "aquifer vm start db --memory 8G -- -nic user,model=virtio",
+            "Start a VM with a network card of QEMU's",
+        ),
+        (
+            "aquifer vm start web --group blue --memory 8G --cache 2G \
+             --lender nbds://b/ --tls DIR",
+            "Start a VM of a group",
         ),
     ],
     ..PART
@@ -41,17 +47,19 @@ const START: Manual = Manual {
 
 const LIST: Manual = Manual {
     examples: &[
-        ("aquifer vm list", "All VMs of this host"),
-        ("aquifer vm list --json | jq -r '.[].name'", "Only their names"),
+        ("aquifer vm list", "List all VMs of this host"),
+        ("aquifer vm list --all", "List ended VMs too"),
+        ("aquifer vm list --json | jq -r '.[].name'", "Print only their names"),
     ],
     ..PART
 };
 
 const SHOW: Manual = Manual {
     examples: &[
-        ("aquifer vm show db", "Whether it runs, and where its memory is"),
-        ("aquifer vm show db --json | jq -r .state", "Only its state"),
+        ("aquifer vm show db", "Show its state and where its memory is"),
+        ("aquifer vm show db --json | jq -r .state", "Print only its state"),
     ],
+    exit: &[("1", "also: the VM has ended; the answer says when and why")],
     ..PART
 };
 
@@ -60,22 +68,22 @@ const RESIZE: Manual = Manual {
         ("aquifer vm resize db 12G", "Grow or shrink it to 12 GiB"),
         ("aquifer vm resize db --cache 4G", "Keep at most 4 GiB of it in local RAM"),
     ],
-    exit: &[("1", "also: the guest kept more than it was to keep; the answer says how much")],
+    exit: &[("1", "also: the guest stopped short of the size; the answer has the size reached")],
     ..PART
 };
 
 const SET: Manual = Manual {
     examples: &[(
         "aquifer vm set db --min 4G --max 16G --weight 2",
-        "What a balancer keeps it within",
+        "Limit what a balancer gives and takes",
     )],
     ..PART
 };
 
 const BUDGET: Manual = Manual {
     examples: &[
-        ("aquifer vm budget", "What is set aside for guests, and who has it"),
-        ("aquifer vm budget 48G", "Set 48 GiB aside"),
+        ("aquifer vm budget", "Show the budget and each VM's share"),
+        ("aquifer vm budget 48G", "Reserve 48 GiB for VMs"),
     ],
     ..PART
 };
@@ -83,7 +91,7 @@ const BUDGET: Manual = Manual {
 const BALANCE: Manual = Manual {
     examples: &[
         ("aquifer vm balance", "Move memory to the VMs that need it"),
-        ("aquifer vm balance --dry-run --periods 1", "Only say once what it would do"),
+        ("aquifer vm balance --dry-run --periods 1", "Print one period's decisions"),
     ],
     ..PART
 };
@@ -93,41 +101,38 @@ const ADOPT: Manual = Manual {
         ("aquifer vm adopt old --qmp /run/old/qmp", "Resize a VM that another program started"),
         (
             "aquifer vm adopt old --qmp /run/old/qmp --agent /run/old/agent",
-            "Likewise, and hear the agent in its guest",
+            "Adopt it together with its guest agent",
         ),
     ],
     ..PART
 };
 
-const RELEASE: Manual = Manual {
-    examples: &[("aquifer vm release old", "Leave an adopted VM to its owner; it runs on")],
+const FORGET: Manual = Manual {
+    examples: &[("aquifer vm forget old", "Leave an adopted VM to its owner; it runs on")],
     ..PART
 };
 
 const MIGRATE: Manual = Manual {
     examples: &[
-        ("aquifer vm migrate db --to c", "Move it to host c, a peer of this one"),
+        ("aquifer vm migrate db --to c", "Migrate it to host c, a peer of this host"),
         ("aquifer vm migrate db --to c --bandwidth 100M", "Send at most 100 MiB a second"),
-        ("aquifer vm migrate db --cancel", "Keep a VM that is being moved here"),
+        ("aquifer vm migrate db --cancel", "Cancel its migration; it stays here"),
     ],
     ..PART
 };
 
 const RESUME: Manual = Manual {
     examples: &[
-        ("aquifer vm resume db", "Let a paused VM run"),
-        (
-            "aquifer vm resume db --force",
-            "Likewise, when the host that may have it is lost for ever",
-        ),
+        ("aquifer vm resume db", "Resume a paused VM"),
+        ("aquifer vm resume db --force", "Resume a VM whose other host is lost for ever"),
     ],
     ..PART
 };
 
 const STOP: Manual = Manual {
     examples: &[
-        ("aquifer vm stop db", "Ask its guest to power itself off, and wait 60 s at most"),
-        ("aquifer vm stop db --force", "Pull its plug"),
+        ("aquifer vm stop db", "Ask its guest to power itself off, and wait at most 60 s"),
+        ("aquifer vm stop db --force", "End it at once"),
     ],
     ..PART
 };

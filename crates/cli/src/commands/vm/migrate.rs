@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use aquifer_api::order::{self, Awaited};
 use aquifer_api::path;
-use aquifer_vm::migrate::{Mode, Order, Report};
-use aquifer_vm::process::{Files, client};
 use aquifer_page::{Bytes, HostName, RegionName};
+use aquifer_vm::migrate::{MigrationReport, Mode, Order};
+use aquifer_vm::process::{Files, client};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -17,33 +17,39 @@ use crate::failure::{OrFail, Result};
 use crate::output;
 use crate::progress::Progress;
 
-/// Moves a VM to another host while it runs
+/// Migrate a VM to another host while it runs
 ///
-/// Returns when it runs there and all of it is there. Until it runs there ctrl-C, and whatever goes wrong, leaves it here as it was.
+/// Returns when the VM and all its memory are there. Until the VM runs there, ^C or a failure
+/// leaves it here, untouched.
 #[derive(Debug, Args)]
 pub struct Migrate {
-    /// The VM
+    /// Name of the VM
     name: RegionName,
-    /// The host, a peer of this one
+    /// Destination host, a peer of this host
     #[arg(long, value_name = "HOST", required_unless_present = "cancel")]
     to: Option<HostName>,
-    /// Has a VM stay that another 'vm migrate' is moving just now
+    /// Cancel the VM's present migration
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
-    /// How its memory goes over
+    /// How the VM's memory moves
     #[arg(long, value_name = "MODE", default_value = "instant")]
     mode: ModeName,
-    /// Bytes a second that are sent at most, 1MiB or more; as many as go, unless told
+    /// Most bytes to send a second, 1MiB or more
+    ///
+    /// By default there is no limit.
     #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
     bandwidth: Option<Bytes>,
-    /// For how long the VM may stand still at most, as far as that can be foreseen
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = humantime::parse_duration)]
+    /// Longest pause of the VM, as far as predictable
+    #[arg(long, value_name = "TIME", default_value = "300ms",
+        value_parser = humantime::parse_duration)]
     max_downtime: Duration,
-    /// Fails where that would be exceeded, as the VM writes to its memory faster than it goes over: otherwise the VM runs there first then, and what is
-    /// missing comes after it
+    /// Fail if --max-downtime would be exceeded
+    ///
+    /// This happens if the VM dirties memory faster than the network carries it. By default the
+    /// VM then runs there first, and its missing pages follow (post-copy).
     #[arg(long)]
     no_postcopy: bool,
-    /// What its local cache is to be there; as large as here, unless told
+    /// Most local RAM of the VM there; default as here
     #[arg(long, value_name = "SIZE")]
     cache: Option<Bytes>,
     #[command(flatten)]
@@ -52,11 +58,11 @@ pub struct Migrate {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ModeName {
-    /// What is dirty goes to the pool while the VM runs, and to the other host when it stands still
+    /// Write dirty pages to the pool while the VM runs, then send the rest during the pause
     Instant,
-    /// What is in the local cache goes to the other host while the VM runs, round by round
+    /// Send the local cache round by round while the VM runs
     Precopy,
-    /// The VM runs there first; what is dirty comes after it, what it waits for before all else. It needs both hosts until all has come
+    /// Run the VM there first; dirty pages follow, awaited ones first. Needs both hosts until then
     Postcopy,
 }
 
@@ -75,7 +81,7 @@ struct Moved {
     vm: RegionName,
     to: HostName,
     #[serde(flatten)]
-    report: Report,
+    report: MigrationReport,
 }
 
 impl Migrate {
@@ -83,11 +89,11 @@ impl Migrate {
         let vm = self.name;
         let files = Files::new(run_dir, &vm);
         let Some(to) = self.to else {
-            client::cancel(&files).or_fail(|| format!("having VM '{vm}' stay"))?;
+            client::cancel(&files).or_fail(|| format!("cancelling the migration of VM '{vm}'"))?;
             let done = super::Done { vm, done: "stays" };
             return output::answer(common.json, &done, |is| format!("{} {}", is.vm, is.done));
         };
-        let what = || format!("moving VM '{vm}' to host {to}");
+        let what = || format!("migrating VM '{vm}' to host {to}");
         let progress = Progress::spinner(what());
         let agent = self.socket.agent(common)?;
         let order = order::Migrate { vm: vm.clone(), to: to.clone(), cache: self.cache };
@@ -125,7 +131,8 @@ impl Migrate {
         drop(progress);
         output::answer(common.json, &Moved { vm, to, report }, |Moved { vm, to, report }| {
             format!(
-                "{vm} runs on {to}: {:.0} ms in all, of which it stood still for {:.0}; {} of pages sent, {} written to the pool, {} of all else",
+                "{vm} runs on {to}: {:.0} ms in all, paused for {:.0} ms; \
+                 {} of pages sent, {} written to the pool, {} of other data",
                 report.total_ms,
                 report.downtime_ms,
                 Bytes(report.bytes_pages),

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::memory::{Direction, Order, Resized, Short, Spread, Times};
 use aquifer_vm::process::{Files, client};
-use aquifer_page::{Bytes, RegionName};
 use clap::Args;
 use serde::Serialize;
 
@@ -15,29 +15,33 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::output;
 use crate::progress::Progress;
 
-/// Grows or shrinks a VM's memory while it runs
+/// Grow or shrink a VM's memory while it runs
 ///
-/// The VM gets at least SIZE when it grows and keeps no less than that when it shrinks: both by whole sections ('aquifer vm budget'), but to the
-/// ends of what it can have. Returns when the guest has it, or has given it up and it is back with this host.
+/// Sizes are rounded up to whole sections ('aquifer vm budget'), within the VM's limits. The
+/// command returns when the guest has the memory, or has given it up and this host has it back.
 ///
-/// A guest gives up only what it does not use. What it has come to by then is what the VM has; exit code 1 says that this is not all.
+/// A guest gives up only memory that it can free. If it cannot free enough, it keeps the rest; the
+/// command prints the size reached and exits with 1.
 #[derive(Debug, Args)]
 pub struct Resize {
-    /// The VM
+    /// Name of the VM
     name: RegionName,
-    /// What it is to have, in all
+    /// New size of the VM's memory
     #[arg(value_name = "SIZE", required_unless_present = "cache")]
     size: Option<Bytes>,
-    /// That, and nothing near it; refused where the VM's device has no such step
+    /// Fail instead of rounding the size
     #[arg(long, requires = "size")]
     exact: bool,
-    /// For how long a guest that stops short is asked again; '0s' leaves it at what it has come to
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    /// How long to retry if the guest stops short; 0s not at all
+    #[arg(long, value_name = "TIME", default_value = "10s",
+        value_parser = humantime::parse_duration)]
     retry: Duration,
-    /// Also says what the guest's kernel spent its time on, and waits for that ('vm show' tells it of all resizes)
+    /// Wait for and print the stages in the guest's kernel
+    ///
+    /// 'aquifer vm show' prints the stages of all resizes.
     #[arg(long, requires = "size")]
     stages: bool,
-    /// What of it may be in local RAM, of a VM whose memory is in the pool
+    /// Most local RAM of a VM whose memory is in the pool
     #[arg(long, value_name = "SIZE")]
     cache: Option<Bytes>,
 }
@@ -133,7 +137,7 @@ fn text(answer: &Answer) -> String {
         lines.extend(why.as_ref().map(ToString::to_string));
         if usable.is_none() && reached > from {
             lines.push(
-                "whether the guest can use it, it does not say: it has no agent, and no balloon driver"
+                "the guest cannot report whether it can use it: it lacks agent and balloon driver"
                     .to_owned(),
             );
         }

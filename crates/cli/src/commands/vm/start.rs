@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::memory::UNLIMITED;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Accelerator, Backing, VmSpec};
-use aquifer_page::{Bytes, RegionName};
 use clap::{Args, ValueEnum};
 
 use super::limits::Bounds;
@@ -16,73 +16,86 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::output;
 use crate::progress::Progress;
 
-/// Starts a VM in the background
+/// Start a VM in the background
 ///
-/// Returns when QEMU runs. The VM has a serial port, a balloon, a port for 'aquifer-guest run' in it, the disks that are named, and nothing else: no
-/// network, no display. What follows '--' goes to QEMU as it is.
+/// Returns when QEMU runs. The VM has a serial port, a balloon, a port for 'aquifer-guest run', the
+/// named disks, and no other device: no network and no display. Arguments after '--' go to QEMU.
 ///
-/// With --lender and --cache its memory is in the pool, with so much local RAM as its cache; without, it is in RAM of this host.
+/// With --cache and --lender its memory is in the pool, and local RAM is a cache of it. Without
+/// these its memory is RAM of this host.
 #[derive(Debug, Args)]
 pub struct Start {
-    /// The VM's name, and that of its region
+    /// Name of the VM and of its region
     name: RegionName,
-    /// Its memory when it boots
+    /// Memory of the VM at boot
     #[arg(long, value_name = "SIZE")]
     memory: Bytes,
-    /// What 'aquifer vm resize' and the balancer can have it grow to; --memory unless told. The guest needs the driver virtio_mem (Linux 5.8 or later)
+    /// Most memory that the VM can grow to; default --memory
+    ///
+    /// 'aquifer vm resize' and the balancer use it. The guest needs the virtio_mem driver (Linux
+    /// 5.8 or later).
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<Bytes>,
     #[command(flatten)]
     bounds: Bounds,
     #[command(flatten)]
     cached: MaybeCached,
-    /// Its memory is in pages of this size, 2M or 1G, of those that this host has set aside (vm.nr_hugepages)
+    /// Use huge pages of this size, 2M or 1G
+    ///
+    /// The host must have reserved them (vm.nr_hugepages). By default pages are 4 KiB.
     #[arg(long, value_name = "SIZE", conflicts_with = "cache")]
     huge_pages: Option<Bytes>,
-    /// Its processors
+    /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1)]
     cpus: u32,
-    /// A file or block device that is its disk, raw unless its name ends in .qcow2; can be given several times
+    /// Disk: a file or block device; repeat for more
+    ///
+    /// The format is qcow2 if the name ends in .qcow2, else raw.
     #[arg(long = "disk", value_name = "FILE")]
     disks: Vec<PathBuf>,
-    /// Likewise, through the cache of its group's disks, which 'aquifer group cache' has to serve here; after those of --disk
+    /// Disk behind the group's disk cache; repeat for more
+    ///
+    /// 'aquifer group cache' must serve the VM's group here. These disks follow those of --disk. A
+    /// VM with cached disks cannot migrate.
     #[arg(long = "cached-disk", value_name = "FILE")]
     cached_disks: Vec<PathBuf>,
-    /// A kernel to boot
+    /// Linux kernel to boot; default the disk's boot loader
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
-    /// What that kernel finds as its first file system
+    /// Initial RAM disk for --kernel
     #[arg(long, value_name = "FILE", requires = "kernel")]
     initrd: Option<PathBuf>,
-    /// What that kernel is told
+    /// Kernel command line for --kernel
     #[arg(long, value_name = "LINE", requires = "kernel")]
     append: Option<String>,
-    /// What runs its code
+    /// Accelerator
     #[arg(long, value_name = "WHAT", default_value = "auto")]
     accel: AcceleratorName,
-    /// The processor that the guest sees, a model of 'qemu-system-x86_64 -cpu help' that this host must offer all of. Unless given, all that this
-    /// host offers; such a VM can move only to hosts that offer as much
+    /// CPU model of the guest; default all features of this host
+    ///
+    /// This host must offer all features of the model ('qemu-system-x86_64 -cpu help' lists
+    /// models). Without it, the VM can migrate only to hosts with the same features.
     #[arg(long, value_name = "MODEL")]
     cpu: Option<String>,
-    /// QEMU's machine type
+    /// QEMU machine type
     #[arg(long, value_name = "TYPE", default_value = "q35")]
     machine: String,
-    /// QEMU itself
+    /// QEMU program
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     qemu: PathBuf,
-    /// More of QEMU's arguments
+    /// Further arguments for QEMU
     #[arg(last = true, value_name = "ARGUMENT")]
     extra: Vec<String>,
 }
 
-/// What runs a guest's code, as commands take it.
+/// The accelerator of a guest, as commands take it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(in crate::commands) enum AcceleratorName {
-    /// KVM where QEMU can use it, emulation elsewhere
+    /// KVM if QEMU can use it, else emulation
     Auto,
-    /// The processor, by /dev/kvm
+    /// Hardware virtualization by /dev/kvm
     Kvm,
-    /// Emulation
+    /// Emulation, many times slower
     Tcg,
 }
 

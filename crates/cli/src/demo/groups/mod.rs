@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use aquifer_group::balance::Balanced;
 use aquifer_page::Bytes;
 
-use super::begun::{Begun, Outcome};
 use super::machine::{Machine, clear};
+use super::session::{DemoSession, Outcome};
 use super::user::{Holds, Part, User};
 use super::wait::Wait;
 use crate::failure::{Failure, Result};
@@ -75,14 +75,14 @@ const QUIET: usize = 3;
 /// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let began = Instant::now();
-    let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
+    let session = DemoSession::begin(&options.run_dir, KIND, |dir, _| {
         clear(dir);
         Ok(())
     })?;
     let progress = Progress::spinner("two groups of two guests boot");
-    let stage = Stage::set(begun.dir.clone(), &options.machine)?;
-    let users = stage.boot(begun.wait())?;
-    let mut play = Play { stage: &stage, users, wait: begun.wait(), progress, across: 0 };
+    let stage = Stage::set(session.dir.clone(), &options.machine)?;
+    let users = stage.boot(session.wait())?;
+    let mut play = Play { stage: &stage, users, wait: session.wait(), progress, across: 0 };
     let (mut summary, picture) = play.run()?;
     summary.seconds = began.elapsed().as_secs_f64();
     Ok(Outcome { summary, picture })
@@ -103,20 +103,20 @@ impl Play<'_> {
         self.all(|_| (IMAGE_PART, IMAGE))?;
         let before = self.all(|vm| (own(vm), OWN))?;
 
-        self.progress.say("what is alike is looked for".to_owned());
+        self.progress.say("the scanners look for equal pages".to_owned());
         let mut watch = Watch::start(self.stage)?;
-        self.until(&mut watch, "having what is alike be kept once", |group| {
+        self.until(&mut watch, "sharing equal pages", |group| {
             group.sharing.saved_bytes >= IMAGE && group.vms.iter().all(|vm| vm.size <= BASE)
         })?;
         watch.mark("one needs more");
         let mut need = self.need(&mut watch)?;
         let groups = self.look(&watch)?;
 
-        self.progress.say(format!("{} writes to what it shares", VMS[WRITER].name));
+        self.progress.say(format!("{} writes to its shared pages", VMS[WRITER].name));
         watch.mark("another writes");
         self.users[NEEDY].hold(own(NEEDY), OWN)?;
         self.users[WRITER].hold(own_image(WRITER), IMAGE)?;
-        self.until(&mut watch, "having what is not saved any more be given back", |group| {
+        self.until(&mut watch, "taking back memory that is no longer saved", |group| {
             let handed: Bytes = group.vms.iter().map(|vm| vm.size.saturating_sub(vm.base)).sum();
             group.plan.deficit == Bytes::ZERO && handed <= group.sharing.saved_bytes
         })?;
@@ -211,7 +211,8 @@ impl Play<'_> {
             if Instant::now() > deadline {
                 let why =
                     format!("it still swaps with {}", watch.size(vm.name).unwrap_or_default());
-                return Err(Failure::new(format!("giving guest '{}' what it needs", vm.name), why));
+                let what = format!("giving guest '{}' the memory it needs", vm.name);
+                return Err(Failure::new(what, why));
             }
         }
     }

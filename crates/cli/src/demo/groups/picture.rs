@@ -1,6 +1,6 @@
 //! The demo's picture: how much each group saves, and how much its guests get of it, over time.
 
-use aquifer_group::balance::{Balanced, Turn};
+use aquifer_group::balance::{BalanceRound, Balanced};
 use aquifer_page::Bytes;
 use kuva::plot::{LegendEntry, LegendShape, LinePlot};
 use kuva::render::annotations::{ReferenceLine, TextAnnotation};
@@ -11,7 +11,7 @@ use kuva::render::plots::Plot;
 use super::BASE;
 use super::stage::{GROUPS, VMS};
 use super::watch::{Watch, found};
-use crate::demo::begun::png;
+use crate::demo::session::png;
 use crate::failure::Result;
 
 /// Colours that differ in greyscale, too, and for colour-blind readers.
@@ -55,7 +55,7 @@ pub(super) fn draw(watch: &Watch) -> Result<Vec<u8>> {
         })
     };
     let figure = Figure::new(GROUPS.len(), 1)
-        .with_title("What two groups save by sharing, and what their guests have of it")
+        .with_title("Memory that two groups save by sharing, and their guests' parts of it")
         .with_title_size(22)
         .with_figure_size(1280.0, 460.0 * GROUPS.len() as f64)
         .with_spacing(18.0)
@@ -82,8 +82,8 @@ fn legend() -> Vec<LegendEntry> {
 }
 
 /// Returns the lines of a group.
-fn lines(history: &[(f64, Turn)], group: &str) -> Vec<Plot> {
-    let of = |value: &dyn Fn(&Turn) -> Option<Bytes>| {
+fn lines(history: &[(f64, BalanceRound)], group: &str) -> Vec<Plot> {
+    let of = |value: &dyn Fn(&BalanceRound) -> Option<Bytes>| {
         let points = history.iter().filter_map(|(at, turn)| Some((*at, mib(value(turn)?))));
         LinePlot::new().with_data(points).with_stroke_width(2.0)
     };

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use aquifer_group::balance::{Balanced, Turn};
-use aquifer_group::scan::Report;
+use aquifer_group::balance::{BalanceRound, Balanced};
+use aquifer_group::scan::ScanReport;
 use aquifer_page::Bytes;
 use serde::Serialize;
 
@@ -55,8 +55,8 @@ pub struct Group {
 impl Group {
     pub(super) fn new(
         group: &Balanced,
-        turns: &[(f64, Turn)],
-        reports: &[Report],
+        turns: &[(f64, BalanceRound)],
+        reports: &[ScanReport],
         mapped: Mapped,
     ) -> Self {
         let cpu: f64 = reports.iter().map(|report| report.scanner_cpu_pct).sum();
@@ -175,8 +175,9 @@ impl fmt::Display for Summary {
         let Need { vm, base_bytes, got_bytes, left_bytes, seconds, .. } = &self.need;
         writeln!(
             f,
-            "{vm} needed more than its {base_bytes}: it swapped up to {} a second, had {got_bytes} after {seconds:.0} s, and swapped {} a second then; \
-             {left_bytes} are left to it since another guest of its group has written to what they shared",
+            "{vm} needed more than its {base_bytes}: it swapped up to {} a second, had \
+             {got_bytes} after {seconds:.0} s, and swapped {} a second then; it kept \
+             {left_bytes} after another guest of its group wrote to shared pages",
             self.need.swapped_bytes_per_s, self.need.swapped_bytes_per_s_after
         )?;
         writeln!(

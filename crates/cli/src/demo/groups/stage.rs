@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aquifer_blockdev::swap;
-use aquifer_group::{Agreement, Agreements, Sealed};
-use aquifer_vm::memory::{Limits, UNLIMITED};
-use aquifer_vm::process::{Files, client};
-use aquifer_vm::{Backing, VmSpec};
+use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::LinkSpec;
 use aquifer_region::process::RegionSpec;
+use aquifer_vm::memory::{Limits, UNLIMITED};
+use aquifer_vm::process::{Files, client};
+use aquifer_vm::{Backing, VmSpec};
 
 use super::{BASE, MEMORY};
 use crate::demo::machine::{Machine, clear};
@@ -60,7 +60,9 @@ impl Stage {
         for name in GROUPS {
             let what = || format!("making group '{name}'");
             let group = name.parse().or_fail(what)?;
-            agreements.create(&Agreement::new(group, Sealed::Deterministic)).or_fail(what)?;
+            agreements
+                .create(&Agreement::new(group, GroupEncryption::Deterministic))
+                .or_fail(what)?;
         }
         let image = machine.guest(&stage.dir, name(VMS[0].name)?, MEMORY, &MODULES)?;
         VMS.iter().try_for_each(|vm| stage.start(vm, &image))?;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use aquifer_group::balance::{Balanced, Turn};
-use aquifer_group::scan::Report;
+use aquifer_group::balance::{BalanceRound, Balanced};
+use aquifer_group::scan::ScanReport;
 use aquifer_page::Bytes;
 use serde::de::DeserializeOwned;
 
@@ -40,9 +40,9 @@ struct Service {
 #[derive(Debug, Default)]
 struct Seen {
     /// The step of each of the balancer's periods, with its time in seconds.
-    turns: Vec<(f64, Turn)>,
+    turns: Vec<(f64, BalanceRound)>,
     /// The reports of each scanner.
-    reports: [Vec<Report>; 2],
+    reports: [Vec<ScanReport>; 2],
 }
 
 impl Watch {
@@ -111,12 +111,12 @@ impl Watch {
     }
 
     /// Returns the step of the latest period.
-    pub(super) fn last(&self) -> Option<Turn> {
+    pub(super) fn last(&self) -> Option<BalanceRound> {
         lock(&self.seen).turns.last().map(|(_, turn)| turn.clone())
     }
 
     /// Returns all steps, with their times in seconds.
-    pub(super) fn history(&self) -> Vec<(f64, Turn)> {
+    pub(super) fn history(&self) -> Vec<(f64, BalanceRound)> {
         lock(&self.seen).turns.clone()
     }
 
@@ -153,7 +153,10 @@ impl Watch {
 }
 
 /// Finds a guest in a step of the balancer.
-pub(super) fn found<'a>(turn: &'a Turn, vm: &str) -> Option<&'a aquifer_group::balance::Vm> {
+pub(super) fn found<'a>(
+    turn: &'a BalanceRound,
+    vm: &str,
+) -> Option<&'a aquifer_group::balance::Vm> {
     let of = |group: &'a Balanced| group.vms.iter().find(|found| found.vm.as_str() == vm);
     turn.groups.iter().find_map(of)
 }

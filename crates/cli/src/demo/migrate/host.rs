@@ -28,7 +28,8 @@ impl Host {
     /// Starts the agent, which takes VMs in, and neither lends nor borrows.
     pub(super) fn start(name: &'static str, site: &Site<'_>, qemu: &Path) -> Result<Self> {
         let sections = format!(
-            "[vms]\naccept = true\nqemu = \"{}\"\n[lend]\nenabled = false\n[borrow]\nenabled = false",
+            "[vms]\naccept = true\nqemu = \"{}\"\n\
+             [lend]\nenabled = false\n[borrow]\nenabled = false",
             qemu.display()
         );
         let agent = Process::start(&mut site.agent(&sections)?, "an agent")?;

@@ -16,13 +16,13 @@ mod stage;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use aquifer_vm::migrate::Report;
 use aquifer_page::Bytes;
+use aquifer_vm::migrate::MigrationReport;
 use serde_json::Value;
 
-use super::begun::{Begun, Outcome};
 use super::machine::{MACHINE, Machine};
 use super::process::lender_socket;
+use super::session::{DemoSession, Outcome};
 use super::wait::Wait;
 use crate::failure::Result;
 use crate::progress::Progress;
@@ -70,12 +70,12 @@ const AFTER: Duration = Duration::from_secs(1);
 /// # Errors
 /// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
-    let begun = Begun::begin(&options.run_dir, KIND, stage::clean_up)?;
+    let session = DemoSession::begin(&options.run_dir, KIND, stage::clean_up)?;
     let kernel = options.machine.kernel()?;
-    let wait = begun.wait();
+    let wait = session.wait();
     let mut progress = Progress::spinner("two hosts and a lender");
     let stage =
-        Stage::set(begun.dir.clone(), &begun.instance, MEMORY, &options.machine.qemu, wait)?;
+        Stage::set(session.dir.clone(), &session.instance, MEMORY, &options.machine.qemu, wait)?;
     let boot = Boot {
         qemu: options.machine.qemu.clone(),
         memory: MEMORY,
@@ -181,7 +181,8 @@ impl Play<'_> {
         {
             self.progress.say(format!("Aquifer: the guest moves from {from} to {to}"));
             let began = Instant::now();
-            let report: Report = here.aquifer(space, &["vm", "migrate", VM, "--to", to])?;
+            let report: MigrationReport =
+                here.aquifer(space, &["vm", "migrate", VM, "--to", to])?;
             user.follow(number);
             let moved = format!("when it had moved to {to}");
             self.after(&user, &moved)?;

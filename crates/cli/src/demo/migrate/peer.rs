@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use aquifer_vm::Qmp;
 use aquifer_page::PAGE_SIZE;
+use aquifer_vm::Qmp;
 use serde_json::{Value, json};
 
 use super::MACHINE;

@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-use aquifer_vm::migrate::Report;
 use aquifer_page::Bytes;
+use aquifer_vm::migrate::MigrationReport;
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;
 use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 use serde::Serialize;
 
-use crate::demo::begun::png;
+use crate::demo::session::png;
 use crate::failure::Result;
 
 /// A move of the guest.
@@ -41,7 +41,7 @@ pub struct Move {
 }
 
 impl Move {
-    pub(super) fn of(report: &Report) -> Self {
+    pub(super) fn of(report: &MigrationReport) -> Self {
         let mode = serde_json::to_value(report.mode)
             .ok()
             .and_then(|mode| mode.as_str().map(str::to_owned));
@@ -124,7 +124,7 @@ impl Summary {
         let titles = [
             ("Until it runs there", "ms"),
             ("Sent, to the host or the pool", "MB"),
-            ("Of that time it stood still", "ms"),
+            ("Of that time it was paused", "ms"),
             ("Longest silence for its user", "ms"),
         ];
         let layouts = plots.iter().zip(titles).map(|(plots, (title, unit))| {
@@ -132,7 +132,7 @@ impl Summary {
         });
         let layouts = layouts.collect();
         let title = format!(
-            "A guest of {} moves to another host while it writes to its memory; {} of it in local RAM",
+            "A guest of {} migrates while it writes to its memory; {} of it in local RAM",
             self.guest_bytes, self.cache_bytes
         );
         let figure = Figure::new(2, 2)
@@ -149,13 +149,14 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "a guest of {}, {} of it not zero; with Aquifer {} of it in local RAM, the rest in the pool",
+            "a guest of {}, {} of it not zero; \
+             with Aquifer {} of it in local RAM, the rest in the pool",
             self.guest_bytes, self.footprint_bytes, self.cache_bytes
         )?;
         writeln!(
             f,
             "{:18}{:>10}{:>15}{:>19}{:>12}{:>9}",
-            "", "total", "stood still", "longest silence", "sent", "rounds"
+            "", "total", "paused", "longest silence", "sent", "rounds"
         )?;
         for (name, is) in self.moves() {
             let [total, still, silence] =
@@ -165,7 +166,8 @@ impl fmt::Display for Summary {
         }
         writeln!(
             f,
-            "{:.1} times as fast, {:.0} % of the data; pages that the guest found wrong: {} (QEMU's own: {})",
+            "{:.1} times as fast, {:.0} % of the data; \
+             pages that the guest found wrong: {} (QEMU's own: {})",
             self.speedup,
             self.data_ratio * 100.0,
             self.guest_errors,

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use aquifer_page::Bytes;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Accelerator, Initrd};
-use aquifer_page::Bytes;
 
 use super::host::Host;
 use crate::demo::netns::Network;

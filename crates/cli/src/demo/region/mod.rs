@@ -18,15 +18,15 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::RegionError;
-use aquifer_region::process::{Bucket, Files, RegionSpec, Status, client};
+use aquifer_region::process::{Bucket, Files, RegionSpec, RegionStatus, client};
 use serde::Serialize;
 
 use crate::commands::region::with_preload;
-use crate::demo::begun::{Begun, Outcome};
 use crate::demo::process::{self, Process};
 use crate::demo::remove;
+use crate::demo::session::{DemoSession, Outcome};
 use crate::failure::{OrFail, Result};
-use crate::lender::{Lender, Purpose, Trust};
+use crate::lender::{ClaimedLender, Purpose, Trust};
 use crate::progress::Progress;
 use memcache::{Client, Load, Read};
 
@@ -95,12 +95,12 @@ const START: Duration = Duration::from_secs(10);
 /// # Errors
 /// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
-    let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
+    let session = DemoSession::begin(&options.run_dir, KIND, |dir, _| {
         clear(dir);
         Ok(())
     })?;
-    let interrupted = &*begun.interrupted;
-    let stage = Stage { dir: begun.dir.clone() };
+    let interrupted = &*session.interrupted;
+    let stage = Stage { dir: session.dir.clone() };
     fs::create_dir_all(&stage.dir).or_fail(|| format!("making {}", stage.dir.display()))?;
     let size = Bytes(options.cache.0 * 4);
     let load = Load::filling(size);
@@ -160,7 +160,7 @@ impl Summary {
     fn new(
         load: &Load,
         [read, local]: [&Read; 2],
-        [before, after]: [&Status; 2],
+        [before, after]: [&RegionStatus; 2],
         hit_rate: f64,
     ) -> Self {
         let faults = after.counts.remote_faults - before.counts.remote_faults;
@@ -232,7 +232,7 @@ impl Stage {
         let what = || "making the region";
         let uri = format!("nbd+unix:///?socket={}", process::lender_socket(&self.dir).display());
         let uri = uri.parse().or_fail(what)?;
-        let lender = Lender::find(&uri, &Trust::default(), None, Purpose::Volume("demo"))?;
+        let lender = ClaimedLender::find(&uri, &Trust::default(), None, Purpose::Volume("demo"))?;
         let name: RegionName = REGION.parse().or_fail(what)?;
         let leases = vec![lender.lease];
         let spec =

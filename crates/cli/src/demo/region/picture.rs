@@ -6,7 +6,7 @@ use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 
 use super::Summary;
-use crate::demo::begun::png as rendered;
+use crate::demo::session::png as rendered;
 use crate::failure::Result;
 
 /// Draws the picture, as PNG.

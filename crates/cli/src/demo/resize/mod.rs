@@ -10,20 +10,20 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use aquifer_page::{Bytes, RegionName};
+use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Order, Resized, UNLIMITED};
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Backing, VmSpec};
-use aquifer_page::{Bytes, RegionName};
-use aquifer_region::process::RegionSpec;
 
-use super::begun::{Begun, Outcome};
 use super::machine::{Machine, clear};
 use super::process::{self, Process, lender_socket};
 use super::remove;
+use super::session::{DemoSession, Outcome};
 use super::user::{Part, User};
 use super::wait::Wait;
 use crate::failure::{OrFail, Result};
-use crate::lender::{Lender, Purpose, Trust};
+use crate::lender::{ClaimedLender, Purpose, Trust};
 use crate::progress::Progress;
 pub use report::{Step, Summary};
 
@@ -72,13 +72,13 @@ const NEAR: f64 = 1.02;
 /// # Errors
 /// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
-    let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
+    let session = DemoSession::begin(&options.run_dir, KIND, |dir, _| {
         clear(dir);
         Ok(())
     })?;
     let mut progress = Progress::spinner("a guest boots");
-    let stage = Stage::set(begun.dir.clone(), options)?;
-    let mut user = stage.boot(options, begun.wait())?;
+    let stage = Stage::set(session.dir.clone(), options)?;
+    let mut user = stage.boot(options, session.wait())?;
     let summary = play(&stage, &mut user, options, &mut progress)?;
     let picture = summary.picture()?;
     Ok(Outcome { summary, picture })
@@ -159,7 +159,7 @@ impl Stage {
     fn region(&self, name: RegionName) -> Result<RegionSpec> {
         let uri = format!("nbd+unix:///?socket={}", lender_socket(&self.dir).display());
         let uri = uri.parse().or_fail(|| "naming the lender")?;
-        let lender = Lender::find(&uri, &Trust::default(), None, Purpose::Volume("demo"))?;
+        let lender = ClaimedLender::find(&uri, &Trust::default(), None, Purpose::Volume("demo"))?;
         let (leases, identity) = (vec![lender.lease], lender.identity);
         Ok(RegionSpec { leases, identity, ..RegionSpec::new(name, MOST, CACHE) })
     }

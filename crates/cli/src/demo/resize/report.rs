@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use aquifer_vm::memory::Resized;
 use aquifer_page::Bytes;
+use aquifer_vm::memory::Resized;
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;
 use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 use serde::Serialize;
 
-use crate::demo::begun::png;
+use crate::demo::session::png;
 use crate::failure::Result;
 
 /// A resize of the guest.

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
 
-use super::begun::{Begun, Outcome};
 use super::load::{Plan, Verdict};
 use super::loader::Loader;
 use super::netns::Network;
 use super::process::Site;
+use super::session::{DemoSession, Outcome};
 use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use crate::failure::{Failure, OrFail, Result};
 use crate::init::{Cluster, Member};
@@ -60,10 +60,11 @@ const KIND: &str = "demo";
 /// If this machine lacks a requirement, or if a step fails; the help then has the agents' logs.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let hierarchy = Hierarchy::find().or_fail(|| "making a cgroup for each host")?;
-    let begun = Begun::begin(&options.run_dir, KIND, |dir, dead| clean_up(dir, dead, &hierarchy))?;
-    let stage = Stage::set(options, &begun, &hierarchy)?;
+    let session =
+        DemoSession::begin(&options.run_dir, KIND, |dir, dead| clean_up(dir, dead, &hierarchy))?;
+    let stage = Stage::set(options, &session, &hierarchy)?;
     let watch = Watch::start(&stage.hosts, options.memory);
-    let played = stage.play(options, &watch, &begun.interrupted);
+    let played = stage.play(options, &watch, &session.interrupted);
     let seen = watch.stop();
     let ended = stage.clear(played.is_err());
     let phases =
@@ -89,8 +90,8 @@ struct Ended {
 }
 
 impl Stage {
-    fn set(options: &Options, begun: &Begun, hierarchy: &Hierarchy) -> Result<Self> {
-        let Begun { instance, dir, .. } = begun;
+    fn set(options: &Options, session: &DemoSession, hierarchy: &Hierarchy) -> Result<Self> {
+        let DemoSession { instance, dir, .. } = session;
         let network = Network::create(instance)?;
         let mut stage = Self { hosts: Vec::new(), network, dir: dir.clone() };
         let members: Vec<_> = ["a", "b"]
@@ -187,10 +188,10 @@ impl Play<'_> {
         self.stage_is(&format!("every byte is verified, through the memory of host {other}"));
         load.order("verify")?;
         let verdict = self.wait("verifying memory", || load.verified(soon()))?;
-        self.stage_is(&format!("the load of host {name} ends: it returns what it borrowed"));
+        self.stage_is(&format!("the load of host {name} ends: it returns borrowed memory"));
         load.order("free")?;
         self.watch.freed(self.turn);
-        self.wait("returning what was borrowed", || {
+        self.wait("returning borrowed memory", || {
             Ok(self.watch.has_returned(self.turn).then_some(()))
         })?;
         load.quit(Instant::now() + STEP)?;

@@ -7,7 +7,7 @@ use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use serde::Serialize;
 
-use super::watch::{Seen, Turn};
+use super::watch::{Overload, Seen};
 use crate::demo::load::Verdict;
 
 /// The output of `aquifer demo sharing --json`.
@@ -84,7 +84,8 @@ impl Summary {
     pub(super) fn new(verdicts: &[Verdict; 2], seen: &Seen) -> Self {
         let phase = |turn: usize| {
             let (borrower, lender) = (&seen.hosts[turn], &seen.hosts[1 - turn]);
-            let Turn { borrowed_peak, lender_rss_peak, lender_rss_after, .. } = seen.turns[turn];
+            let Overload { borrowed_peak, lender_rss_peak, lender_rss_after, .. } =
+                seen.turns[turn];
             let Verdict { pages_written, pages_verified, pages_lost, .. } = verdicts[turn];
             Phase {
                 borrower: borrower.name,

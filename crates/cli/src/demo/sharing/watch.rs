@@ -42,7 +42,7 @@ pub(super) struct Watch {
 pub(super) struct Seen {
     memory: Bytes,
     pub(super) hosts: Vec<Watched>,
-    pub(super) turns: [Turn; 2],
+    pub(super) turns: [Overload; 2],
     stage: String,
     turn: usize,
 }
@@ -59,7 +59,7 @@ pub(super) struct Watched {
 
 /// One host's overload: its moments and extremes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct Overload {
     overloaded: Option<Instant>,
     activated: Option<Instant>,
     freed: Option<Instant>,
@@ -69,7 +69,7 @@ pub(super) struct Turn {
     pub(super) lender_rss_after: Bytes,
 }
 
-impl Turn {
+impl Overload {
     /// Returns the time from M_u above T_upper to swapon (\[Ge23\]).
     pub(super) fn activation(&self) -> Option<Duration> {
         Some(self.activated?.duration_since(self.overloaded?))
@@ -102,7 +102,7 @@ impl Watch {
         let seen = Arc::new(Mutex::new(Seen {
             memory,
             hosts: hosts.iter().map(watched).collect(),
-            turns: [Turn::default(); 2],
+            turns: [Overload::default(); 2],
             stage: String::new(),
             turn: 0,
         }));
@@ -170,7 +170,7 @@ impl Seen {
         };
         let histories: Vec<_> = self.hosts.iter().map(history).collect();
         picture::png(
-            "Two hosts share memory: what one swaps out lies in the other's RAM",
+            "Two hosts share memory: pages that one swaps out are in the other's RAM",
             &histories,
         )
     }

@@ -67,21 +67,17 @@ impl fmt::Display for Seen {
             Self::LenderSilent { lease, lender } => {
                 write!(
                     f,
-                    "pages unreachable: {lender}, lease {lease}, does not answer; who needs them waits"
+                    "pages unreachable: {lender}, lease {lease}, does not answer; \
+                     programs that touch them wait"
                 )
             }
             Self::LenderAnswers { lease, lender } => {
                 write!(f, "pages reachable: {lender}, lease {lease}, answers again")
             }
             Self::PagesForgotten { lease, lender } => {
-                write!(
-                    f,
-                    "pages lost: {lender}, lease {lease}, does not have what was stored there"
-                )
+                write!(f, "pages lost: {lender}, lease {lease}, has lost the stored pages")
             }
-            Self::VolumeDied => f.write_str(
-                "pages lost: the process that served the swap died, and what was there is gone",
-            ),
+            Self::VolumeDied => f.write_str("pages lost: the process that served the swap died"),
         }
     }
 }
@@ -182,7 +178,7 @@ mod tests {
             address,
             extents: 1,
             used_extents: 1,
-            sealed: None,
+            encryption: None,
             state,
         };
         VolumeStatus {

@@ -11,7 +11,7 @@ use super::framework::{
 
 /// Starts a borrower `a` with pages at `b`, its only lender so far, and `others` that begin to
 /// lend.
-fn swapping(others: &[&'static str]) -> (Cluster, Load) {
+fn start_swapping(others: &[&'static str]) -> (Cluster, Load) {
     let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "20s");
     let aside = |name: &&'static str| Spec::new(name).set("lend", "enabled", false);
     let hosts = [a, Spec::new("b")].into_iter().chain(others.iter().map(aside));
@@ -23,13 +23,13 @@ fn swapping(others: &[&'static str]) -> (Cluster, Load) {
     for name in others {
         let host = &cluster[*name];
         host.signal_agent(Signal::TERM);
-        lends(host, true);
+        set_lending(host, true);
         host.restart();
     }
     (cluster, load)
 }
 
-fn lends(host: &Host, lends: bool) {
+fn set_lending(host: &Host, lends: bool) {
     host.configure(|config| {
         config["lend"].as_table_mut().unwrap().insert("enabled".to_owned(), lends.into());
     });
@@ -39,13 +39,13 @@ fn drain(host: &Host, words: &[&str]) -> Answer {
     Answer::of(&mut host.aquifer(&[&["drain", "--json"], words].concat()))
 }
 
-fn last(answer: &Answer) -> Draining {
+fn last_report(answer: &Answer) -> Draining {
     assert_eq!(answer.code, Some(0), "{answer:?}");
     serde_json::from_str(answer.stdout.lines().last().unwrap()).unwrap()
 }
 
 #[track_caller]
-fn all_of_it_is_elsewhere(cluster: &Cluster) {
+fn assert_b_holds_nothing(cluster: &Cluster) {
     let (a, b) = (&cluster["a"], &cluster["b"]);
     assert!(b.lease_files().is_empty());
     assert!(a.held_of("b").is_none(), "{:?}", a.volume());
@@ -63,12 +63,12 @@ fn a_drained_lender_can_go_while_its_borrower_rewrites() {
     if lacks_rights() {
         return;
     }
-    let (cluster, mut load) = swapping(&["c"]);
+    let (cluster, mut load) = start_swapping(&["c"]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     load.rewrite_during(|| {
-        let end = last(&drain(b, &[]));
+        let end = last_report(&drain(b, &[]));
         assert!(end.on && end.left.is_empty(), "{end:?}");
-        all_of_it_is_elsewhere(&cluster);
+        assert_b_holds_nothing(&cluster);
     });
     assert!(a.held_of("c").is_some_and(|held| held.placed > Bytes::ZERO), "{:?}", a.volume());
     let events = b.status().events;
@@ -87,17 +87,17 @@ fn an_interrupted_lender_drains_before_it_ends() {
     if lacks_rights() {
         return;
     }
-    let (cluster, mut load) = swapping(&[]);
+    let (cluster, mut load) = start_swapping(&[]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     load.rewrite_during(|| {
         assert!(b.signal_agent(Signal::INT).success());
-        all_of_it_is_elsewhere(&cluster);
+        assert_b_holds_nothing(&cluster);
     });
     let log = b.log_text();
-    assert!(log.contains("still lent: ") && log.contains("nothing is lent any more"), "{log}");
+    assert!(log.contains("still lent: ") && log.contains("all leases are back"), "{log}");
     let volume = a.volume();
     assert!(volume.spilled > Bytes::ZERO, "{volume:?}");
-    wait_until("the spill is an event", || {
+    wait_until("a reports the spill as an event", || {
         a.status().events.iter().any(|event| event.kind == EventKind::Spill)
     });
     give_back(&cluster, load);
@@ -108,14 +108,14 @@ fn a_lender_that_is_not_to_lend_any_more_drains_when_it_starts() {
     if lacks_rights() {
         return;
     }
-    let (cluster, mut load) = swapping(&[]);
+    let (cluster, mut load) = start_swapping(&[]);
     let b = &cluster["b"];
     load.rewrite_during(|| {
         b.signal_agent(Signal::TERM);
-        lends(b, false);
+        set_lending(b, false);
         b.restart();
-        wait_until("b has all back", || b.is_free());
-        all_of_it_is_elsewhere(&cluster);
+        wait_until("b has all its memory back", || b.is_free());
+        assert_b_holds_nothing(&cluster);
     });
     let log = b.log_text();
     assert!(log.contains("wait for the next agent for 20s"), "{log}");
@@ -123,36 +123,36 @@ fn a_lender_that_is_not_to_lend_any_more_drains_when_it_starts() {
 }
 
 #[test]
-fn a_second_interrupt_forces_the_end_and_says_what_is_lost() {
+fn a_second_interrupt_ends_at_once_and_names_the_losses() {
     if lacks_rights() {
         return;
     }
-    let (cluster, load) = swapping(&[]);
+    let (cluster, load) = start_swapping(&[]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     // No pages move while a's agent is away.
     a.kill_agent();
     let answer = drain(b, &["--timeout", "500ms"]);
     answer.must_fail(1, &["still lent", "a does not answer", "--end"]);
     b.interrupt();
-    wait_until("b says what it waits for", || b.log_text().contains("a does not answer"));
+    wait_until("b says that it waits for a", || b.log_text().contains("a does not answer"));
     let end = b.signal_agent(Signal::INT);
     assert_eq!(end.code(), Some(1));
     let log = b.log_text();
     assert!(log.contains("a loses ") && log.contains("fail then"), "{log}");
     // The next agent has all of the pages.
-    lends(b, true);
+    set_lending(b, true);
     b.restart();
     a.restart();
     give_back(&cluster, load);
 }
 
 #[test]
-fn a_lender_that_is_no_peer_any_more_is_left_and_its_borrower_asked_back() {
+fn hosts_that_are_no_longer_peers_give_back_their_leases() {
     if lacks_rights() {
         return;
     }
     for forgetful in ["a", "b"] {
-        let (cluster, mut load) = swapping(&[]);
+        let (cluster, mut load) = start_swapping(&[]);
         let (b, host) = (&cluster["b"], &cluster[forgetful]);
         load.rewrite_during(|| {
             host.signal_agent(Signal::TERM);
@@ -160,8 +160,8 @@ fn a_lender_that_is_no_peer_any_more_is_left_and_its_borrower_asked_back() {
                 config.remove("peer");
             });
             host.restart();
-            wait_until("b has all back", || b.is_free());
-            all_of_it_is_elsewhere(&cluster);
+            wait_until("b has all its memory back", || b.is_free());
+            assert_b_holds_nothing(&cluster);
         });
         let told = match forgetful {
             "a" => "b is not a [[peer]] of the configuration, but has lent this host lease",
@@ -181,8 +181,8 @@ fn a_drain_that_is_asked_for_twice_is_one() {
     let cluster = Cluster::new(["a"]);
     let a = &cluster["a"];
     let text = Answer::of(&mut a.aquifer(&["drain"]));
-    assert!(text.stdout.contains("nothing is lent"), "{text:?}");
-    assert!(last(&drain(a, &[])).on);
+    assert!(text.stdout.contains("this host lends nothing"), "{text:?}");
+    assert!(last_report(&drain(a, &[])).on);
     let events: Vec<_> =
         a.status().events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
     assert!(events.len() <= 2, "{events:?}");
@@ -191,7 +191,7 @@ fn a_drain_that_is_asked_for_twice_is_one() {
 }
 
 #[test]
-fn an_agent_whose_certificate_is_of_another_authority_does_not_start() {
+fn an_agent_with_a_foreign_certificate_does_not_start() {
     if lacks_rights() {
         return;
     }

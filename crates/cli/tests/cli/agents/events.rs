@@ -7,12 +7,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::framework::{Cluster, Host, Spec, lacks_rights, wait_for, wait_until};
 
 #[track_caller]
-fn told(host: &Host, kind: EventKind) -> String {
-    let event = wait_for(&format!("{kind} is an event"), || {
+fn wait_for_event(host: &Host, kind: EventKind) -> String {
+    let event = wait_for(&format!("the host reports the event {kind}"), || {
         host.status().events.into_iter().find(|event| event.kind == kind)
     });
     let log = host.log_text();
-    assert!(log.contains(&event.what), "not in the log: {event:?}\n{log}");
+    assert!(log.contains(&event.what), "the log lacks the event: {event:?}\n{log}");
     event.what
 }
 
@@ -29,10 +29,10 @@ fn a_lender_that_goes_and_comes_back_is_two_events() {
     load.filled();
     load.order("rewrite");
     b.kill_agent();
-    let lost = told(a, EventKind::LenderLost);
+    let lost = wait_for_event(a, EventKind::LenderLost);
     assert!(lost.contains("b does not answer"), "{lost}");
     b.restart();
-    told(a, EventKind::LenderBack);
+    wait_for_event(a, EventKind::LenderBack);
     load.filled();
     load.verify();
     drop(load);
@@ -56,7 +56,7 @@ fn a_lease_that_its_lender_has_lost_is_told_to_the_borrower() {
     b.kill_agent();
     std::fs::remove_dir_all(b.store()).unwrap();
     b.restart();
-    let lost = told(a, EventKind::LeaseLost);
+    let lost = wait_for_event(a, EventKind::LeaseLost);
     assert!(lost.contains(&lease.to_string()) && lost.contains('b'), "{lost}");
     let held = a.held_of("b").unwrap();
     // The lender says so, or the volume finds out.
@@ -79,13 +79,13 @@ fn a_program_that_the_kernel_kills_is_an_event() {
     let a = &cluster["a"];
     // The cgroup may not swap while nothing is borrowed.
     let load = a.load(Bytes::mib(64));
-    let what = told(a, EventKind::OomKill);
+    let what = wait_for_event(a, EventKind::OomKill);
     assert!(what.contains("killed 1 program"), "{what}");
     assert!(!load.killed().success());
 }
 
 #[test]
-fn a_borrower_that_is_silent_for_the_whole_grace_is_an_event_at_the_lender() {
+fn a_borrower_silent_past_its_grace_is_an_event_at_the_lender() {
     if lacks_rights() {
         return;
     }
@@ -96,7 +96,7 @@ fn a_borrower_that_is_silent_for_the_whole_grace_is_an_event_at_the_lender() {
     let pid = a.volume().pid;
     a.kill_agent();
     kill_process(super::framework::process(pid), Signal::KILL).unwrap();
-    let what = told(b, EventKind::BorrowerLost);
+    let what = wait_for_event(b, EventKind::BorrowerLost);
     assert!(what.contains("no sign of a"), "{what}");
     a.restart();
     wait_until("a is free", || a.is_free());
@@ -117,5 +117,5 @@ fn a_vm_that_ends_is_an_event_of_its_host() {
     let vm: serde_json::Value = serde_json::from_slice(&started.stdout).unwrap();
     let qemu = vm["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)).unwrap();
     kill_process(qemu, Signal::KILL).unwrap();
-    assert!(told(a, EventKind::VmEnded).contains("signal 9 killed QEMU"));
+    assert!(wait_for_event(a, EventKind::VmEnded).contains("signal 9 killed QEMU"));
 }

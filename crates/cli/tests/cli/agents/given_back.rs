@@ -26,7 +26,7 @@ fn volumes_that_leave_together_make_no_room_for_each_other() {
     assert_eq!(a.status().borrowed.len(), 2);
     load.free();
     a.give_back();
-    wait_until("all is free", || a.is_free() && cluster["b"].is_free());
+    wait_until("a and b are free", || a.is_free() && cluster["b"].is_free());
 }
 
 #[test]
@@ -42,15 +42,15 @@ fn memory_that_a_lender_cannot_free_is_not_reported_as_free() {
     // unlink(2) cannot remove a directory.
     fs::create_dir(&record).unwrap();
     a.give_back();
-    wait_until("the lender has tried twice", || {
+    wait_until("the lender has tried twice to free the memory", || {
         b.log_text().matches("is not free yet").count() > 1
     });
     assert_eq!(b.lent().state, "freeing");
     fs::remove_dir(&record).unwrap();
-    wait_until("the memory is free", || b.is_free());
+    wait_until("b is free", || b.is_free());
 }
 
-fn begin(command: &mut Command) -> Child {
+fn spawn_piped(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -60,7 +60,7 @@ fn signal(host: &Host, pid: u32, signal: Signal) {
 }
 
 #[test]
-fn a_return_ends_a_borrowing_that_is_under_way_and_the_next_one_goes_through() {
+fn a_return_cancels_a_borrowing_and_the_next_one_succeeds() {
     if lacks_rights() {
         return;
     }
@@ -69,14 +69,14 @@ fn a_return_ends_a_borrowing_that_is_under_way_and_the_next_one_goes_through() {
     let pid = silent.status().pid;
     // A borrowing waits for the peers' offers.
     signal(silent, pid, Signal::STOP);
-    let mut both = [(); 2].map(|()| begin(&mut a.aquifer(&["borrow", "64M"])));
-    let refused = wait_for("one is refused because of the other", || {
+    let mut both = [(); 2].map(|()| spawn_piped(&mut a.aquifer(&["borrow", "64M"])));
+    let refused = wait_for("one of the two borrowings is refused", || {
         both.iter_mut().position(|borrow| borrow.try_wait().unwrap().is_some())
     });
     let waits = Answer::of(&mut a.aquifer(&["return"]));
     signal(silent, pid, Signal::CONT);
     assert_eq!(waits.code, Some(0), "{waits:?}");
-    wait_until("both are answered", || {
+    wait_until("both borrowings have ended", || {
         both.iter_mut().all(|borrow| borrow.try_wait().unwrap().is_some())
     });
     for (index, borrow) in both.into_iter().enumerate() {
@@ -88,5 +88,5 @@ fn a_return_ends_a_borrowing_that_is_under_way_and_the_next_one_goes_through() {
     }
     a.borrow(Bytes::mib(64));
     a.give_back();
-    wait_until("all is free", || a.is_free() && cluster["b"].is_free());
+    wait_until("a and b are free", || a.is_free() && cluster["b"].is_free());
 }

@@ -6,10 +6,10 @@ use aquifer_api::status::LeaseHealth;
 use aquifer_page::Bytes;
 use rustix::process::{Signal, kill_process};
 
-use super::framework::{Cluster, LIMIT, Spec, lacks_rights, process, wait_until};
+use super::framework::{Cluster, STEP_TIMEOUT, Spec, lacks_rights, process, wait_until};
 
 #[test]
-fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
+fn a_lost_lender_is_named_and_its_borrowers_fail_soon() {
     if lacks_rights() {
         return;
     }
@@ -29,7 +29,7 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     c.kill_agent();
     let killed = Instant::now();
     let end = load.killed();
-    assert!(killed.elapsed() < LIMIT, "the program waited for {:?}", killed.elapsed());
+    assert!(killed.elapsed() < STEP_TIMEOUT, "the load waited for {:?}", killed.elapsed());
     assert!(!end.success());
     let error = a.volume().last_error.unwrap_or_default();
     assert!(error.contains("lender c") && error.contains(&lost.to_string()), "{error:?}");
@@ -39,15 +39,15 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     assert_eq!(a.held_of("b").unwrap().state, "ok");
 
     a.give_back();
-    wait_until("the living are free", || a.is_free() && b.is_free());
+    wait_until("a and b are free", || a.is_free() && b.is_free());
     a.leaves_nothing(&volume);
     // If `c` comes back after all, it learns that its lease is over.
     c.restart();
-    wait_until("the lost one is free too", || c.is_free());
+    wait_until("c is free", || c.is_free());
 }
 
 #[test]
-fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
+fn a_lost_borrowers_lease_is_freed_after_its_grace() {
     if lacks_rights() {
         return;
     }
@@ -64,17 +64,17 @@ fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
     a.kill_agent();
     let alone = Instant::now();
     wait_until("twice the grace is over", || {
-        assert_eq!(b.status().lent.len(), 1, "freed after {:?}", alone.elapsed());
+        assert_eq!(b.status().lent.len(), 1, "b freed the lease after {:?}", alone.elapsed());
         alone.elapsed() > 2 * grace
     });
     load.verify();
 
     kill_process(process(volume.pid), Signal::KILL).unwrap();
     let gone = Instant::now();
-    wait_until("the lease is freed", || b.is_free());
+    wait_until("b frees the lease", || b.is_free());
     // A connection counts as a sign of life for an eighth of the grace after the last look at it.
-    assert!(gone.elapsed() > grace * 3 / 4, "freed after {:?}", gone.elapsed());
-    assert!(gone.elapsed() < grace + LIMIT, "freed after {:?}", gone.elapsed());
+    assert!(gone.elapsed() > grace * 3 / 4, "b freed the lease after {:?}", gone.elapsed());
+    assert!(gone.elapsed() < grace + STEP_TIMEOUT, "b freed the lease after {:?}", gone.elapsed());
     let told = b.status().decisions.iter().any(|decision| decision.what.contains("no sign of a"));
     assert!(told, "{:?}", b.status().decisions);
 
@@ -97,8 +97,8 @@ fn a_volume_that_is_killed_is_cleared_away_by_its_agent() {
     let volume = a.volume();
     kill_process(process(volume.pid), Signal::KILL).unwrap();
     load.order("verify");
-    assert!(!load.killed().success(), "it cannot have read what is lost");
-    wait_until("both are free", || a.is_free() && b.is_free());
+    assert!(!load.killed().success(), "the load must not succeed without its lost pages");
+    wait_until("a and b are free", || a.is_free() && b.is_free());
     a.leaves_nothing(&volume);
     let told =
         a.status().decisions.iter().any(|decision| decision.what.contains("its process has died"));

@@ -17,7 +17,7 @@ fn refusal(host: &Host) -> Answer {
 }
 
 #[test]
-fn a_wrong_configuration_is_refused_by_the_name_of_what_is_wrong() {
+fn a_wrong_configuration_is_refused_and_its_fault_named() {
     if lacks_rights() {
         return;
     }
@@ -98,7 +98,7 @@ fn a_missing_or_foreign_certificate_is_named() {
 }
 
 #[test]
-fn what_another_program_has_taken_is_named() {
+fn a_port_socket_or_store_in_use_is_named() {
     if lacks_rights() {
         return;
     }
@@ -190,7 +190,7 @@ fn when_nobody_lends_the_borrower_is_told_why() {
     borrow("64M").must_fail(
         1,
         &[
-            "nobody lends 64MiB",
+            "no host lends 64MiB",
             "full has 51.2MiB to spare",
             "dead does not answer",
             "aquifer status",
@@ -212,7 +212,7 @@ fn when_nobody_lends_the_borrower_is_told_why() {
         config.remove("peer");
     });
     a.restart();
-    borrow("64M").must_fail(1, &["nobody lends 64MiB", "no peers", "[[peer]]"]);
+    borrow("64M").must_fail(1, &["no host lends 64MiB", "no peers", "[[peer]]"]);
     let returned = a.give_back();
     assert!(returned.volumes.is_empty());
 }
@@ -229,7 +229,7 @@ fn a_volume_that_is_not_borrowed_cannot_be_returned() {
 }
 
 #[test]
-fn when_the_volume_cannot_be_made_what_was_lent_for_it_goes_back_at_once() {
+fn a_volume_that_cannot_start_returns_its_leases_at_once() {
     if lacks_rights() {
         return;
     }
@@ -238,7 +238,7 @@ fn when_the_volume_cannot_be_made_what_was_lent_for_it_goes_back_at_once() {
     std::fs::write(a.spill(), "a file where a directory should be").unwrap();
     let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
     answer.must_fail(1, &["cannot make the spill directory", a.spill().to_str().unwrap()]);
-    wait_until("b has its memory back", || a.is_free() && b.is_free());
+    wait_until("a and b are free", || a.is_free() && b.is_free());
     assert_eq!(b.roles(), [Role::Lender, Role::Neutral]);
     assert!(!a.has_volumes());
 }

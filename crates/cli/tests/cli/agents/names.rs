@@ -22,7 +22,7 @@ fn peers_are_called_before_anything_is_wanted_of_them() {
     let cluster = Cluster::new(["a", "b", "dead"]);
     let a = &cluster["a"];
     cluster["dead"].kill_agent();
-    wait_until("b is heard of", || peer(a, "b").spare.is_some());
+    wait_until("a hears from b", || peer(a, "b").spare.is_some());
     let b = peer(a, "b");
     assert!(
         b.heard_s.is_some_and(|age| age < 60.0) && b.spare_s.is_some() && b.error.is_none(),
@@ -33,7 +33,7 @@ fn peers_are_called_before_anything_is_wanted_of_them() {
 }
 
 #[test]
-fn what_a_host_could_lend_is_told_to_its_peers_alone() {
+fn only_peers_learn_how_much_a_host_can_lend() {
     if lacks_rights() {
         return;
     }
@@ -63,7 +63,7 @@ fn a_refusal_is_heard_as_one_and_the_next_lender_is_asked() {
 }
 
 #[test]
-fn two_authorities_are_named_as_what_they_are() {
+fn two_authorities_are_named_as_the_cause() {
     if lacks_rights() {
         return;
     }
@@ -103,11 +103,11 @@ fn a_second_host_of_the_same_name_hears_that_the_name_is_taken() {
         config.insert("peer".to_owned(), vec![toml::Value::Table(peer)].into());
     });
     second.restart();
-    wait_until("it has heard", || {
+    wait_until("the second host reports that its name is taken", || {
         second.status().events.iter().any(|event| event.kind == EventKind::NameTaken)
     });
     let answer = Answer::of(&mut second.aquifer(&["borrow", "64M"]));
     answer.must_fail(1, &["the name a is taken", &a.api().to_string()]);
-    assert!(a.status().events.is_empty(), "the first one is none the worse");
+    assert!(a.status().events.is_empty(), "the first host must report no event");
     assert!(b.status().lent.is_empty());
 }

@@ -16,11 +16,11 @@ use aquifer_volume::Protocol;
 use rustix::process::Signal;
 
 use super::framework::{
-    Answer, Cluster, Host, Identity, LIMIT, Load, Spec, lacks_rights, wait_until,
+    Answer, Cluster, Host, Identity, Load, STEP_TIMEOUT, Spec, lacks_rights, wait_until,
 };
 
 /// Starts a borrower `a` that swaps to a lender `b`, with `c` beside, and the load that swaps.
-fn swapping(b: Spec, c: Spec) -> (Cluster, Load) {
+fn start_swapping(b: Spec, c: Spec) -> (Cluster, Load) {
     let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "20s").over_nvme();
     let cluster = Cluster::that_swaps([a, b, c]);
     let borrowed = cluster["a"].borrow(Bytes::mib(128));
@@ -46,7 +46,9 @@ fn secrets(host: &Host) -> Vec<PathBuf> {
 fn give_back(cluster: &Cluster, load: &mut Load) {
     load.free();
     cluster["a"].give_back();
-    wait_until("all are free", || ["a", "b", "c"].iter().all(|host| cluster[host].is_free()));
+    wait_until("a, b and c are free", || {
+        ["a", "b", "c"].iter().all(|host| cluster[host].is_free())
+    });
     assert_eq!(secrets(&cluster["a"]), [] as [PathBuf; 0]);
 }
 
@@ -56,11 +58,14 @@ fn pages_travel_over_nvme_and_outlive_the_agents_of_both_sides() {
         return;
     }
     let (cluster, mut load) =
-        swapping(Spec::new("b").over_nvme(), Spec::new("c").set("lend", "enabled", false));
+        start_swapping(Spec::new("b").over_nvme(), Spec::new("c").set("lend", "enabled", false));
     let (a, lender) = (&cluster["a"], &cluster["b"]);
     assert!(lender.stored() > Bytes::mib(8), "{}", lender.stored());
     assert!(matches!(protocols(a)[..], [Protocol::Nvme(_)]), "{:?}", protocols(a));
-    assert!(lender.lent().connections > Some(1), "an admin queue and one for each worker");
+    assert!(
+        lender.lent().connections > Some(1),
+        "there must be an admin queue and one queue for each worker"
+    );
     let [file] = secrets(a).try_into().unwrap();
     assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
     for signal in [Signal::KILL, Signal::TERM] {
@@ -78,12 +83,13 @@ fn pages_travel_over_nvme_and_outlive_the_agents_of_both_sides() {
 }
 
 #[test]
-fn what_an_overloaded_lender_held_moves_to_another_lender() {
+fn pages_of_an_overloaded_lender_move_to_another_lender() {
     if lacks_rights() {
         return;
     }
     let aside = Spec::new("c").set("lend", "enabled", false).over_nvme();
-    let (cluster, mut load) = swapping(Spec::new("b").memory(Bytes::mib(224)).over_nvme(), aside);
+    let b = Spec::new("b").memory(Bytes::mib(224)).over_nvme();
+    let (cluster, mut load) = start_swapping(b, aside);
     let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
     let before = secrets(a);
     c.signal_agent(Signal::TERM);
@@ -129,7 +135,7 @@ fn open(
     let address = Address::Tcp { host: lender.nvme().ip().to_string(), port: lender.nvme().port() };
     let target = Target::new(address, Nqn::of_lease(lease), host.parse().unwrap());
     let secrets = secrets.map(|text| text.parse().unwrap());
-    Connection::connect(Arc::new(Target { secrets, ..target }), LIMIT)
+    Connection::connect(Arc::new(Target { secrets, ..target }), STEP_TIMEOUT)
 }
 
 #[test]
@@ -144,8 +150,8 @@ fn a_subsystem_is_for_the_host_of_its_lease_and_for_nobody_else() {
     let other = Identity::load(&cluster.admit("c"));
 
     let access: Access = serde_json::from_value(own.get(b, &path::access(lease)).unwrap()).unwrap();
-    for (who, lease) in [(&other, lease), (&own, LeaseId(7))] {
-        let error = who.get(b, &path::access(lease)).unwrap_err().to_string();
+    for (identity, lease) in [(&other, lease), (&own, LeaseId(7))] {
+        let error = identity.get(b, &path::access(lease)).unwrap_err().to_string();
         assert!(error.contains("has no lease"), "{error}");
     }
     assert!(!format!("{access:?}").contains("DHHC"), "{access:?}");
@@ -169,7 +175,7 @@ fn a_subsystem_is_for_the_host_of_its_lease_and_for_nobody_else() {
 }
 
 #[test]
-fn an_agent_that_is_to_lend_by_a_kernel_that_cannot_says_so_at_once() {
+fn an_agent_says_at_once_that_its_kernel_cannot_lend() {
     if lacks_rights() || Path::new("/sys/kernel/config/nvmet").exists() {
         return;
     }

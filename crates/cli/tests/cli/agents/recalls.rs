@@ -41,7 +41,7 @@ fn wait_until_back(cluster: &Cluster) {
     wait_until("b has its memory back", || {
         let freed = b.lease_files().is_empty();
         let in_use = a.held_of("b").is_some();
-        assert!(!(freed && in_use), "b's pages are gone while a still holds the lease");
+        assert!(!(freed && in_use), "b freed the pages while a still holds the lease");
         freed
     });
     assert_eq!(b.roles(), [Role::Lender, Role::Neutral]);
@@ -51,13 +51,13 @@ fn wait_until_back(cluster: &Cluster) {
 fn give_back(cluster: &Cluster, mut load: Load, lenders: &[&str]) {
     load.free();
     cluster["a"].give_back();
-    wait_until("all are free", || {
+    wait_until("all hosts are free", || {
         cluster["a"].is_free() && lenders.iter().map(|lender| &cluster[*lender]).all(Host::is_free)
     });
 }
 
 #[test]
-fn what_an_overloaded_lender_held_moves_to_a_third_host_while_it_is_in_use() {
+fn pages_in_use_move_from_an_overloaded_lender_to_a_third_host() {
     if lacks_rights() {
         return;
     }
@@ -83,7 +83,7 @@ fn what_an_overloaded_lender_held_moves_to_a_third_host_while_it_is_in_use() {
 }
 
 #[test]
-fn what_an_overloaded_lender_held_goes_to_a_local_file_where_nobody_has_room() {
+fn pages_of_an_overloaded_lender_go_to_a_file_if_none_has_room() {
     if lacks_rights() {
         return;
     }

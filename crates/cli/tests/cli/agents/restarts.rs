@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use super::framework::{Cluster, Host, Load, Spec, lacks_rights, lives, wait_until};
 
 /// Starts a borrower `a` that swaps to a lender `b`, and the load that swaps.
-fn swapping() -> (Cluster, Load) {
+fn start_swapping() -> (Cluster, Load) {
     let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "20s");
     let cluster = Cluster::that_swaps([a, Spec::new("b")]);
     cluster["a"].borrow(Bytes::mib(128));
@@ -21,15 +21,15 @@ fn swapping() -> (Cluster, Load) {
 fn give_back(cluster: &Cluster, load: &mut Load) {
     load.free();
     cluster["a"].give_back();
-    wait_until("both are free", || cluster["a"].is_free() && cluster["b"].is_free());
+    wait_until("a and b are free", || cluster["a"].is_free() && cluster["b"].is_free());
 }
 
 #[test]
-fn pages_outlive_a_lenders_agent_that_is_killed_or_upgraded_while_they_are_swapped() {
+fn swapped_pages_outlive_a_killed_or_upgraded_lender_agent() {
     if lacks_rights() {
         return;
     }
-    let (cluster, mut load) = swapping();
+    let (cluster, mut load) = start_swapping();
     let (a, b) = (&cluster["a"], &cluster["b"]);
     for signal in [Signal::KILL, Signal::TERM] {
         let before = b.lent();
@@ -50,11 +50,11 @@ fn pages_outlive_a_lenders_agent_that_is_killed_or_upgraded_while_they_are_swapp
 }
 
 #[test]
-fn a_volume_outlives_its_hosts_agent_and_the_next_one_finds_it_and_gives_it_back() {
+fn a_volume_outlives_its_agent_and_the_next_one_returns_it() {
     if lacks_rights() {
         return;
     }
-    let (cluster, mut load) = swapping();
+    let (cluster, mut load) = start_swapping();
     let a = &cluster["a"];
     for signal in [Signal::KILL, Signal::TERM] {
         let before = a.volume();
@@ -80,7 +80,7 @@ fn both_agents_can_be_away_at_once() {
     if lacks_rights() {
         return;
     }
-    let (cluster, mut load) = swapping();
+    let (cluster, mut load) = start_swapping();
     load.rewrite_during(|| {
         cluster["a"].kill_agent();
         cluster["b"].kill_agent();

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use super::framework::{Answer, Cluster, Host, Load, Spec, lacks_rights, lives, wait_until};
 
 #[test]
-fn an_overloaded_host_borrows_by_itself_and_returns_when_its_load_ends() {
+fn an_overloaded_host_borrows_and_returns_when_its_load_ends() {
     if lacks_rights() {
         return;
     }
@@ -27,12 +27,12 @@ fn an_overloaded_host_borrows_by_itself_and_returns_when_its_load_ends() {
     load.verify();
 
     load.free();
-    wait_until("everything is given back", || a.is_free() && b.is_free());
+    wait_until("a and b are free", || a.is_free() && b.is_free());
     assert_eq!(a.roles(), [Role::Borrower, Role::Neutral]);
     assert_eq!(b.roles(), [Role::Lender, Role::Neutral]);
     let changes = |host: &Host| host.status().role_changes;
     let (of_a, of_b) = (changes(a), changes(b));
-    assert!(of_b[0].at <= of_a[0].at, "a host is lent to before it borrows: {of_a:?} {of_b:?}");
+    assert!(of_b[0].at <= of_a[0].at, "b must become a lender before a borrows: {of_a:?} {of_b:?}");
     assert!(of_a[0].at < of_a[1].at && of_a[1].at <= of_b[1].at, "{of_a:?} {of_b:?}");
 }
 
@@ -62,11 +62,11 @@ fn two_borrowers_at_one_lender_do_not_get_in_each_others_way() {
     assert!(a.is_free());
     assert_eq!(lender.lent().borrower, b.host_name());
     b.give_back();
-    wait_until("all are free", || b.is_free() && lender.is_free());
+    wait_until("b and the lender are free", || b.is_free() && lender.is_free());
 }
 
 #[test]
-fn what_does_not_fit_stays_borrowed_and_what_fits_is_given_back_on_interrupt() {
+fn an_interrupt_returns_the_pages_that_fit_and_keeps_the_rest() {
     if lacks_rights() {
         return;
     }

@@ -12,7 +12,9 @@ use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use super::framework::stranger::{
     ask, connect, greeted, say, send_option, start_tls, until_closed,
 };
-use super::framework::{Cluster, Host, Identity, LIMIT, address, init, lacks_rights, wait_for};
+use super::framework::{
+    Cluster, Host, Identity, STEP_TIMEOUT, address, init, lacks_rights, wait_for,
+};
 
 /// A lender `b`, a third host `c`, and a lease that the test holds in the name of `a`.
 struct Scene {
@@ -49,7 +51,7 @@ impl Scene {
     #[track_caller]
     fn goes_on(&self, pid: u32) {
         let status = self.lender().status();
-        assert_eq!(status.pid, pid, "the agent is not the same");
+        assert_eq!(status.pid, pid, "the agent has restarted");
         let [lent] = &status.lent[..] else { panic!("{:?}", status.lent) };
         assert_eq!(lent.lease, self.lease.lease);
         let mut page = [0; PAGE_SIZE];
@@ -77,12 +79,13 @@ const ASK_OFFER: &[u8] = b"GET /v1/offer HTTP/1.1\r\nhost: b\r\n\r\n";
 
 /// Asserts that the answer discloses nothing: no JSON, no lease, no host name.
 #[track_caller]
-fn tells_nothing(heard: &[u8], scene: &Scene) {
+fn assert_tells_nothing(heard: &[u8], scene: &Scene) {
     let text = String::from_utf8_lossy(heard);
     for secret in [&scene.lease.lease.to_string(), "\"host\"", "{", "HTTP/1.1 200"] {
-        assert!(!text.contains(secret), "heard '{secret}': {text}");
+        assert!(!text.contains(secret), "the answer contains '{secret}': {text}");
     }
-    assert!(!heard.windows(16).any(|part| part == &scene.page[..16]), "heard a page: {text}");
+    let has_page_data = heard.windows(16).any(|part| part == &scene.page[..16]);
+    assert!(!has_page_data, "the answer contains page data: {text}");
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn without_a_certificate_nothing_is_told_on_either_port() {
 }
 
 #[test]
-fn a_certificate_of_another_authority_opens_nothing_even_under_the_borrowers_name() {
+fn a_foreign_certificate_opens_nothing_in_the_borrowers_name() {
     if lacks_rights() {
         return;
     }
@@ -129,7 +132,7 @@ fn a_certificate_of_another_authority_opens_nothing_even_under_the_borrowers_nam
 }
 
 #[test]
-fn programs_that_speak_in_the_clear_are_told_nothing_and_hung_up_on() {
+fn clients_without_tls_learn_nothing_and_are_disconnected() {
     if lacks_rights() {
         return;
     }
@@ -145,7 +148,7 @@ fn programs_that_speak_in_the_clear_are_told_nothing_and_hung_up_on() {
             drop(connect(port));
             leave_after(port, words);
             if words.len() > 20 {
-                tells_nothing(&say(port, words), &scene);
+                assert_tells_nothing(&say(port, words), &scene);
             }
         }
     }
@@ -158,7 +161,7 @@ fn leave_after(port: SocketAddr, words: &[u8]) {
 }
 
 #[test]
-fn an_nbd_client_without_tls_gets_no_list_no_page_and_the_hint_to_use_tls() {
+fn an_nbd_client_without_tls_gets_only_the_hint_to_use_tls() {
     if lacks_rights() {
         return;
     }
@@ -179,7 +182,7 @@ fn an_nbd_client_without_tls_gets_no_list_no_page_and_the_hint_to_use_tls() {
 }
 
 #[test]
-fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another() {
+fn a_host_cannot_open_list_or_end_the_lease_of_another() {
     if lacks_rights() {
         return;
     }
@@ -216,7 +219,7 @@ fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another(
 }
 
 #[test]
-fn a_host_that_is_not_listed_as_a_peer_is_refused_and_told_what_is_missing() {
+fn a_host_that_is_no_peer_is_refused_with_the_reason() {
     if lacks_rights() {
         return;
     }
@@ -285,9 +288,9 @@ fn callers_that_say_nothing_are_hung_up_on_and_keep_nobody_out() {
         }
         // The first connection has been silent for the longest time.
         let mut first = silent.swap_remove(0);
-        first.set_read_timeout(Some(2 * LIMIT)).unwrap();
+        first.set_read_timeout(Some(2 * STEP_TIMEOUT)).unwrap();
         let heard = until_closed(&mut first);
-        assert!(heard.len() <= 18, "told more than the greeting: {heard:?}");
+        assert!(heard.len() <= 18, "the server sent more than the greeting: {heard:?}");
     }
     scene.goes_on(pid);
 }

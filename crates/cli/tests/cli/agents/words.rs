@@ -21,7 +21,7 @@ fn a_return_says_at_once_which_lender_it_waits_for() {
     load.filled();
     load.order("rewrite");
     b.kill_agent();
-    wait_until("the lender is missed", || {
+    wait_until("a reports b as unreachable", || {
         a.held_of("b").is_some_and(|held| held.health == LeaseHealth::Unreachable)
     });
     let answer = Answer::of(&mut a.aquifer(&["return"]));
@@ -30,7 +30,7 @@ fn a_return_says_at_once_which_lender_it_waits_for() {
 }
 
 #[test]
-fn an_agent_that_is_hung_up_on_says_what_to_do_and_goes_on() {
+fn an_agent_ignores_sighup_and_names_the_alternative() {
     if lacks_rights() {
         return;
     }
@@ -39,7 +39,7 @@ fn an_agent_that_is_hung_up_on_says_what_to_do_and_goes_on() {
     let pid = a.status().pid;
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::HUP).unwrap();
     let log = a.config().with_file_name("agent.log");
-    wait_until("the log says so", || {
+    wait_until("the log says that SIGHUP is ignored", || {
         fs::read_to_string(&log).unwrap().contains("SIGHUP is ignored")
     });
     assert_eq!(a.status().pid, pid);

@@ -20,7 +20,7 @@ enum Way {
 }
 
 /// A lender that can be restarted, empty, at its address.
-struct Lender<'a> {
+struct RestartableLender<'a> {
     way: Way,
     setting: &'a Setting,
     export: Export,
@@ -28,7 +28,7 @@ struct Lender<'a> {
     words: Vec<String>,
 }
 
-impl<'a> Lender<'a> {
+impl<'a> RestartableLender<'a> {
     fn start(setting: &'a Setting, way: Way) -> Self {
         let dir = setting.dir.path();
         let cluster = dir.join("cluster");
@@ -85,12 +85,12 @@ impl<'a> Lender<'a> {
 }
 
 #[test]
-fn no_program_sees_zeroes_where_a_lender_has_forgotten_its_pages() {
+fn no_program_sees_zeroes_where_a_lender_forgot_its_pages() {
     let Some(setting) = Setting::new() else { return };
     for way in [Way::Unix, Way::Tcp, Way::Tls, Way::Nvme] {
-        let mut lender = Lender::start(&setting, way);
+        let mut lender = RestartableLender::start(&setting, way);
         let words =
-            ["region", "create", "held", "--size", "32M", "--cache", "8M", "--give-up", "2s"];
+            ["region", "create", "held", "--size", "32M", "--cache", "8M", "--fault-timeout", "2s"];
         let more: Vec<_> = ["--prefetch", "off", "--lender"].into_iter().collect();
         let uri: Vec<_> = lender.words.iter().map(String::as_str).collect();
         let created = setting.done(&[&words[..], &more, &uri].concat());
@@ -103,26 +103,26 @@ fn no_program_sees_zeroes_where_a_lender_has_forgotten_its_pages() {
         program.order("check 6");
         let end = program.child.wait().unwrap();
         assert_eq!(end.signal(), Some(7), "{way:?}: {end}");
-        is_lost(&setting, way);
+        assert_lease_is_lost(&setting, way);
         // The next engine must not believe the lender either.
         kill(&setting.show("held")["pid"]);
-        eventually("it is served again", || {
+        eventually("another engine serves the region", || {
             setting.aquifer(&["region", "show", "held"]).status.success()
         });
         let mut program = setting.start(&region);
         program.order("check 6");
         let end = program.child.wait().unwrap();
         assert_eq!(end.signal(), Some(7), "{way:?}, another engine: {end}");
-        is_lost(&setting, way);
-        eventually("it can be removed", || {
+        assert_lease_is_lost(&setting, way);
+        eventually("the region is removed", || {
             setting.aquifer(&["region", "rm", "held"]).status.success()
         });
     }
 }
 
 /// Asserts that the status shows the lease as lost.
-fn is_lost(setting: &Setting, way: Way) {
-    eventually("it is shown as lost", || {
+fn assert_lease_is_lost(setting: &Setting, way: Way) {
+    eventually("the status shows the lease as lost", || {
         setting.show("held")["volume"]["leases"][0]["state"] == "lost"
     });
     let shown = setting.show("held");
@@ -136,10 +136,10 @@ fn is_lost(setting: &Setting, way: Way) {
 }
 
 #[test]
-fn no_block_reads_as_zeroes_where_a_lender_has_forgotten_it() {
+fn no_block_reads_as_zeroes_where_a_lender_forgot_it() {
     let Some(setting) = Setting::new().filter(|_| !lacks_devices()) else { return };
     for way in [Way::Unix, Way::Tcp, Way::Tls, Way::Nvme] {
-        let mut lender = Lender::start(&setting, way);
+        let mut lender = RestartableLender::start(&setting, way);
         let uri: Vec<_> = lender.words.iter().map(String::as_str).collect();
         let attached: Value = setting.done(&[&["attach"][..], &uri].concat());
         let device = attached["device"].as_str().unwrap();
@@ -156,7 +156,7 @@ fn no_block_reads_as_zeroes_where_a_lender_has_forgotten_it() {
         let aligned = pages.as_ptr().align_offset(4096);
         for page in 0..64 {
             let read = direct.read_at(&mut pages[aligned..][..4096], page * 4096);
-            assert!(read.is_err(), "{way:?}: page {page} is read");
+            assert!(read.is_err(), "{way:?}: page {page} was readable");
         }
         drop(direct);
         let volume = attached["volume"].as_str().unwrap();

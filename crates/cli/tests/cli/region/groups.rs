@@ -16,7 +16,7 @@ use super::framework::{Scanner, Setting, kill};
 use crate::common::{Export, eventually, stderr};
 
 /// Bytes of a region that are not zero after `write` (`framework/program.py`).
-const FULL: u64 = (8192 - 8192 / 64) * 4096;
+const NONZERO_BYTES: u64 = (8192 - 8192 / 64) * 4096;
 
 #[test]
 fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
@@ -41,25 +41,27 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
         let uri = lender.ready["uris"][at].as_str().unwrap();
         let lent = ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", uri];
         setting.done(&[&lent[..], &["--group", group, "--groups", &groups]].concat());
-        writes(&setting, name, 1);
+        fill_and_persist(&setting, name, 1);
     }
     let counts = |report: &Value| ["stored", "saved"].map(|key| report[key].as_u64().unwrap());
-    eventually("equal pages of one group are kept once", || counts(&report()) == [3 * FULL, FULL]);
+    eventually("the lender keeps equal pages of a group once", || {
+        counts(&report()) == [3 * NONZERO_BYTES, NONZERO_BYTES]
+    });
     let now = report();
-    assert_eq!(now["shared_frames"].as_u64().unwrap() * 4096, FULL, "{now}");
-    assert!(now["taken"].as_u64().unwrap() < 2 * FULL + (8 << 20), "{now}");
-    assert!(sees_nothing(&lender.pages()));
+    assert_eq!(now["shared_frames"].as_u64().unwrap() * 4096, NONZERO_BYTES, "{now}");
+    assert!(now["taken"].as_u64().unwrap() < 2 * NONZERO_BYTES + (8 << 20), "{now}");
+    assert!(holds_no_plaintext(&lender.pages()));
 
     // A write to one region must not change the other.
-    writes(&setting, "two", 2);
-    eventually("what is written is parted again", || counts(&report()) == [3 * FULL, 0]);
-    assert_eq!(report()["breaks"].as_u64().unwrap() * 4096, FULL);
+    fill_and_persist(&setting, "two", 2);
+    eventually("writes have unshared the pages", || counts(&report()) == [3 * NONZERO_BYTES, 0]);
+    assert_eq!(report()["breaks"].as_u64().unwrap() * 4096, NONZERO_BYTES);
     for (name, seed) in names.into_iter().zip([1, 2, 1]) {
         let region = setting.dir.path().join("regions").join(name);
         setting.start(&region).does(&format!("check {seed}"));
     }
 
-    assert_eq!(setting.show("one")["volume"]["leases"][0]["sealed"], "deterministic");
+    assert_eq!(setting.show("one")["volume"]["leases"][0]["encryption"], "deterministic");
     // No command shows the key of a group or of a lease.
     let agreement = fs::read_to_string(setting.dir.path().join("groups/blue.toml")).unwrap();
     let key =
@@ -69,7 +71,7 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
         assert!(!setting.done(words).to_string().contains(&key[..16]), "{words:?}");
     }
     let kept = setting.aquifer(&["group", "rm", "blue", "--groups", &groups]);
-    assert!(stderr(&kept).contains("there are regions in it: one, two"), "{}", stderr(&kept));
+    assert!(stderr(&kept).contains("it has regions here: one, two"), "{}", stderr(&kept));
     for name in names {
         setting.remove(name);
     }
@@ -78,7 +80,7 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
 }
 
 #[test]
-fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
+fn a_killed_lender_has_all_shared_pages_when_it_is_back() {
     let Some(setting) = Setting::new() else { return };
     let groups = setting.dir.path().join("groups").to_str().unwrap().to_owned();
     setting.done(&["group", "create", "blue", "--groups", &groups]);
@@ -119,7 +121,7 @@ fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
     let shared = store.usage().groups[&"default".parse().unwrap()].shared;
     assert_eq!(
         (shared.stored.0, shared.saved.0, shared.shared_frames),
-        (2 * FULL, FULL, FULL / 4096)
+        (2 * NONZERO_BYTES, NONZERO_BYTES, NONZERO_BYTES / 4096)
     );
     drop(store);
     // The store refuses an export with other parameters, and its pages stay.
@@ -144,7 +146,7 @@ fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
 }
 
 #[test]
-fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_another_group() {
+fn equal_pages_are_kept_once_in_a_group_and_not_across_groups() {
     let Some(setting) = Setting::new() else { return };
     let groups = setting.dir.path().join("groups").to_str().unwrap().to_owned();
     for group in ["blue", "red"] {
@@ -161,17 +163,18 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
     let resident = |name: &str| setting.show(name)["usage"]["resident"].as_u64().unwrap();
     let mut red = Scanner::start(&setting, "red", &groups);
     let mut blue = Scanner::start(&setting, "blue", &groups);
-    let all =
-        blue.until("all equal pages are shared", |report| number(report, "saved_bytes") == FULL);
+    let all = blue.until("all equal pages are shared", |report| {
+        number(report, "saved_bytes") == NONZERO_BYTES
+    });
     assert_eq!(
         [number(&all, "shared_bytes"), number(&all, "frames_bytes")],
-        [2 * FULL, FULL],
+        [2 * NONZERO_BYTES, NONZERO_BYTES],
         "{all}"
     );
     // Both regions have the same layout, and the frames have it, too.
     assert!(all["mappings_per_page"].as_f64().unwrap() < 0.2, "{all}");
     assert_eq!([resident("one"), resident("two")], [0, 0]);
-    let none = red.until("it has looked three times", |report| number(report, "passes") >= 3);
+    let none = red.until("the scanner makes three passes", |report| number(report, "passes") >= 3);
     assert_eq!(number(&none, "shared_bytes"), 0, "{none}");
     for program in &mut programs {
         program.does("check 1");
@@ -185,10 +188,12 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
     programs[0].does("check 1");
     programs[1].does("check 2");
     let shown = setting.done(&["group", "show", "blue", "--groups", &groups]);
-    assert_eq!(number(&shown["sharing"], "shared_bytes"), FULL, "{shown}");
+    assert_eq!(number(&shown["sharing"], "shared_bytes"), NONZERO_BYTES, "{shown}");
     let mut blue = Scanner::start(&setting, "blue", &groups);
     programs[1].does("write 1");
-    blue.until("they are equal again", |report| number(report, "saved_bytes") == FULL);
+    blue.until("the equal pages are shared again", |report| {
+        number(report, "saved_bytes") == NONZERO_BYTES
+    });
     // Pages change during the scan.
     for seed in [3, 1, 4] {
         programs[1].does(&format!("write {seed}"));
@@ -212,17 +217,19 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
 }
 
 /// Fills a region by a program, and writes all of it to the lender.
-fn writes(setting: &Setting, name: &str, seed: u32) {
+fn fill_and_persist(setting: &Setting, name: &str, seed: u32) {
     let region = setting.dir.path().join("regions").join(name);
     let mut program = setting.start(&region);
     program.does(&format!("write {seed}"));
     drop(program);
-    eventually("nobody maps it", || setting.show(name)["programs"].as_array().unwrap().is_empty());
+    eventually("no program maps the region", || {
+        setting.show(name)["programs"].as_array().unwrap().is_empty()
+    });
     setting.done(&["region", "persist", name]);
 }
 
 /// Returns whether a lender's files have none of the programs' content.
-fn sees_nothing(dir: &Path) -> bool {
+fn holds_no_plaintext(dir: &Path) -> bool {
     let words = [b"00000001 00".as_slice(), b"00000002 00"];
     fs::read_dir(dir).unwrap().all(|file| {
         let content = fs::read(file.unwrap().path()).unwrap();

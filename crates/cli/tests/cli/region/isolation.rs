@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, VolumeId};
-use aquifer_volume::{LeaseTarget, Protocol, Seal, Sealing, Volume, VolumeConfig};
+use aquifer_volume::{Encryption, EncryptionMode, LeaseTarget, Protocol, Volume, VolumeConfig};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -17,9 +17,9 @@ use super::framework::{GUESSING_PROGRAM, Program, Scanner, Setting};
 use crate::common::{Export, eventually};
 use crate::rank::{CHANCE, at_best, auc, by_chance};
 
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 /// Pages of each of the three kinds.
-const PAGES: u64 = 2048;
+const PAGES_PER_KIND: u64 = 2048;
 
 struct Tenants {
     setting: Setting,
@@ -66,7 +66,7 @@ impl Tenants {
                 u64::from_str_radix(end, 16).unwrap() - u64::from_str_radix(first, 16).unwrap()
             })
         };
-        (inode, maps.lines().filter_map(length).sum::<u64>() / PAGE)
+        (inode, maps.lines().filter_map(length).sum::<u64>() / PAGE_BYTES)
     }
 }
 
@@ -76,15 +76,17 @@ fn number(report: &Value, key: &str) -> u64 {
 
 /// Waits until a group saves so many pages, and for three more passes, which must save no more.
 fn until_saved(scanner: &mut Scanner, pages: u64) {
-    let saved = scanner
-        .until("equal pages are shared", |report| number(report, "saved_bytes") == pages * PAGE);
+    let saved = scanner.until("equal pages are shared", |report| {
+        number(report, "saved_bytes") == pages * PAGE_BYTES
+    });
     let passes = number(&saved, "passes") + 3;
-    let then = scanner.until("three more passes", |report| number(report, "passes") >= passes);
-    assert_eq!(number(&then, "saved_bytes"), pages * PAGE, "{then}");
+    let is_later = |report: &Value| number(report, "passes") >= passes;
+    let then = scanner.until("the scanner has made three more passes", is_later);
+    assert_eq!(number(&then, "saved_bytes"), pages * PAGE_BYTES, "{then}");
 }
 
 #[test]
-fn what_two_groups_have_in_common_each_has_once_for_itself() {
+fn two_groups_each_keep_their_common_pages_once() {
     let Some(tenants) = Tenants::new() else { return };
     let names = [("one", "blue"), ("two", "blue"), ("three", "red"), ("four", "red")];
     let mut programs = names.map(|(name, group)| tenants.local(name, group));
@@ -92,13 +94,13 @@ fn what_two_groups_have_in_common_each_has_once_for_itself() {
     let mut scanners =
         ["blue", "red"].map(|group| Scanner::start(&tenants.setting, group, &tenants.groups));
     for scanner in &mut scanners {
-        until_saved(scanner, 3 * PAGES);
+        until_saved(scanner, 3 * PAGES_PER_KIND);
     }
     for (program, (name, own)) in programs.iter_mut().zip(names) {
         let other = if own == "blue" { "red" } else { "blue" };
         let (own, other) = (tenants.mapped(own, program), tenants.mapped(other, program));
         assert!(
-            own.0 != other.0 && own.1 == 3 * PAGES && other.1 == 0,
+            own.0 != other.0 && own.1 == 3 * PAGES_PER_KIND && other.1 == 0,
             "{name}: {own:?} {other:?}"
         );
         program.does("check 1 2 3");
@@ -112,7 +114,7 @@ fn what_two_groups_have_in_common_each_has_once_for_itself() {
 }
 
 #[test]
-fn who_writes_to_a_page_can_tell_whether_his_group_has_it_and_nothing_of_another() {
+fn write_times_reveal_pages_of_the_own_group_only() {
     let Some(tenants) = Tenants::new() else { return };
     // The attacker's first pages equal the victim's, the second no others, the third those of
     // `mate` in the attacker's own group.
@@ -129,7 +131,7 @@ fn who_writes_to_a_page_can_tell_whether_his_group_has_it_and_nothing_of_another
         for (program, (_, _, seeds)) in programs.iter_mut().zip(seeds) {
             program.does(&format!("fill {seeds}"));
         }
-        scanners.iter_mut().for_each(|scanner| until_saved(scanner, PAGES));
+        scanners.iter_mut().for_each(|scanner| until_saved(scanner, PAGES_PER_KIND));
         programs[3].order("guess");
         let [other, nobody, own]: [Vec<u64>; 3] =
             serde_json::from_str(&programs[3].answer()).unwrap();
@@ -151,7 +153,7 @@ fn sharing_lender(setting: &Setting, names: &[&str]) -> Export {
 }
 
 /// Returns the pages of a device in its lender's files, by the table of the device's frames.
-fn kept(pages: &Path, name: &str) -> BTreeSet<Vec<u8>> {
+fn lender_pages(pages: &Path, name: &str) -> BTreeSet<Vec<u8>> {
     let is_record = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
     let records = fs::read_dir(pages)
         .unwrap()
@@ -165,15 +167,15 @@ fn kept(pages: &Path, name: &str) -> BTreeSet<Vec<u8>> {
     let entries =
         table[..64 << 10].chunks(4).map(|entry| u32::from_le_bytes(entry.try_into().unwrap()));
     let page = |frame: u32| {
-        let mut page = vec![0; PAGE as usize];
-        frames.read_exact_at(&mut page, u64::from(frame) * PAGE).unwrap();
+        let mut page = vec![0; PAGE_BYTES as usize];
+        frames.read_exact_at(&mut page, u64::from(frame) * PAGE_BYTES).unwrap();
         page
     };
     entries.filter(|frame| *frame != 0).map(page).collect()
 }
 
 #[test]
-fn what_a_lender_has_of_two_groups_is_different_in_every_page() {
+fn a_lender_holds_no_equal_page_of_two_groups() {
     let Some(tenants) = Tenants::new() else { return };
     let setting = &tenants.setting;
     let mut lender = sharing_lender(setting, &["a", "b", "c"]);
@@ -183,25 +185,25 @@ fn what_a_lender_has_of_two_groups_is_different_in_every_page() {
         let mut program = tenants.program(name, group, &["--lender", uri]);
         program.does("fill 1 2 3");
         drop(program);
-        eventually("nobody maps it", || {
+        eventually("no program maps the region", || {
             setting.show(name)["programs"].as_array().unwrap().is_empty()
         });
         setting.done(&["region", "persist", name]);
     }
     let saved = |line: String| {
         serde_json::from_str::<Value>(&line)
-            .is_ok_and(|report| number(&report, "saved") == 3 * PAGES * PAGE)
+            .is_ok_and(|report| number(&report, "saved") == 3 * PAGES_PER_KIND * PAGE_BYTES)
     };
     assert!(reports.by_ref().take(200).any(|line| saved(line.unwrap())));
-    let [one, two, three] = ["a", "b", "c"].map(|name| kept(&lender.pages(), name));
-    assert!(one.len() as u64 == 3 * PAGES && one == two && three.len() == one.len());
+    let [one, two, three] = ["a", "b", "c"].map(|name| lender_pages(&lender.pages(), name));
+    assert!(one.len() as u64 == 3 * PAGES_PER_KIND && one == two && three.len() == one.len());
     assert!(one.is_disjoint(&three));
     ["one", "two", "three"].iter().for_each(|name| setting.remove(name));
     assert_eq!(lender.end(Signal::TERM), Some(0));
 }
 
 /// Makes a volume over a device of a lender, encrypted as a group's.
-fn volume(lender: &Export, name: &str, seal: &Seal) -> Volume {
+fn volume(lender: &Export, name: &str, encryption: &Encryption) -> Volume {
     let config = VolumeConfig {
         id: VolumeId::random(),
         capacity: Bytes(EXTENT_SIZE),
@@ -219,7 +221,7 @@ fn volume(lender: &Export, name: &str, seal: &Seal) -> Volume {
         address: uri.address,
         protocol: Protocol::Nbd { export: name.to_owned(), secure: false },
         capacity: Bytes(EXTENT_SIZE),
-        seal: Some(seal.clone()),
+        encryption: Some(encryption.clone()),
         claim: None,
     };
     volume.add_lease(target).unwrap();
@@ -227,26 +229,27 @@ fn volume(lender: &Export, name: &str, seal: &Seal) -> Volume {
 }
 
 #[test]
-fn who_stores_a_page_with_a_lender_cannot_tell_whether_another_group_has_it() {
+fn store_times_at_a_lender_reveal_no_page_of_another_group() {
     let dir = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", dir.path().join("sharing").display());
     let words = ["64M", "--nbd", &socket, "--share", "--name", "a", "--name", "b", "--name", "c"];
     let measured = |round| {
         let lender = Export::start(dir.path(), &words);
-        let [blue, red] = [0; 2].map(|_| Seal { sealing: Sealing::Deterministic, ..Seal::own() });
+        let [blue, red] = [0; 2]
+            .map(|_| Encryption { mode: EncryptionMode::Deterministic, ..Encryption::random() });
         let [victim, mate, attacker] = [("a", &blue), ("b", &red), ("c", &red)]
-            .map(|(name, seal)| volume(&lender, name, seal));
+            .map(|(name, encryption)| volume(&lender, name, encryption));
         let content = |number: u64| format!("{number:08}").repeat(512).into_bytes();
-        for number in 0..3 * PAGES {
+        for number in 0..3 * PAGES_PER_KIND {
             match number % 3 {
-                0 => victim.write(0, number * PAGE, &content(number)).unwrap(),
-                2 => mate.write(0, number * PAGE, &content(number)).unwrap(),
+                0 => victim.write(0, number * PAGE_BYTES, &content(number)).unwrap(),
+                2 => mate.write(0, number * PAGE_BYTES, &content(number)).unwrap(),
                 _ => {}
             }
         }
         let timed = |what: &mut dyn FnMut(u64)| {
             let mut times = [const { Vec::new() }; 3];
-            for number in by_chance(3 * PAGES, round) {
+            for number in by_chance(3 * PAGES_PER_KIND, round) {
                 let began = Instant::now();
                 what(number);
                 times[(number % 3) as usize].push(began.elapsed().as_nanos() as u64);
@@ -255,11 +258,11 @@ fn who_stores_a_page_with_a_lender_cannot_tell_whether_another_group_has_it() {
             (auc(&other, &nobody), auc(&own, &nobody))
         };
         let write =
-            timed(&mut |number| attacker.write(0, number * PAGE, &content(number)).unwrap());
-        let mut page = [0; PAGE as usize];
-        let read = timed(&mut |number| attacker.read(0, number * PAGE, &mut page).unwrap());
+            timed(&mut |number| attacker.write(0, number * PAGE_BYTES, &content(number)).unwrap());
+        let mut page = [0; PAGE_BYTES as usize];
+        let read = timed(&mut |number| attacker.read(0, number * PAGE_BYTES, &mut page).unwrap());
         let again = timed(&mut |number| {
-            attacker.write(0, number * PAGE, &content(number + 10_000)).unwrap()
+            attacker.write(0, number * PAGE_BYTES, &content(number + 10_000)).unwrap()
         });
         [write, read, again]
     };

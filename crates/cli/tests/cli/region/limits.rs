@@ -7,7 +7,7 @@ use super::framework::{Setting, kill};
 use crate::common::{aquifer, eventually, stderr};
 
 #[test]
-fn caches_share_a_limit_and_have_of_it_what_they_need() {
+fn caches_share_a_limit_by_their_needs() {
     let Some(setting) = Setting::new() else { return };
     setting.done(&["region", "limit", "12M"]);
     let another = setting.another_lender();
@@ -22,7 +22,7 @@ fn caches_share_a_limit_and_have_of_it_what_they_need() {
     for busy in [1, 0, 1] {
         let name = ["one", "two"][busy];
         programs[busy].does("write 1");
-        eventually("the one that is busy has the most", || {
+        eventually("the busy region has most of the limit", || {
             programs[busy].does("check 1");
             let (caches, limits) =
                 ([cache("one"), cache("two")], setting.done(&["region", "limit"]));
@@ -44,7 +44,7 @@ fn caches_share_a_limit_and_have_of_it_what_they_need() {
     assert!(resident("one") + resident("two") <= 6 << 20);
     programs.iter_mut().for_each(|program| program.does("check 1"));
     let refused = setting.aquifer(&["region", "limit", "--group", "blue", "400K"]);
-    assert!(stderr(&refused).contains("2 regions need 256KiB each"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("2 regions need at least 256KiB"), "{}", stderr(&refused));
 
     setting.done(&["region", "limit", "none"]);
     setting.done(&["region", "limit", "--group", "blue", "none"]);
@@ -53,7 +53,7 @@ fn caches_share_a_limit_and_have_of_it_what_they_need() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_reason() {
+fn impossible_regions_are_refused_with_the_reason() {
     let Some(setting) = Setting::new() else { return };
     let uri = setting.lender.uri().to_owned();
     let says = |words: &[&str], what: &str| {
@@ -67,12 +67,12 @@ fn what_cannot_be_is_refused_with_the_reason() {
     let create = |name: &'static str, size: &'static str| {
         ["region", "create", name, "--size", size, "--cache", "4M", "--lender"]
     };
-    says(&[&create("big", "1G")[..], &[&uri]].concat(), "less than it could need");
+    says(&[&create("big", "1G")[..], &[&uri]].concat(), "less than its size");
     says(&[&create("../x", "16M")[..], &[&uri]].concat(), "cannot be a region name");
     says(&[&create("away", "16M")[..], &["nbd+unix:///?socket=/nowhere"]].concat(), "/nowhere");
     says(&["region", "show", "none"], "there is no region 'none'");
     setting.create("twice", &[]);
-    says(&[&create("twice", "16M")[..], &[&uri]].concat(), "there is a region 'twice' already");
+    says(&[&create("twice", "16M")[..], &[&uri]].concat(), "a region 'twice' already exists");
     // Without the shim a program reads absent pages of the file as zeroes, so only root may open
     // it.
     let mode = fs::metadata(setting.dir.path().join("regions")).unwrap();
@@ -116,7 +116,7 @@ fn an_emulated_link_takes_its_time_and_needs_no_lender() {
     assert!(median >= 198.0, "{status}");
     // The engine's pages are lost with it, and no program may read zeroes instead.
     kill(&status["pid"]);
-    eventually("it is not served any more", || {
+    eventually("no engine serves the region", || {
         !setting.aquifer(&["region", "show", "what-if"]).status.success()
     });
     drop(program);

@@ -16,7 +16,7 @@ fn process(answer: &str) -> Pid {
 
 /// Waits until another engine serves the region after `before`.
 fn another_serves(setting: &Setting, name: &str, before: &Value) {
-    eventually("another serves", || {
+    eventually("another engine serves the region", || {
         let shown = setting.aquifer(&["--json", "region", "show", name]);
         serde_json::from_slice::<Value>(&shown.stdout).is_ok_and(|status| status["pid"] != *before)
     });
@@ -53,7 +53,7 @@ fn a_program_is_gone_when_it_ends_though_its_child_lives() {
     let _child = Ending(process(&program.answers_in_time()));
     program.signal(Signal::KILL);
     drop(program);
-    eventually("nobody maps it", || {
+    eventually("no program maps the region", || {
         setting.show("orphan")["programs"].as_array().unwrap().is_empty()
     });
     let mut next = setting.lives(&region, &[]);
@@ -63,7 +63,7 @@ fn a_program_is_gone_when_it_ends_though_its_child_lives() {
 }
 
 #[test]
-fn a_region_is_not_removed_while_its_program_waits_for_an_engine() {
+fn a_region_stays_while_its_program_waits_for_an_engine() {
     let Some(setting) = Setting::new() else { return };
     let region = setting.create("wanted", &[]);
     let mut program = setting.lives(&region, &[]);
@@ -76,7 +76,7 @@ fn a_region_is_not_removed_while_its_program_waits_for_an_engine() {
     kill_processes(&setting, "wanted");
     let refused = setting.aquifer(&["region", "rm", "wanted"]);
     assert!(stderr(&refused).contains("in use by lives"), "{}", stderr(&refused));
-    setting.done(&["region", "start", "wanted"]);
+    setting.done(&["region", "recover", "wanted"]);
     program.does_in_time("check 1");
 }
 
@@ -91,7 +91,7 @@ fn a_stopped_program_keeps_its_pages_and_others_are_served() {
     other.does_in_time("check 1");
     let began = Instant::now();
     let refused = setting.aquifer(&["region", "resize-cache", "stopped", "1M"]);
-    assert!(stderr(&refused).contains("is that stopped?"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("resume a stopped program"), "{}", stderr(&refused));
     assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
     assert_eq!(setting.show("stopped")["programs"].as_array().unwrap().len(), 2);
     // The next engine knows neither program; one of them connects again.
@@ -133,7 +133,7 @@ fn a_neighbour_of_a_stopped_program_is_told_so_and_served() {
 }
 
 #[test]
-fn what_is_removed_behind_the_engine_is_refused_or_reads_as_zeroes() {
+fn removing_pages_behind_the_engine_fails_or_leaves_zeroes() {
     let Some(setting) = Setting::new() else { return };
     let region = setting.create("holes", &[]);
     let mut program = setting.lives(&region, &[]);
@@ -152,7 +152,7 @@ fn what_is_removed_behind_the_engine_is_refused_or_reads_as_zeroes() {
 }
 
 #[test]
-fn a_program_that_locks_its_memory_reads_what_is_remote() {
+fn a_program_that_locks_its_memory_reads_remote_pages() {
     let Some(setting) = Setting::new() else { return };
     let region = setting.create("locked", &[]);
     setting.lives(&region, &[]).does_in_time("write 1");
@@ -163,7 +163,7 @@ fn a_program_that_locks_its_memory_reads_what_is_remote() {
 }
 
 #[test]
-fn an_engine_out_of_descriptors_takes_in_who_waited() {
+fn an_engine_out_of_descriptors_serves_waiting_clients_later() {
     let Some(setting) = Setting::new() else { return };
     let region = setting.create("full", &[]);
     let engine = setting.show("full")["pid"].as_i64().unwrap();
@@ -178,7 +178,7 @@ fn an_engine_out_of_descriptors_takes_in_who_waited() {
     );
     setting.aquifer(&["region", "show", "full"]);
     let log = setting.dir.path().join("regions/.full/log");
-    eventually("the engine says so", || {
+    eventually("the engine logs that it cannot accept", || {
         let said = std::fs::read_to_string(&log).unwrap_or_default();
         said.contains("cannot accept clients") && said.contains("cannot accept programs")
     });
@@ -199,7 +199,7 @@ fn an_engine_out_of_descriptors_takes_in_who_waited() {
 }
 
 #[test]
-fn an_engine_starts_and_serves_what_is_here_without_its_lender() {
+fn an_engine_without_its_lender_serves_its_local_pages() {
     let Some(setting) = Setting::new() else { return };
     let region = setting.create("alone", &[]);
     let mut program = setting.lives(&region, &[]);
@@ -213,7 +213,7 @@ fn an_engine_starts_and_serves_what_is_here_without_its_lender() {
     let mut other = setting.lives(&region, &[]);
     other.does_in_time("see 2 500");
     program.order("check 1");
-    eventually("it is shown that faults wait", || {
+    eventually("'region show' says that faults wait", || {
         stdout(&setting.aquifer(&["region", "show", "alone"])).contains("WAITING")
     });
     kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();

@@ -21,7 +21,7 @@ fn engines_that_are_killed_under_load_lose_nothing() {
                 let pid = setting.show(policy)["pid"].clone();
                 sleep(Duration::from_millis(60));
                 kill(&pid);
-                eventually("another serves", || {
+                eventually("another engine serves the region", || {
                     let shown = setting.aquifer(&["--json", "region", "show", policy]);
                     serde_json::from_slice::<Value>(&shown.stdout)
                         .is_ok_and(|status| status["pid"] != pid)
@@ -36,19 +36,19 @@ fn engines_that_are_killed_under_load_lose_nothing() {
 }
 
 #[test]
-fn what_killed_processes_left_is_served_again_or_removed() {
+fn leftovers_of_killed_processes_are_served_or_removed() {
     let Some(setting) = Setting::new() else { return };
     let mut program = setting.start(&setting.create("left", &[]));
     program.does("write 1");
     program.order("check 1");
     kill_processes(&setting, "left");
-    assert!(stdout(&setting.aquifer(&["region", "list"])).contains("nothing serves it"));
+    assert!(stdout(&setting.aquifer(&["region", "list"])).contains("no engine serves it"));
     let refused = setting.aquifer(&["region", "show", "left"]);
-    assert!(stderr(&refused).contains("'aquifer region start left'"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("'aquifer region recover left'"), "{}", stderr(&refused));
 
-    setting.done(&["region", "start", "left"]);
+    setting.done(&["region", "recover", "left"]);
     assert_eq!(program.answer(), "check 0");
-    let refused = setting.aquifer(&["region", "start", "left"]);
+    let refused = setting.aquifer(&["region", "recover", "left"]);
     assert!(stderr(&refused).contains("is served already"), "{}", stderr(&refused));
     program.does("check 1");
 
@@ -56,7 +56,7 @@ fn what_killed_processes_left_is_served_again_or_removed() {
     drop(program);
     setting.done(&["region", "rm", "left"]);
     eventually("the tmpfs is gone", || setting.mounts() == 0);
-    let refused = setting.aquifer(&["region", "start", "left"]);
+    let refused = setting.aquifer(&["region", "recover", "left"]);
     assert!(stderr(&refused).contains("there is no region 'left'"), "{}", stderr(&refused));
 }
 
@@ -68,7 +68,7 @@ fn a_program_waits_for_a_lender_that_is_away() {
     program.does("write 5");
     kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
     program.order("check 5");
-    eventually("it is shown that faults wait", || {
+    eventually("'region show' says that faults wait", || {
         stdout(&setting.aquifer(&["region", "show", "away"])).contains("WAITING")
     });
     assert!(stdout(&setting.aquifer(&["region", "list"])).contains("WAIT for a lender"));
@@ -79,7 +79,7 @@ fn a_program_waits_for_a_lender_that_is_away() {
 #[test]
 fn a_program_that_is_not_to_wait_is_told_so() {
     let Some(setting) = Setting::new() else { return };
-    let region = setting.create("short", &["--give-up", "2s", "--prefetch", "off"]);
+    let region = setting.create("short", &["--fault-timeout", "2s", "--prefetch", "off"]);
     let mut program = setting.start(&region);
     program.does("write 6");
     setting.done(&["region", "persist", "short"]);

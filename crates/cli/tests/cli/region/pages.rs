@@ -10,7 +10,7 @@ fn it_is_known_where_each_page_is() {
     let mut program = setting.start(&region);
     program.does("write 1");
     drop(program);
-    eventually("nobody maps it", || {
+    eventually("no program maps the region", || {
         setting.show("known")["programs"].as_array().unwrap().is_empty()
     });
     let pages = |more: &[&str]| {

@@ -54,7 +54,7 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
     drop(program);
     setting.remove("one");
     eventually("the tmpfs is gone", || setting.mounts() == 0);
-    eventually("the lender has its memory back", || {
+    eventually("the lender's memory is free", || {
         let files = fs::read_dir(setting.lender.pages())
             .unwrap()
             .map(|entry| entry.unwrap().metadata().unwrap());
@@ -63,7 +63,7 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
 }
 
 #[test]
-fn what_a_program_allocates_can_be_in_a_region() {
+fn a_program_can_allocate_its_memory_in_a_region() {
     let Some(setting) = Setting::new() else { return };
     setting.create("heap", &[]);
     setting.done(&["region", "resize-cache", "heap", "4M"]);
@@ -82,7 +82,7 @@ fn what_a_program_allocates_can_be_in_a_region() {
         let second = setting.aquifer(&["region", "exec", "--heap", "heap", "--", "true"]);
         assert!(stderr(&second).contains("in use: python3"), "{}", stderr(&second));
         drop(program);
-        eventually("nobody maps it", || {
+        eventually("no program maps the region", || {
             setting.show("heap")["programs"].as_array().unwrap().is_empty()
         });
     }

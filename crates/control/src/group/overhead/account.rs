@@ -53,8 +53,8 @@ impl fmt::Display for Account {
         let parts = [
             (self.lent, "is lent"),
             (self.borrowed, "is borrowed"),
-            (self.awaited, "has still to come back"),
-            (self.owed, "has still to be given back"),
+            (self.awaited, "is still to come back"),
+            (self.owed, "is still to be given back"),
         ];
         for (bytes, what) in parts.into_iter().filter(|&(bytes, _)| bytes > Bytes::ZERO) {
             write!(f, ", {bytes} {what}")?;

@@ -79,9 +79,9 @@ impl fmt::Display for Change {
             Why::SurplusFell { missing } => {
                 write!(f, "{lender}'s sharing saves {missing} too little for it")
             }
-            Why::NoConsent => f.write_str("not both agree to it any more"),
+            Why::NoConsent => f.write_str("one of the two groups no longer agrees to it"),
             Why::NotNeeded { idle } => write!(f, "{borrower} does not swap and has {idle} left"),
-            Why::Gone => f.write_str("not both are there any more"),
+            Why::Gone => f.write_str("one of the two groups is gone"),
         }
     }
 }

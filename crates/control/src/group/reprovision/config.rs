@@ -34,13 +34,13 @@ pub struct Config {
     /// The number of periods for which a guest may owe memory without giving a step of it. After
     /// that, the group's other VMs cover the debt. Default: 5, longer than a balloon takes for a
     /// step on a busy host; the paper gives no value.
-    pub io_timeout: u32,
+    pub debt_periods: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let step = Bytes::mib(10);
-        Self { policy: Policy::Demand, step, keep: step, swap: Bytes::ZERO, io_timeout: 5 }
+        Self { policy: Policy::Demand, step, keep: step, swap: Bytes::ZERO, debt_periods: 5 }
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_make_sense_and_a_step_that_no_balloon_makes_does_not() {
+    fn validation_accepts_the_defaults_and_rejects_a_tiny_step() {
         assert_eq!(Config::default().validate(), Ok(()));
         let error =
             Config { step: Bytes::kib(4), ..Config::default() }.validate().unwrap_err().to_string();
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_has_its_default_and_what_is_not_known_is_refused() {
+    fn unset_keys_have_defaults_and_unknown_keys_are_refused() {
         let config: Config = serde_json::from_str(r#"{"policy": "fair", "keep": "0"}"#).unwrap();
         assert_eq!(config, Config { policy: Policy::Fair, keep: Bytes::ZERO, ..Config::default() });
         let error = serde_json::from_str::<Config>(r#"{"polcy": "fair"}"#).unwrap_err().to_string();

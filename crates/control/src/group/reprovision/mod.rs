@@ -2,8 +2,8 @@
 //! rest (\[Kim14\] sections 4.2.2, 4.2.3 and 6.2.2).
 //!
 //! Each period, [`Reprovisioner::step`] takes the group's [`Surplus`](super::Surplus) and its
-//! [`Vm`]s, and returns a [`Plan`]: a new balloon target and a [`Verdict`] for each VM, and the
-//! size of the [`Cache`].
+//! [`Vm`]s, and returns a [`Plan`]: a new balloon target and a [`TargetDecision`] for each VM, and
+//! the size of the [`Cache`].
 //!
 //! # Giving
 //! A VM gets at most one step (10 MB in the paper) a period, and only if it has taken its earlier
@@ -30,23 +30,23 @@
 //! # Guests that ignore their target
 //! A VM counts with the larger of its target and its size. So no bytes are given twice: neither
 //! those that a guest has not taken, nor those that it has not given back. The latter stay a
-//! deficit, and the plan asks for them again. After [`Config::io_timeout`] periods without a step of
-//! progress, the group's other VMs cover them. A group's deficit must not become a deficit of other
-//! groups (section 4.2.2: isolation).
+//! deficit, and the plan asks for them again. After [`Config::debt_periods`] periods without a step
+//! of progress, the group's other VMs cover them. A group's deficit must not become a deficit of
+//! other groups (section 4.2.2: isolation).
 //!
 //! # VMs that join and leave
 //! A VM's surplus leaves with it: a VM that leaves no longer counts. A VM that joins with more than
 //! its base counts from then on, and makes a deficit if the surplus does not cover it.
 
 mod config;
-mod holding;
-mod parts;
+mod decision;
 mod plan;
 mod reprovisioner;
-mod verdict;
+mod targets;
+mod vm_allocation;
 
 pub use config::{Config, Policy};
-pub use holding::{Vm, handed};
+pub use decision::{TargetDecision, Why};
 pub use plan::{Cache, Plan};
 pub use reprovisioner::Reprovisioner;
-pub use verdict::{Verdict, Why};
+pub use vm_allocation::{Vm, handed};

@@ -5,7 +5,7 @@ use std::fmt;
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::Verdict;
+use super::TargetDecision;
 
 /// The cache's size and the VMs' targets for one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,9 +18,9 @@ pub struct Plan {
     /// The bytes that the surplus lacks for the next step of VMs that swap. The group might borrow
     /// them ([`overhead`](crate::group::overhead)).
     pub short: Bytes,
-    /// One verdict for each VM, in the order of the readings. The caller carries out lower targets
+    /// One decision for each VM, in the order of the readings. The caller carries out lower targets
     /// first.
-    pub verdicts: Vec<Verdict>,
+    pub decisions: Vec<TargetDecision>,
 }
 
 /// The size of a group's secondary cache. `Display` writes the reason, with the numbers.
@@ -41,10 +41,10 @@ impl fmt::Display for Cache {
         let Self { size, surplus, awaited, handed } = self;
         write!(f, "the cache may hold {size}: of a surplus of {surplus}, VMs hold {handed}")?;
         if *awaited > Bytes::ZERO {
-            write!(f, " and other groups {awaited} that they give back")?;
+            write!(f, " and other groups owe {awaited}")?;
         }
         if handed > surplus {
-            write!(f, ", which is {} more than there is", handed.saturating_sub(*surplus))?;
+            write!(f, ", which is {} too much", handed.saturating_sub(*surplus))?;
         }
         Ok(())
     }

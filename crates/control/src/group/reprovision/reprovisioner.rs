@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_page::{Bytes, RegionName};
 
-use super::holding::Holding;
-use super::parts::{Division, Parts};
-use super::{Cache, Config, Plan, Policy, Verdict, Vm, Why};
+use super::targets::{Division, StepTargets};
+use super::vm_allocation::VmAllocation;
+use super::{Cache, Config, Plan, Policy, TargetDecision, Vm, Why};
 use crate::group::Surplus;
 
 /// Hands a group's surplus to its VMs, period by period. The [module](super) describes the rules.
@@ -33,7 +33,7 @@ struct Moved {
     deficit: Bytes,
     /// The surplus that is left.
     free: Bytes,
-    parts: Parts,
+    targets: StepTargets,
 }
 
 impl Reprovisioner {
@@ -55,13 +55,13 @@ impl Reprovisioner {
     pub fn step(&mut self, surplus: Surplus, vms: &[Vm]) -> Plan {
         let mut names = BTreeSet::new();
         let mut debtors = BTreeMap::new();
-        let all: Vec<Holding<'_>> = vms
+        let all: Vec<VmAllocation<'_>> = vms
             .iter()
             .filter(|vm| names.insert(&vm.vm))
             .map(|vm| {
                 let debtor = self.debtor(vm);
                 debtors.extend(debtor.map(|debtor| (vm.vm.clone(), debtor)));
-                Holding::new(vm, debtor.map_or(0, |debtor| debtor.periods), &self.config)
+                VmAllocation::new(vm, debtor.map_or(0, |debtor| debtor.periods), &self.config)
             })
             .collect();
         self.debtors = debtors;
@@ -97,26 +97,32 @@ impl Reprovisioner {
         let held = sum(&mut all.iter().map(|one| one.held(one.steps, step)));
         let mut free = surplus.bytes.saturating_sub(surplus.awaited).saturating_sub(held);
         let deficit = told.saturating_sub(able);
-        let parts = division.parts(able, surplus.awaited, free);
+        let targets = division.targets(able, surplus.awaited, free);
         if deficit > Bytes::ZERO {
             take(division, deficit.0.div_ceil(step.0), able, &mut steps);
         } else {
-            for ((steps, one), &down) in steps.iter_mut().zip(all).zip(&parts.down) {
+            for ((steps, one), &down) in steps.iter_mut().zip(all).zip(&targets.down) {
                 *steps -= u64::from(one.steps > down);
             }
-            self.give(division, &parts, &mut steps, &mut free);
+            self.give(division, &targets, &mut steps, &mut free);
         }
-        Moved { steps, deficit, free, parts }
+        Moved { steps, deficit, free, targets }
     }
 
     /// Gives a step to each VM below its part, while surplus is left.
-    fn give(&self, division: &Division<'_>, parts: &Parts, steps: &mut [u64], free: &mut Bytes) {
+    fn give(
+        &self,
+        division: &Division<'_>,
+        targets: &StepTargets,
+        steps: &mut [u64],
+        free: &mut Bytes,
+    ) {
         let (all, step) = (division.all, self.config.whole_step());
         let least = step.saturating_add(self.config.keep);
         let mut order: Vec<usize> = (0..all.len())
-            .filter(|&i| all[i].steps < parts.up[i] && all[i].untaken() == Bytes::ZERO)
+            .filter(|&i| all[i].steps < targets.up[i] && all[i].untaken() == Bytes::ZERO)
             .collect();
-        order.sort_by_key(|&i| division.first_to_get(i, parts.up[i]));
+        order.sort_by_key(|&i| division.first_to_get(i, targets.up[i]));
         for i in order {
             if *free < least {
                 return;
@@ -146,19 +152,19 @@ impl Reprovisioner {
             cache: Cache { size: left, surplus: surplus.bytes, awaited: surplus.awaited, handed },
             deficit: handed.saturating_sub(surplus.bytes),
             short: division.short(unserved, left),
-            verdicts: each()
-                .map(|(i, (one, &to))| Verdict {
+            decisions: each()
+                .map(|(i, (one, &to))| TargetDecision {
                     vm: one.vm.vm.clone(),
                     base: one.vm.base,
                     from: one.vm.target,
                     to: one.target(to, step),
-                    why: self.why(one, to, moved, moved.parts.up[i]),
+                    why: self.why(one, to, moved, moved.targets.up[i]),
                 })
                 .collect(),
         }
     }
 
-    fn why(&self, one: &Holding<'_>, to: u64, moved: &Moved, part: u64) -> Why {
+    fn why(&self, one: &VmAllocation<'_>, to: u64, moved: &Moved, part: u64) -> Why {
         let Vm { max, swapped, target, .. } = *one.vm;
         let step = self.config.whole_step();
         let (untaken, part_bytes) = (one.untaken(), Bytes(step.0.saturating_mul(part)));

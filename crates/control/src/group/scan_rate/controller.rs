@@ -3,7 +3,7 @@
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, Rate, Variant, Verdict, Why};
+use super::{Config, Rate, RateDecision, Variant, Why};
 
 /// The figures of a group in one period (Algorithm 1, lines 1-3).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ impl Controller {
     }
 
     /// Runs one period. Returns the rate for the next one, and the reason.
-    pub fn step(&mut self, activity: &Activity) -> Verdict {
+    pub fn step(&mut self, activity: &Activity) -> RateDecision {
         let Config { unit, .. } = self.config;
         let (from, why) = (self.rate, self.why(activity));
         self.rate = match (self.config.variant, why) {
@@ -64,7 +64,7 @@ impl Controller {
             }
             (_, Why::LittleSaved { .. } | Why::Static) => self.config.within(from),
         };
-        Verdict { from, to: self.rate, why }
+        RateDecision { from, to: self.rate, why }
     }
 
     fn why(&self, activity: &Activity) -> Why {
@@ -107,7 +107,7 @@ mod tests {
         Activity { cpu_percent: 100.0, swapped: Bytes::mib(8), saved_bytes: 5 << 20, vms: 4 };
 
     #[test]
-    fn other_limits_count_from_the_next_period_on_whatever_it_brings() {
+    fn new_settings_apply_from_the_next_period() {
         let mut controller = Controller::new(Config::default());
         for _ in 0..20 {
             controller.step(&BUSY);
@@ -121,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn cpu_that_nobody_knows_counts_as_scarce() {
+    fn unknown_cpu_counts_as_scarce() {
         let mut controller = Controller::new(Config::default());
         let unknown = Activity { cpu_percent: f64::NAN, swapped: Bytes::ZERO, ..BUSY };
         assert!(matches!(controller.step(&unknown).why, Why::NoDemand { .. }));
     }
 
     #[test]
-    fn a_group_without_vms_or_with_thresholds_beyond_all_bounds_is_no_matter() {
+    fn zero_vms_and_huge_thresholds_do_no_harm() {
         let mut controller =
             Controller::new(Config { dedup_per_vm: Bytes(u64::MAX), ..Config::default() });
         let most = Activity { saved_bytes: i64::MAX, vms: u32::MAX, ..BUSY };

@@ -15,8 +15,8 @@
 
 mod config;
 mod controller;
-mod verdict;
+mod decision;
 
 pub use config::{Config, Rate, Variant};
 pub use controller::{Activity, Controller};
-pub use verdict::{Verdict, Why};
+pub use decision::{RateDecision, Why};

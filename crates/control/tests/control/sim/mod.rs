@@ -386,7 +386,7 @@ impl Network {
     pub fn at_rest(&self) -> bool {
         self.hosts.iter().all(|host| {
             host.controller.role() == Role::Neutral
-                && host.controller.unconfirmed_fins() == 0
+                && host.controller.pending_releases() == 0
                 && host.store.is_empty()
                 && host.volumes.is_empty()
                 && host.jobs.is_empty()

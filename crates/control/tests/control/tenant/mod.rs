@@ -123,8 +123,8 @@ impl Tenant {
         let surplus = Surplus { bytes: Bytes::mib(self.saved), awaited: Bytes::mib(self.awaited) };
         let plan = self.reprovisioner.step(surplus, &vms);
         check(&self.config, surplus, &vms, &plan);
-        for (guest, verdict) in self.guests.values_mut().zip(&plan.verdicts) {
-            guest.target = verdict.to.0 >> 20;
+        for (guest, decision) in self.guests.values_mut().zip(&plan.decisions) {
+            guest.target = decision.to.0 >> 20;
             guest.follow();
         }
         plan
@@ -138,38 +138,38 @@ impl Tenant {
 
 pub fn said(plan: &Plan) -> Vec<String> {
     let mib = |bytes: Bytes| i64::try_from(bytes.0 >> 20).expect("it is no such size");
-    let moves = plan.verdicts.iter().filter(|verdict| verdict.from != verdict.to);
+    let moves = plan.decisions.iter().filter(|decision| decision.from != decision.to);
     moves.map(|one| format!("{} {:+}", one.vm, mib(one.to) - mib(one.from))).collect()
 }
 
 /// Checks the invariants of each plan, for any readings.
 pub fn check(config: &Config, surplus: Surplus, vms: &[Vm], plan: &Plan) {
-    assert_eq!(plan.verdicts.len(), vms.len(), "one verdict each");
+    assert_eq!(plan.decisions.len(), vms.len(), "one decision each");
     let (mut told, mut held, mut before) = (0, 0, 0);
     let mut grows = false;
-    for (vm, verdict) in vms.iter().zip(&plan.verdicts) {
-        assert_eq!((&vm.vm, vm.target, vm.base), (&verdict.vm, verdict.from, verdict.base));
+    for (vm, decision) in vms.iter().zip(&plan.decisions) {
+        assert_eq!((&vm.vm, vm.target, vm.base), (&decision.vm, decision.from, decision.base));
         assert!(
-            verdict.to >= vm.base && verdict.to <= vm.max.max(vm.base),
-            "{verdict} of {}",
+            decision.to >= vm.base && decision.to <= vm.max.max(vm.base),
+            "{decision} of {}",
             vm.max
         );
-        assert_eq!((verdict.to - vm.base).0 % config.step.0, 0, "{verdict}: no whole steps");
-        if verdict.to > vm.target.max(vm.base) {
+        assert_eq!((decision.to - vm.base).0 % config.step.0, 0, "{decision}: no whole steps");
+        if decision.to > vm.target.max(vm.base) {
             assert!(
-                (verdict.to - vm.target.max(vm.base)) <= config.step,
-                "{verdict}: more than a step"
+                (decision.to - vm.target.max(vm.base)) <= config.step,
+                "{decision}: more than a step"
             );
-            assert!(vm.size >= vm.target, "{verdict}: it has not taken what it got");
-            grows |= verdict.to > vm.size;
+            assert!(vm.size >= vm.target, "{decision}: it has not taken what it got");
+            grows |= decision.to > vm.size;
             if config.policy == Policy::Demand {
-                assert!(vm.swapped > config.swap, "{verdict}: it does not swap");
+                assert!(vm.swapped > config.swap, "{decision}: it does not swap");
             }
         }
-        told += u128::from((verdict.to - vm.base).0);
-        held += u128::from(verdict.to.max(vm.size).saturating_sub(vm.base).0);
+        told += u128::from((decision.to - vm.base).0);
+        held += u128::from(decision.to.max(vm.size).saturating_sub(vm.base).0);
         before += u128::from(vm.target.max(vm.size).saturating_sub(vm.base).0);
-        assert!(verdict.to_string().starts_with(verdict.vm.as_str()));
+        assert!(decision.to_string().starts_with(decision.vm.as_str()));
     }
     let (bytes, awaited) = (u128::from(surplus.bytes.0), u128::from(surplus.awaited.0));
     assert!(told <= bytes, "{told} handed out of {bytes}: {plan:?}");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use aquifer_control::balance::{
-    Balancer, Because, Config, Host, Limits, Move, Plan, Reading, Verdict,
+    Balancer, Because, Config, Host, Limits, Move, Plan, Reading, SizeDecision,
 };
 use aquifer_page::Bytes;
 
@@ -162,7 +162,7 @@ pub fn said(moves: &[Move]) -> Vec<String> {
         .collect()
 }
 
-/// Returns a plan's verdict on one VM.
-pub fn verdict<'a>(plan: &'a Plan, vm: &str) -> &'a Verdict {
-    plan.verdicts.iter().find(|verdict| verdict.vm.as_str() == vm).expect("each VM has one")
+/// Returns a plan's decision on one VM.
+pub fn decision<'a>(plan: &'a Plan, vm: &str) -> &'a SizeDecision {
+    plan.decisions.iter().find(|decision| decision.vm.as_str() == vm).expect("each VM has one")
 }

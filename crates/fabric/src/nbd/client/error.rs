@@ -39,7 +39,8 @@ pub enum Failure {
     Claimed(String),
     /// The export's pages have another incarnation: those that the client stored are gone.
     #[error(
-        "the lender was started anew and has lost all that it held (it is incarnation {found}, not {expected})"
+        "the lender restarted and lost all stored pages (it is incarnation {found}, not \
+         {expected})"
     )]
     Forgot {
         /// Incarnation of the pages that the client stored.
@@ -54,7 +55,7 @@ pub enum Failure {
     #[error("no answer for {0:?}")]
     Silent(Duration),
     /// The server violated the protocol; the text says how.
-    #[error("the server does not keep to the NBD protocol: {0}")]
+    #[error("the server violates the NBD protocol: {0}")]
     Protocol(String),
     /// An earlier failure ended the connection.
     #[error("the connection failed earlier")]
@@ -132,7 +133,8 @@ impl Failure {
         }
     }
 
-    /// Maps an error number of the protocol (specification, "Error values") to a failure.
+    /// Maps an error number of the protocol to a failure; an unexpected number does not end the
+    /// connection (NBD, "Error values").
     pub(super) fn from_reply(number: u32, text: String) -> Self {
         let text = Text(text);
         match number {

@@ -56,6 +56,8 @@ pub(super) fn over(
     agree(&mut wire, export, None)
 }
 
+/// Negotiates the modes and the export; structured replies come first, because block status needs
+/// them (NBD, "Metadata querying").
 fn agree(
     wire: &mut Wire<'_>,
     export: &str,
@@ -99,6 +101,8 @@ impl Wire<'_> {
         Ok(())
     }
 
+    /// Sends an option. The caller sends no further one before the final reply (NBD, "Fixed
+    /// newstyle negotiation").
     fn ask(&mut self, option: u32, payload: &[u8]) -> Result<(), Failure> {
         let length = u32::try_from(payload.len())
             .map_err(|_| Failure::protocol("an option that is too long"))?;
@@ -127,6 +131,9 @@ impl Wire<'_> {
     }
 
     /// Negotiates an option that the server may lack; returns whether the server accepts it.
+    ///
+    /// `ERR_TLS_REQD` ends the session, as no option succeeds without TLS then (NBD, "Client-side
+    /// requirements").
     fn ask_whether(&mut self, option: u32, payload: &[u8]) -> Result<bool, Failure> {
         self.ask(option, payload)?;
         match self.answer(option)? {
@@ -138,17 +145,19 @@ impl Wire<'_> {
     }
 }
 
+/// Answers the greeting, and ignores flags in it that it does not know (NBD, "Newstyle
+/// negotiation"). It sets no flag that the server did not offer (NBD, "Client flags").
 fn greet(wire: &mut Wire<'_>) -> Result<(), Failure> {
     let mut greeting = [0; size_of::<Greeting>()];
     wire.receive(&mut greeting)?;
     let greeting = Greeting::read_from_bytes(&greeting).map_err(|_| malformed("the greeting"))?;
     if greeting.magic.get() != MAGIC {
-        return Err(Failure::protocol("its greeting is not that of an NBD server"));
+        return Err(Failure::protocol("it does not greet as an NBD server"));
     }
     if greeting.option_magic.get() != OPTION_MAGIC
         || greeting.flags.get() & handshake::FIXED_NEWSTYLE == 0
     {
-        return Err(Failure::protocol("it is too old, fixed newstyle is needed"));
+        return Err(Failure::protocol("it is too old: it lacks fixed newstyle negotiation"));
     }
     let mut flags = handshake::C_FIXED_NEWSTYLE;
     if greeting.flags.get() & handshake::NO_ZEROES != 0 {
@@ -157,6 +166,8 @@ fn greet(wire: &mut Wire<'_>) -> Result<(), Failure> {
     wire.send(&[&flags.to_be_bytes()])
 }
 
+/// Starts TLS before any other option; without it the session ends (NBD, "Client-side requirements"
+/// and "Protocol downgrade attacks"). The option carries no data (NBD, "NBD_OPT_STARTTLS").
 fn start_tls(wire: &mut Wire<'_>) -> Result<(), Failure> {
     wire.ask(option::STARTTLS, &[])?;
     match wire.answer(option::STARTTLS)? {
@@ -179,7 +190,7 @@ fn introduce(
     flags |= if visitor.keeps { introduction::KEEPS } else { 0 };
     flags |= if visitor.ends_older { introduction::ENDS_OLDER } else { 0 };
     flags |= if visitor.takes_over { introduction::TAKES_OVER } else { 0 };
-    let who = Introduction {
+    let introduction = Introduction {
         owner: visitor.owner.0.into(),
         client: visitor.client.0.into(),
         generation: visitor.generation.into(),
@@ -187,7 +198,7 @@ fn introduce(
         flags: flags.into(),
     };
     let mut payload = text(export);
-    payload.extend(who.as_bytes());
+    payload.extend(introduction.as_bytes());
     payload.extend(text(&visitor.name));
     wire.ask(option::INTRODUCE, &payload)?;
     let mut incarnation = None;
@@ -211,6 +222,8 @@ fn introduce(
 }
 
 /// Selects `base:allocation`. Returns the context's id if the server reports holes.
+///
+/// After an error the contexts before it do not count (NBD, "NBD_OPT_SET_META_CONTEXT").
 fn choose_allocation(wire: &mut Wire<'_>, export: &str) -> Result<Option<u32>, Failure> {
     let mut payload = text(export);
     payload.extend(1u32.to_be_bytes());
@@ -233,6 +246,7 @@ fn choose_allocation(wire: &mut Wire<'_>, export: &str) -> Result<Option<u32>, F
     }
 }
 
+/// Chooses the export; the reply must contain `INFO_EXPORT` (NBD, "NBD_OPT_INFO and NBD_OPT_GO").
 fn go(wire: &mut Wire<'_>, export: &str, mut agreement: Agreement) -> Result<Agreement, Failure> {
     let mut payload = text(export);
     payload.extend(1u16.to_be_bytes());
@@ -250,6 +264,8 @@ fn go(wire: &mut Wire<'_>, export: &str, mut agreement: Agreement) -> Result<Agr
 }
 
 /// Applies one piece of information; returns whether it was the mandatory `INFO_EXPORT`.
+///
+/// A client ignores kinds that it does not know (NBD, "Option reply types").
 fn note(payload: &[u8], agreement: &mut Agreement) -> Result<bool, Failure> {
     let kind = payload.first_chunk().map(|kind| u16::from_be_bytes(*kind));
     match kind.ok_or_else(|| malformed("information about the export"))? {
@@ -268,7 +284,7 @@ fn note(payload: &[u8], agreement: &mut Agreement) -> Result<bool, Failure> {
                 .map_err(|_| malformed("the block sizes"))?;
             let maximum = sizes.maximum.get();
             if maximum < 4096 || sizes.minimum.get() > 4096 {
-                return Err(Failure::protocol("it does not take requests of one page"));
+                return Err(Failure::protocol("it does not accept requests of one page"));
             }
             agreement.max_payload = maximum.min(MAX_PAYLOAD);
             Ok(false)
@@ -291,12 +307,12 @@ fn malformed(what: &str) -> Failure {
 
 fn refused(kind: u32, text: &[u8]) -> Failure {
     let meaning = match kind {
-        reply::ERR_UNSUP => "the option is unknown to it",
+        reply::ERR_UNSUP => "it does not support the option",
         reply::ERR_POLICY => "its policy forbids it",
-        reply::ERR_TLS_REQD => "it demands TLS, give this host's certificate",
+        reply::ERR_TLS_REQD => "it demands TLS: give this host's certificate",
         reply::ERR_UNKNOWN => "there is no such export, or not for this host",
         reply::ERR_SHUTDOWN => "it is shutting down",
-        _ => "the option is not to its taste",
+        _ => "it rejects the option",
     };
     let said = said(text);
     Failure::Refused(if said.is_empty() {

@@ -281,7 +281,8 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Sends `CMD_DISC`, as the specification demands, if the socket takes it without waiting.
+    /// Ends the session by `CMD_DISC` (NBD, "Terminating the transmission phase"), if the socket
+    /// takes it without waiting.
     fn drop(&mut self) {
         if !self.broken {
             let farewell = operation::farewell();

@@ -22,6 +22,7 @@ fn command_for(operation: &Operation<'_>) -> u16 {
     }
 }
 
+/// Returns a request without flags (NBD, "Request message").
 fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Request {
     Request {
         magic: U32::new(REQUEST_MAGIC),
@@ -33,7 +34,8 @@ fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Request {
     }
 }
 
-/// Returns the request that ends a session (`CMD_DISC`); it has no reply.
+/// Returns the request that ends a session; offset and length are zero, and it has no reply (NBD,
+/// "NBD_CMD_DISC").
 pub(super) fn farewell() -> Request {
     request(command::DISC, 0, 0, 0)
 }

@@ -20,7 +20,7 @@ const MAX_RUNS: usize = 1 << 20;
 type Round = crate::initiating::Round<Failure>;
 
 fn index(round: &Round, cookie: u64) -> Result<usize, Failure> {
-    round.index(cookie).ok_or_else(|| Failure::protocol("a reply to a request that was not made"))
+    round.index(cookie).ok_or_else(|| Failure::protocol("a reply to an unknown request"))
 }
 
 fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
@@ -66,6 +66,8 @@ impl Connection {
         in_rounds(operations, WINDOW, |round| self.round(deadline, round))
     }
 
+    /// Checks that a request lies within the export and its payload within the server's maximum
+    /// (NBD, "Size constraints").
     fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
         let (offset, length) = operation.range();
         let size = self.agreement.size;
@@ -75,10 +77,11 @@ impl Connection {
         {
             return Err(Failure::OutOfRange { offset, length, size });
         }
+        // Block status needs a selected context (NBD, "NBD_CMD_BLOCK_STATUS").
         if matches!(operation, Operation::BlockStatus { .. }) && !self.knows_holes() {
             return Err(Failure::from_reply(
                 errno::ENOTSUP,
-                "the server does not tell of holes".to_owned(),
+                "the server does not report holes".to_owned(),
             ));
         }
         Ok(())
@@ -146,12 +149,15 @@ impl Connection {
                 let head = self.input.take::<ChunkHeader>(channel, deadline)?;
                 let index = index(round, head.cookie.get())?;
                 self.chunk(&mut operations[index], round, index, &head, deadline)?;
+                // A client ignores unknown flags (NBD, "Structured reply flags").
                 if head.flags.get() & chunk::DONE != 0 { close(round, index) } else { Ok(()) }
             }
             magic => Err(Failure::Protocol(format!("a reply that begins with {magic:#010x}"))),
         }
     }
 
+    /// Handles a simple reply, which may carry data only without structured replies (NBD, "Simple
+    /// reply message").
     fn simple_reply(
         &mut self,
         operation: &mut Operation<'_>,
@@ -168,7 +174,7 @@ impl Connection {
                     if self.agreement.structured =>
                 {
                     return Err(Failure::protocol(
-                        "a simple reply where a structured one was agreed on",
+                        "a simple reply instead of the agreed structured one",
                     ));
                 }
                 Operation::Read { into, .. } => {
@@ -181,6 +187,8 @@ impl Connection {
         close(round, index)
     }
 
+    /// Handles a chunk; one of an unknown or unfitting kind ends the connection, unless it is an
+    /// error (NBD, "Structured reply types"). Data may come in any order (NBD, "NBD_CMD_READ").
     fn chunk(
         &mut self,
         operation: &mut Operation<'_>,
@@ -219,6 +227,7 @@ impl Connection {
                 for _ in 0..length / size_of::<StatusRun>() {
                     let run = self.input.take::<StatusRun>(channel, deadline)?;
                     if ours {
+                        // Unknown flags do not count (NBD, "base:allocation metadata context").
                         let hole =
                             run.status.get() & (STATE_HOLE | STATE_ZERO) == STATE_HOLE | STATE_ZERO;
                         runs.push(Run { length: run.length.get(), hole });
@@ -232,7 +241,7 @@ impl Connection {
                 Ok(())
             }
             (kind, _) => Err(Failure::Protocol(format!(
-                "a chunk of kind {kind} and {length} bytes that does not fit"
+                "an unexpected chunk of kind {kind} and {length} bytes"
             ))),
         }
     }
@@ -242,11 +251,11 @@ impl Connection {
         let room = length.checked_sub(size_of::<ChunkError>());
         let room = room
             .filter(|room| *room <= 2 * MAX_STRING)
-            .ok_or_else(|| Failure::protocol("a bad error chunk"))?;
+            .ok_or_else(|| Failure::protocol("a malformed error chunk"))?;
         let error = self.input.take::<ChunkError>(channel, deadline)?;
         let mut text = vec![0; usize::from(error.text_length.get())];
         if text.len() > room {
-            return Err(Failure::protocol("a bad error chunk"));
+            return Err(Failure::protocol("a malformed error chunk"));
         }
         self.input.read(channel, deadline, &mut text)?;
         self.input.skip(channel, deadline, room - text.len())?;
@@ -263,7 +272,7 @@ fn part_of<'a>(
     length: usize,
     missing: &mut u32,
 ) -> Result<&'a mut [u8], Failure> {
-    let outside = || Failure::protocol("a chunk outside of what was asked for");
+    let outside = || Failure::protocol("a chunk outside of the request");
     let start =
         at.checked_sub(offset).and_then(|start| usize::try_from(start).ok()).ok_or_else(outside)?;
     let part =

@@ -32,6 +32,8 @@ pub(super) fn simple_reply(cookie: u64, error: u32) -> SimpleReply {
 }
 
 /// Returns the header of a chunk with `length` bytes of payload.
+///
+/// The last chunk of a reply has the flag `DONE`, no other has it (NBD, "Structured reply flags").
 fn chunk_header(cookie: u64, flags: u16, kind: u16, length: usize) -> ChunkHeader {
     ChunkHeader {
         magic: STRUCTURED_REPLY_MAGIC.into(),
@@ -65,6 +67,7 @@ pub(super) fn push_read_head(outbox: &mut Outbox, request: &Request, shape: Shap
     let (cookie, length) = (request.cookie.get(), request.length.get() as usize);
     match shape {
         Shape::Simple => outbox.push(&simple_reply(cookie, errno::OK)),
+        // A chunk of data has at least one byte (NBD, "Structured reply types").
         Shape::OneChunk if length == 0 => {
             outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0))
         }
@@ -114,6 +117,8 @@ fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Done {
 }
 
 /// Appends the reply about block status, with at most `most` runs; on failure it appends nothing.
+///
+/// The reply has one chunk for the selected context (NBD, "Metadata querying").
 pub(super) fn block_status(
     outbox: &mut Outbox,
     lease: &Lease,
@@ -128,6 +133,7 @@ pub(super) fn block_status(
     outbox.space(size_of::<ChunkHeader>());
     outbox.push_bytes(&BASE_ALLOCATION_ID.to_be_bytes());
     for run in runs.take(most) {
+        // A hole reads as zeroes (NBD, "base:allocation metadata context").
         let status = if run.stored { 0 } else { STATE_HOLE | STATE_ZERO };
         outbox.push(&StatusRun { length: (run.length as u32).into(), status: status.into() });
     }

@@ -95,7 +95,8 @@ impl Export {
         }
     }
 
-    /// Returns the transmission flags.
+    /// Returns the transmission flags: the server sets a flag only for a feature that it supports
+    /// (NBD, "Transmission flags").
     pub(super) fn flags(&self) -> u16 {
         let always = export_flag::HAS_FLAGS
             | export_flag::SEND_FLUSH
@@ -123,7 +124,7 @@ impl Export {
     }
 
     /// Checks a range as [`check`](Self::check) does, for writes: a range past the end gives
-    /// `ENOSPC`.
+    /// `ENOSPC`, a read-only export `EPERM` (NBD, "Error values").
     pub(super) fn check_write(&self, offset: u64, length: u64) -> Done {
         match self {
             Self::Disk(disk) if disk.is_read_only() => Err(errno::EPERM),
@@ -149,6 +150,7 @@ impl Export {
         }
     }
 
+    /// Returns once all acknowledged writes are permanent (NBD, "NBD_CMD_FLUSH").
     pub(super) fn flush(&self) -> Done {
         match self {
             // RAM has no more permanent medium behind it.
@@ -157,6 +159,7 @@ impl Export {
         }
     }
 
+    /// Releases a range; the client may then rely on no content there (NBD, "NBD_CMD_TRIM").
     pub(super) fn trim(&self, offset: u64, length: u64) -> Done {
         match self {
             Self::Lease(lease) => done(lease.discard(offset, length)),
@@ -168,6 +171,8 @@ impl Export {
         }
     }
 
+    /// Makes a range read as zeroes; only a fast request may fail with `ENOTSUP` (NBD,
+    /// "NBD_CMD_WRITE_ZEROES").
     pub(super) fn write_zeroes(&self, offset: u64, length: u64, how: Zeroes) -> Done {
         match self {
             Self::Lease(lease) if how.hole => {
@@ -200,7 +205,7 @@ pub(super) fn error_code(error: &StoreError) -> u32 {
     }
 }
 
-/// Replaces `EINVAL` by `ENOSPC`, the protocol's error for writes past the end.
+/// Replaces `EINVAL` by `ENOSPC`, the error for writes past the end (NBD, "Error values").
 fn no_space_there(error: u32) -> u32 {
     if error == errno::EINVAL { errno::ENOSPC } else { error }
 }

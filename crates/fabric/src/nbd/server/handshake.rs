@@ -41,13 +41,13 @@ pub(super) enum HandshakeError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("it took too long")]
+    #[error("the client took too long")]
     Late,
-    #[error("the client broke the protocol: {0}")]
+    #[error("the client violates the protocol: {0}")]
     Protocol(&'static str),
-    #[error("the client chose an export in the way that cannot be refused: {0}")]
+    #[error("the client used EXPORT_NAME, which cannot carry a refusal: {0}")]
     Refused(#[from] Refused),
-    #[error("the client tried to go on without TLS")]
+    #[error("the client did not start TLS")]
     NoTls,
 }
 
@@ -78,6 +78,7 @@ pub(super) fn run(
 ) -> Result<Option<Terms>, HandshakeError> {
     let deadline = Instant::now() + timeout;
     let mut wire = Wire::new(socket, deadline);
+    // A server sets no other flag in its greeting (NBD, "Handshake flags").
     let greeting = proto::Greeting {
         magic: proto::MAGIC.into(),
         option_magic: proto::OPTION_MAGIC.into(),
@@ -87,6 +88,7 @@ pub(super) fn run(
     let mut flags = [0; 4];
     wire.recv(&mut flags)?;
     let flags = u32::from_be_bytes(flags);
+    // An unknown flag ends the connection (NBD, "Newstyle negotiation" and "Client flags").
     if flags & !(handshake::C_FIXED_NEWSTYLE | handshake::C_NO_ZEROES) != 0 {
         return Err(HandshakeError::Protocol("unknown handshake flags"));
     }
@@ -98,9 +100,10 @@ pub(super) fn run(
         (Agreed::Terms(agreed), _) => Ok(Some(agreed.with(wire.channel))),
         (Agreed::StartTls, Security::Tls(config)) => {
             let left = deadline.saturating_duration_since(Instant::now());
+            // A failed TLS handshake ends the session (NBD, "FORCEDTLS mode").
             let (stream, host) = tls::accept(wire.channel, Arc::clone(config), left)?;
             peer.host = Some(host);
-            // The negotiation before TLS counts for nothing.
+            // Nothing of the negotiation before TLS counts (NBD, "NBD_OPT_STARTTLS").
             let mut wire = Wire::new(stream, deadline);
             match Haggle::new(&mut wire, exports, peer, no_zeroes, false, end).run()? {
                 Agreed::Terms(agreed) => Ok(Some(agreed.with(wire.channel))),
@@ -220,6 +223,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
         }
     }
 
+    /// Answers one option; the length in its header lets the server skip an unknown one (NBD,
+    /// "Newstyle negotiation").
     fn one_option(&mut self) -> Result<Next, HandshakeError> {
         let mut header = [0; size_of::<OptionHeader>()];
         self.wire.recv(&mut header)?;
@@ -242,6 +247,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
             option::ABORT => self.abort(),
             option::LIST => self.list(&payload),
             option::INFO | option::GO => self.info(option, &payload),
+            // The option carries no data (NBD, "NBD_OPT_STRUCTURED_REPLY").
             option::STRUCTURED_REPLY if payload.is_empty() => {
                 self.structured = true;
                 self.acknowledge(option)
@@ -251,12 +257,18 @@ impl<'a, C: Channel> Haggle<'a, C> {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(option, &payload)
             }
-            _ => self.error(option, reply::ERR_UNSUP, "this server does not have that option"),
+            // A server without TLS does not know STARTTLS either (NBD, "NOTLS mode").
+            _ => self.error(option, reply::ERR_UNSUP, "this server does not support that option"),
         }
     }
 
+    /// Answers an option before TLS, which every export needs (NBD, "FORCEDTLS mode").
+    ///
+    /// So a client cannot be led into plain text (NBD, "Protocol downgrade attacks"). EXPORT_NAME
+    /// ends the session, because its reply cannot carry an error.
     fn before_tls(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
         match option {
+            // The option carries no data (NBD, "NBD_OPT_STARTTLS").
             option::STARTTLS if payload.is_empty() => {
                 self.acknowledge(option)?;
                 Ok(Next::StartTls)
@@ -268,12 +280,15 @@ impl<'a, C: Channel> Haggle<'a, C> {
         }
     }
 
+    /// Acknowledges the option and ignores its data (NBD, "NBD_OPT_ABORT").
     fn abort(&mut self) -> Result<Next, HandshakeError> {
         // The client may close the connection without waiting for the reply.
         let _ = self.acknowledge(option::ABORT);
         Ok(Next::End)
     }
 
+    /// Starts transmission; an export that the client may not use ends the session, because the
+    /// reply cannot carry an error (NBD, "NBD_OPT_EXPORT_NAME").
     fn export_name(&mut self, name: &[u8]) -> Result<Next, HandshakeError> {
         let name = text(name).ok_or(HandshakeError::Protocol("a malformed export name"))?;
         let export = self.exports.open(name, self.peer)?;
@@ -281,12 +296,14 @@ impl<'a, C: Channel> Haggle<'a, C> {
             size: export.size().0.into(),
             flags: self.flags(&export).into(),
         };
+        // The zeroes are omitted if both ends agreed to that (NBD, "Handshake flags").
         let zeroes: &[u8] = if self.no_zeroes { &[] } else { &[0; 124] };
         self.wire.send(&[reply.as_bytes(), zeroes])?;
         self.chosen = name.to_owned();
         Ok(Next::Go(export))
     }
 
+    /// Lists the exports, and refuses an option with data (NBD, "NBD_OPT_LIST").
     fn list(&mut self, payload: &[u8]) -> Result<Next, HandshakeError> {
         if !payload.is_empty() {
             return self.invalid(option::LIST);
@@ -298,6 +315,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
         self.acknowledge(option::LIST)
     }
 
+    /// Describes an export, always with `INFO_EXPORT`, and ignores requests for information that it
+    /// does not know (NBD, "NBD_OPT_INFO and NBD_OPT_GO").
     fn info(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
         let Some((name, requests)) = parse_info(payload) else { return self.invalid(option) };
         let export = match self.exports.open(name, self.peer) {
@@ -310,6 +329,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
             flags: self.flags(&export).into(),
         };
         self.reply(option, reply::INFO, &[about.as_bytes()])?;
+        // A client that asked must keep to these (NBD, "Size constraints").
         let block_size = proto::InfoBlockSize {
             kind: info::BLOCK_SIZE.into(),
             minimum: 1.into(),
@@ -346,7 +366,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
         match lease.admit(&visitor, (self.end)()?) {
             Ok(stay) => self.stay = Some((lease.id(), stay)),
             Err(denied) => {
-                tracing::warn!(lease = %lease.id(), "{} ({}) is refused: {denied}", visitor.name, self.peer);
+                let (peer, name, lease) = (&self.peer, &visitor.name, lease.id());
+                tracing::warn!(%lease, "refused {name} ({peer}): {denied}");
                 let kind = match denied {
                     Denied::Claimed(_) => reply::ERR_POLICY,
                     Denied::Late(_) | Denied::Busy(_) | Denied::Unrecorded(_) => {
@@ -360,10 +381,12 @@ impl<'a, C: Channel> Haggle<'a, C> {
         self.acknowledge(option)
     }
 
+    /// Lists or selects metadata contexts, with structured replies only; it ignores queries that
+    /// match none (NBD, "Metadata querying").
     fn meta_context(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
         let set = option == option::SET_META_CONTEXT;
         if set {
-            // Even a failed choice replaces an earlier one.
+            // Even a failed choice replaces an earlier one (NBD, "NBD_OPT_SET_META_CONTEXT").
             self.allocation_of = None;
         }
         if !self.structured {
@@ -376,7 +399,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
             Ok(export) => export,
             Err(refused) => return self.refuse(option, &refused),
         };
-        // A list may ask for all contexts (no query) or for a whole namespace.
+        // A list may ask for all contexts (no query) or for a whole namespace (NBD,
+        // "NBD_OPT_LIST_META_CONTEXT").
         let wanted = |query: &str| query == proto::BASE_ALLOCATION || (!set && query == "base:");
         let asked = queries.iter().any(|query| wanted(query)) || (!set && queries.is_empty());
         // Only leases report holes.
@@ -394,6 +418,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
         self.acknowledge(option)
     }
 
+    /// Returns the export's flags; `SEND_DF` needs structured replies (NBD, "Transmission flags").
     fn flags(&self, export: &Export) -> u16 {
         let always = export.flags();
         if self.structured { always | export_flag::SEND_DF } else { always }
@@ -407,6 +432,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
         self.error(option, reply::ERR_INVALID, "the option is malformed")
     }
 
+    /// Refuses an option and awaits the next: the client ends the session, not the server (NBD,
+    /// "Termination of the session during option haggling").
     fn refuse(&mut self, option: u32, refused: &Refused) -> Result<Next, HandshakeError> {
         tracing::info!("{}: {refused}", self.peer);
         let kind = match refused {
@@ -416,12 +443,14 @@ impl<'a, C: Channel> Haggle<'a, C> {
         self.error(option, kind, &refused.to_string())
     }
 
+    /// Answers with an error and its text for people (NBD, "Option reply types").
     fn error(&mut self, option: u32, kind: u32, why: &str) -> Result<Next, HandshakeError> {
         // A character takes at most four bytes.
         let why: String = why.chars().take(proto::MAX_STRING / 4).collect();
         self.reply(option, kind, &[why.as_bytes()])
     }
 
+    /// Sends a reply, which repeats the option that it answers (NBD, "Fixed newstyle negotiation").
     fn reply(&mut self, option: u32, kind: u32, payload: &[&[u8]]) -> Result<Next, HandshakeError> {
         let length: usize = payload.iter().map(|part| part.len()).sum();
         let header = proto::OptionReply {
@@ -438,7 +467,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
 
     fn skip(&mut self, length: usize) -> Result<(), HandshakeError> {
         if length > MAX_SKIPPED {
-            return Err(HandshakeError::Protocol("an option of absurd length"));
+            return Err(HandshakeError::Protocol("an option that is far too long"));
         }
         let mut waste = [0; 4096];
         let mut left = length;
@@ -474,17 +503,17 @@ fn parse_meta_context(payload: &[u8]) -> Option<(&str, Vec<&str>)> {
 /// Parses the payload of INTRODUCE: the export and the visitor.
 fn parse_introduction(payload: &[u8]) -> Option<(&str, Visitor)> {
     let (export, rest) = counted_text(payload)?;
-    let (who, rest) = Introduction::read_from_prefix(rest).ok()?;
+    let (introduction, rest) = Introduction::read_from_prefix(rest).ok()?;
     let (name, rest) = counted_text(rest)?;
-    let has = |flag| who.flags.get() & flag != 0;
+    let has = |flag| introduction.flags.get() & flag != 0;
     let visitor = Visitor {
-        owner: OwnerId(who.owner.get()),
+        owner: OwnerId(introduction.owner.get()),
         // The name appears in logs and in errors sent to other clients.
         name: name.chars().filter(|c| !c.is_control()).take(200).collect(),
-        generation: who.generation.get(),
+        generation: introduction.generation.get(),
         ends_older: has(introduction::ENDS_OLDER),
-        client: ClientId(who.client.get()),
-        epoch: who.epoch.get(),
+        client: ClientId(introduction.client.get()),
+        epoch: introduction.epoch.get(),
         keeps: has(introduction::KEEPS),
         takes_over: has(introduction::TAKES_OVER),
     };

@@ -39,11 +39,11 @@ const _: () = assert!(COPIED_READ_ROOM <= OUTBOX && STATUS_ROOM <= OUTBOX);
 pub(super) enum SessionError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("the client broke the protocol: {0}")]
+    #[error("the client violates the protocol: {0}")]
     Protocol(&'static str),
-    #[error("the client went away in the middle of a request")]
+    #[error("the client closed the connection in the middle of a request")]
     Truncated,
-    #[error("a read could not be completed: {0}")]
+    #[error("cannot complete a read: {0}")]
     Store(#[from] StoreError),
 }
 
@@ -84,6 +84,9 @@ impl Session {
     }
 
     /// Answers requests until the client disconnects. It sends replies once only waiting remains.
+    ///
+    /// After `CMD_DISC` it sends the outstanding replies. The drop of the channel then closes TLS
+    /// and the connection (NBD, "Terminating the transmission phase").
     pub(super) fn run(&mut self) -> Result<(), SessionError> {
         loop {
             while let Some(request) = self.next_request()? {
@@ -106,6 +109,8 @@ impl Session {
     }
 
     /// Returns the next request if its whole header has arrived.
+    ///
+    /// Each begins with the same magic number (NBD, "Request message").
     fn next_request(&self) -> Result<Option<Request>, SessionError> {
         let Ok((request, _)) = Request::read_from_prefix(self.inbox.bytes()) else {
             return Ok(None);
@@ -129,6 +134,7 @@ impl Session {
                 self.block_status(request)?;
                 return Ok(Step::Next);
             }
+            // A disconnect has no reply (NBD, "NBD_CMD_DISC").
             command::DISC => return Ok(Step::End),
             command::WRITE => self.write(request)?,
             _ if flags & !allowed_flags(request.command.get(), self.structured) != 0 => {
@@ -136,10 +142,14 @@ impl Session {
             }
             command::FLUSH => export.flush(),
             command::TRIM => export.trim(offset, length),
+            // The command may have no effect, but no unknown flag (NBD, "NBD_CMD_CACHE").
             command::CACHE => export.check(offset, length),
             command::WRITE_ZEROES => export.write_zeroes(offset, length, zeroes(flags)),
+            // An unknown command is an invalid argument (NBD, "Error values").
             _ => Err(errno::EINVAL),
         };
+        // The reply to a command with FUA waits until its data is permanent (NBD, "Ordering of
+        // messages and writes").
         let is_permanent =
             flags & command_flag::FUA == 0 || request.command.get() == command::FLUSH;
         let done = if is_permanent { done } else { done.and_then(|()| self.export.flush()) };
@@ -147,6 +157,8 @@ impl Session {
         Ok(Step::Next)
     }
 
+    /// Answers by a simple reply, which serves every request whose reply has no data, but not a
+    /// read once structured replies are negotiated (NBD, "Simple reply message").
     fn reply(&mut self, request: &Request, error: u32) -> Result<(), SessionError> {
         let reply = simple_reply(request.cookie.get(), error);
         self.outbox.reserve(size_of_val(&reply), &mut *self.channel)?;
@@ -154,7 +166,8 @@ impl Session {
         Ok(())
     }
 
-    /// Refuses a read or block status; the reply is structured if the client negotiated that.
+    /// Refuses a read or block status; the reply is structured if the client negotiated that (NBD,
+    /// "Structured reply chunk message").
     fn refuse(&mut self, request: &Request, error: u32) -> Result<(), SessionError> {
         if !self.structured {
             return self.reply(request, error);
@@ -164,12 +177,13 @@ impl Session {
         Ok(())
     }
 
+    /// Stores the data that follows the request, before the reply (NBD, "NBD_CMD_WRITE").
+    ///
+    /// Either end may disconnect over a payload of more than 32 MiB (NBD, "Size constraints").
     fn write(&mut self, request: &Request) -> Result<Done, SessionError> {
         let length = request.length.get();
         if length > MAX_PAYLOAD {
-            return Err(SessionError::Protocol(
-                "a write of more than the 32 MiB that were agreed on",
-            ));
+            return Err(SessionError::Protocol("a write of more than 32 MiB"));
         }
         let mut done = if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0
         {
@@ -214,6 +228,8 @@ impl Session {
         }
     }
 
+    /// Answers by a simple reply, or by chunks if the client negotiated those; with `DF` by one
+    /// chunk that spells out the holes (NBD, "NBD_CMD_READ").
     fn read(&mut self, request: &Request) -> Result<(), SessionError> {
         let (flags, length) = (request.flags.get(), request.length.get() as usize);
         if flags & !allowed_flags(command::READ, self.structured) != 0
@@ -272,6 +288,8 @@ impl Session {
         Ok(())
     }
 
+    /// Answers by a structured reply, and only if the client selected `base:allocation` (NBD,
+    /// "NBD_CMD_BLOCK_STATUS").
     fn block_status(&mut self, request: &Request) -> Result<(), SessionError> {
         let flags = request.flags.get();
         let unknown = flags & !allowed_flags(command::BLOCK_STATUS, self.structured) != 0;
@@ -287,7 +305,8 @@ impl Session {
     }
 }
 
-/// Returns the flags that are valid with a command. FUA is valid with all, as the export offers it.
+/// Returns the flags that are valid with a command; another is an invalid argument (NBD, "Error
+/// values"). FUA is valid with all, as the export offers it (NBD, "Command flags").
 fn allowed_flags(command: u16, structured: bool) -> u16 {
     command_flag::FUA
         | match command {

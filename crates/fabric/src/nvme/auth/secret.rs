@@ -21,9 +21,7 @@ pub struct Secret {
 
 /// The reason why a text is not a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "this is not a secret: {0}; make one by 'nvme gen-dhchap-key', it looks like DHHC-1:00:...:"
-)]
+#[error("this is not a secret: {0}; create one with 'nvme gen-dhchap-key' (like DHHC-1:00:...:)")]
 pub struct SecretError(pub(super) &'static str);
 
 impl Secret {
@@ -77,10 +75,10 @@ impl FromStr for Secret {
         let (key, check) =
             bytes.split_last_chunk::<4>().ok_or(SecretError("its key is too short"))?;
         if !matches!(key.len(), 32 | 48 | 64) {
-            return Err(SecretError("its key has not 32, 48 or 64 bytes"));
+            return Err(SecretError("its key does not have 32, 48 or 64 bytes"));
         }
         if crc32(key) != u32::from_le_bytes(*check) {
-            return Err(SecretError("its check sum is wrong: it was mistyped or cut"));
+            return Err(SecretError("its checksum is wrong: it is mistyped or cut off"));
         }
         Ok(Self { key: key.to_vec(), transform })
     }
@@ -117,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_secret_is_refused_with_the_reason() {
+    fn a_malformed_secret_is_refused_with_the_reason() {
         for (text, why) in [
             ("", "does not start"),
             ("DHHC-1:", "ends too early"),
@@ -125,7 +123,7 @@ mod tests {
             ("DHHC-1:00:%%%:", "BASE64"),
             ("DHHC-1:00:AAAA:", "too short"),
             ("DHHC-1:00:AAAAAAAA:", "32, 48 or 64"),
-            (&GOOD.replace("AAEC", "AAEB"), "check sum"),
+            (&GOOD.replace("AAEC", "AAEB"), "checksum"),
         ] {
             let error = text.parse::<Secret>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");

@@ -98,7 +98,7 @@ pub(super) fn run(
     if success.responded == 0 || !response.is(proof) {
         // If this message is lost, the end of the connection tells the controller the same.
         let _ = send(executor, failed(transaction).as_bytes());
-        let why = "the controller does not know its secret: it is not the one it should be";
+        let why = "the controller cannot prove its name: its secret is wrong";
         return Err(Failure::Authentication(why.to_owned()));
     }
     let mut success = Success::new_zeroed();
@@ -133,6 +133,7 @@ fn failed(transaction: u16) -> proto::Failure {
     }
 }
 
+/// Sends a message (Base, section 6.2 "Authentication Send command").
 fn send(executor: &mut Executor<'_>, message: &[u8]) -> Result<(), Failure> {
     let length = message.len() as u32;
     let command =
@@ -142,7 +143,8 @@ fn send(executor: &mut Executor<'_>, message: &[u8]) -> Result<(), Failure> {
     succeeded(completion.status())
 }
 
-/// Fetches the next message, which must be of the kind `wanted`.
+/// Fetches the next message (Base, section 6.1 "Authentication Receive command"), which must be of
+/// the kind `wanted`.
 fn receive(
     executor: &mut Executor<'_>,
     wanted: [u8; 2],
@@ -168,14 +170,12 @@ fn receive(
 
 fn explain(explanation: u8) -> String {
     match explanation {
-        failure::FAILED => {
-            "the target does not take this host's secret for the right one".to_owned()
-        }
+        failure::FAILED => "the target rejects this host's secret".to_owned(),
         failure::NO_PROTOCOL | failure::NO_HASH | failure::NO_GROUP => {
             "the target wants another protocol, hash or group".to_owned()
         }
         failure::NO_SECURE_CHANNEL => "the target wants a secure channel".to_owned(),
-        other => format!("the target gives as reason {other:#x}"),
+        other => format!("the target reports failure {other:#x}"),
     }
 }
 

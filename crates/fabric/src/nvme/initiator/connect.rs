@@ -29,6 +29,9 @@ pub(super) struct Queue {
 
 /// Connects a queue, authenticates where the target demands that, and returns the controller's
 /// identifier.
+///
+/// The command names the host, the subsystem, and for an I/O queue its controller (Base, section
+/// 6.3 "Connect command").
 pub(super) fn connect(
     target: &Target,
     queue: Queue,
@@ -57,7 +60,7 @@ pub(super) fn connect(
     let result = completion.result.get() as u32;
     if result & connect::SECURE_CHANNEL_REQUIRED != 0 {
         return Err(Failure::Refused(
-            "it demands TLS, which there is not for NVMe here".to_owned(),
+            "it demands TLS, which this initiator does not support".to_owned(),
         ));
     }
     let required = result & connect::AUTHENTICATION_REQUIRED != 0;
@@ -68,7 +71,7 @@ pub(super) fn connect(
             return Err(Failure::Authentication(why));
         }
         Some(secrets) if secrets.controller.is_some() => {
-            let why = "the controller must prove who it is, and the target does not authenticate";
+            let why = "the controller must prove its name, but the target does not authenticate";
             return Err(Failure::Authentication(why.to_owned()));
         }
         _ => {}

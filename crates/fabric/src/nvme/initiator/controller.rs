@@ -10,7 +10,7 @@ use super::connect::{Queue, connect};
 use super::execute::Executor;
 use super::facts::{self, Facts};
 use super::link::Link;
-use super::{Failure, Target, keeper};
+use super::{Failure, Target, keep_alive};
 use crate::channel::{Channel, Socket};
 use crate::initiating::Deadline;
 use crate::nvme::proto::fabrics::ANY_CONTROLLER;
@@ -30,7 +30,7 @@ pub(super) struct Controller {
     pub(super) epoch: u64,
     pub(super) facts: Facts,
     queues: Arc<Queues>,
-    keeper: Option<JoinHandle<()>>,
+    admin_thread: Option<JoinHandle<()>>,
 }
 
 /// The connections of a controller.
@@ -62,10 +62,10 @@ impl Controller {
         let queues = Arc::new(Queues::new(admin));
         let alive = facts.keep_alive && !keep_alive.is_zero();
         let interval = alive.then_some(keep_alive / 3);
-        let keeper =
-            keeper::start(link, interval, Arc::clone(&queues)).map_err(Failure::Connect)?;
+        let admin_thread =
+            keep_alive::start(link, interval, Arc::clone(&queues)).map_err(Failure::Connect)?;
         let epoch = visitor.map_or(0, |visitor| visitor.epoch);
-        Ok(Self { id, epoch, facts, queues, keeper: Some(keeper) })
+        Ok(Self { id, epoch, facts, queues, admin_thread: Some(admin_thread) })
     }
 
     /// Returns whether its queues can still be used.
@@ -109,9 +109,9 @@ impl Drop for Controller {
     fn drop(&mut self) {
         self.queues.part();
         self.end();
-        if let Some(keeper) = self.keeper.take() {
+        if let Some(admin_thread) = self.admin_thread.take() {
             // The panic hook has reported any panic of that thread.
-            let _ = keeper.join();
+            let _ = admin_thread.join();
         }
     }
 }
@@ -134,7 +134,7 @@ impl Queues {
         let free = after.map(|number| number as u16).find(is_free);
         let Some(number) = free else {
             return Err(Failure::Refused(format!(
-                "its controllers have no more than {most} I/O queues"
+                "its controllers have at most {most} I/O queues"
             )));
         };
         open.last = number;

@@ -11,7 +11,7 @@ use super::Target;
 use crate::initiating::Interrupted;
 use crate::nvme::proto::fabrics::{ConnectData, connect};
 use crate::nvme::proto::pdu::Malformed;
-use crate::nvme::proto::{Completion, Status};
+use crate::nvme::proto::{Completion, NvmeStatus};
 
 /// A failure, with the subsystem that it concerns.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,8 @@ pub enum Failure {
     Connect(#[source] io::Error),
     /// The subsystem does not exist, or not for this host.
     #[error(
-        "the target refuses: there is no such subsystem, or not for this host: see what the target exports"
+        "the target refuses: there is no such subsystem, or not for this host; list the target's \
+         exports"
     )]
     Unknown,
     /// The target does not let this host use the namespace, or cannot serve it as needed.
@@ -43,7 +44,8 @@ pub enum Failure {
     Claimed(String),
     /// The pages that this host stored are lost: the namespace has another incarnation.
     #[error(
-        "the lender was started anew and has lost all that it held (it is incarnation {found}, not {expected})"
+        "the lender restarted and lost all stored pages (it is incarnation {found}, not \
+         {expected})"
     )]
     Forgot {
         /// The incarnation of the stored pages.
@@ -61,12 +63,13 @@ pub enum Failure {
     #[error("no answer for {0:?}")]
     Silent(Duration),
     /// The target broke the protocol.
-    #[error("the target does not keep to the NVMe/TCP protocol: {0}")]
+    #[error("the target violates the NVMe/TCP protocol: {0}")]
     Protocol(String),
     /// The target ended the connection and reported a protocol error of ours (TCP, Figure 23
     /// "C2HTermReq").
     #[error(
-        "the target says that we do not keep to the NVMe/TCP protocol: fatal error status {status:#x}, information {information:#x}"
+        "the target reports that this host violates the NVMe/TCP protocol: fatal error status \
+         {status:#x}, information {information:#x}"
     )]
     Accused {
         /// The fatal error status.
@@ -75,7 +78,7 @@ pub enum Failure {
         information: u32,
     },
     /// A digest was wrong: over a header, or over data, as the text says.
-    #[error("{0} was damaged on its way")]
+    #[error("the network damaged {0}")]
     Damaged(&'static str),
     /// The controller had ended before the call.
     #[error("the connection failed earlier")]
@@ -91,7 +94,7 @@ pub enum Failure {
         size: u64,
     },
     /// The request does not cover whole blocks.
-    #[error("a request of {length} bytes at {offset} is not one for whole blocks of {block} bytes")]
+    #[error("a request of {length} bytes at {offset} is not aligned to blocks of {block} bytes")]
     Unaligned {
         /// The request's first byte.
         offset: u64,
@@ -110,13 +113,13 @@ pub enum Failure {
     },
     /// The namespace has no room left.
     #[error("no space left: {0}")]
-    NoSpace(Status),
+    NoSpace(NvmeStatus),
     /// The controller lacks this function.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
     /// A command ended with any other status.
     #[error("{0}")]
-    Remote(Status),
+    Remote(NvmeStatus),
 }
 
 impl NvmeError {
@@ -164,12 +167,14 @@ impl Failure {
     }
 
     /// Translates a status other than success.
-    pub(super) fn from_status(status: Status) -> Self {
-        match Status(status.code()) {
-            Status::CAPACITY_EXCEEDED => Self::NoSpace(status),
+    pub(super) fn from_status(status: NvmeStatus) -> Self {
+        match NvmeStatus(status.code()) {
+            NvmeStatus::CAPACITY_EXCEEDED => Self::NoSpace(status),
             // The target reports a wrong digest over data of ours by this status.
-            Status::TRANSIENT_TRANSPORT => Self::Damaged("data to be written"),
-            Status::INVALID_OPCODE => Self::Unsupported("the controller does not know the command"),
+            NvmeStatus::TRANSIENT_TRANSPORT => Self::Damaged("data to be written"),
+            NvmeStatus::INVALID_OPCODE => {
+                Self::Unsupported("the controller does not know the command")
+            }
             _ => Self::Remote(status),
         }
     }
@@ -181,19 +186,20 @@ impl Failure {
         let in_data =
             |offset: usize| result & connect::IN_DATA != 0 && result & 0xFFFF == offset as u32;
         let host = &target.host;
-        Self::Refused(match Status(status.code()) {
-            Status::CONNECT_INVALID if in_data(offset_of!(ConnectData, subsystem)) => {
+        Self::Refused(match NvmeStatus(status.code()) {
+            NvmeStatus::CONNECT_INVALID if in_data(offset_of!(ConnectData, subsystem)) => {
                 return Self::Unknown;
             }
-            Status::CONNECT_INVALID_HOST => {
+            NvmeStatus::CONNECT_INVALID_HOST => {
                 format!(
-                    "host {host} is not allowed to use it: have the target allow it, or give the name it knows"
+                    "host {host} is not allowed to use it: allow it on the target, or give the \
+                     host name that the target allows"
                 )
             }
-            Status::CONNECT_BUSY => {
-                format!("it has as many controllers or queues as it takes ({status})")
+            NvmeStatus::CONNECT_BUSY => {
+                format!("it accepts no more controllers or queues ({status})")
             }
-            Status::AUTHENTICATION_REQUIRED => {
+            NvmeStatus::AUTHENTICATION_REQUIRED => {
                 format!("host {host} must authenticate: give its secret")
             }
             _ => format!("{status} ({result:#x})"),

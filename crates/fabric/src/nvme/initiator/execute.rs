@@ -12,7 +12,7 @@ use crate::initiating::Deadline;
 use crate::nvme::proto::command::{FABRICS, Sgl, admin};
 use crate::nvme::proto::fabrics::{PROPERTY_8_BYTES, kind};
 use crate::nvme::proto::identify::LENGTH;
-use crate::nvme::proto::{Command, Completion, Status, digest};
+use crate::nvme::proto::{Command, Completion, NvmeStatus, digest};
 
 /// A queue with one command in flight.
 pub(super) struct Executor<'a> {
@@ -46,7 +46,7 @@ impl<'a> Executor<'a> {
         self.link.send(&mut slices, self.deadline)?;
         let mut received = 0;
         loop {
-            let unknown = || Failure::protocol("an answer to a command that was not given");
+            let unknown = || Failure::protocol("an answer to an unknown command");
             match self.link.next(self.deadline)? {
                 Pdu::Completion(completion) if completion.command_id == command.id => {
                     return Ok((completion, received));
@@ -62,7 +62,7 @@ impl<'a> Executor<'a> {
                         return Ok((completion, received));
                     }
                 }
-                Pdu::R2t(_) => return Err(Failure::protocol("it asks for data that it has")),
+                Pdu::R2t(_) => return Err(Failure::protocol("it requests the same data twice")),
                 Pdu::Completion(_) | Pdu::Data(_) => return Err(unknown()),
             }
         }
@@ -105,7 +105,7 @@ impl<'a> Executor<'a> {
         &mut self,
         what: u8,
         nsid: u32,
-    ) -> Result<Result<Box<T>, Status>, Failure> {
+    ) -> Result<Result<Box<T>, NvmeStatus>, Failure> {
         const { assert!(size_of::<T>() == LENGTH) };
         let mut structure = Box::new(T::new_zeroed());
         let command = Command::new(admin::IDENTIFY, 0, nsid, Sgl::transport(LENGTH as u32));
@@ -113,13 +113,13 @@ impl<'a> Executor<'a> {
             self.execute(command.with(10, what.into()), &[], structure.as_mut_bytes())?;
         match completion.status() {
             status if !status.is_success() => Ok(Err(status)),
-            _ if received < LENGTH => Err(Failure::protocol("an Identify that returns too little")),
+            _ if received < LENGTH => Err(Failure::protocol("an Identify with too little data")),
             _ => Ok(Ok(structure)),
         }
     }
 }
 
 /// Turns a status other than success into a failure.
-pub(super) fn succeeded(status: Status) -> Result<(), Failure> {
+pub(super) fn succeeded(status: NvmeStatus) -> Result<(), Failure> {
     if status.is_success() { Ok(()) } else { Err(Failure::from_status(status)) }
 }

@@ -17,7 +17,7 @@ use crate::nvme::proto::identify::{
     Controller, Descriptor, LENGTH, MODEL, Namespace, NvmController, controller, descriptor,
     namespace, what,
 };
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 
 /// The memory page that the controller must accept, and the largest block that fits our pages; in
 /// bytes.
@@ -88,9 +88,9 @@ pub(super) fn start(
     let capabilities = executor.property(property::CAPABILITIES, true)?;
     let min_page = PAGE << (capabilities >> capabilities::MIN_PAGE_SHIFT & 0xF);
     if capabilities & capabilities::NVM == 0 || min_page != PAGE {
-        return Err(Failure::Refused(
-            "its controller has no NVM command set, or large pages only".to_owned(),
-        ));
+        return Err(Failure::Refused(format!(
+            "its controller lacks the NVM command set or {PAGE}-byte pages"
+        )));
     }
     executor.set_property(property::CONFIGURATION, configuration::START)?;
     wait_ready(executor)?;
@@ -184,7 +184,7 @@ fn wait_ready(executor: &mut Executor<'_>) -> Result<(), Failure> {
     }
 }
 
-fn known<T>(answer: Result<T, Status>) -> Result<T, Failure> {
+fn known<T>(answer: Result<T, NvmeStatus>) -> Result<T, Failure> {
     answer.map_err(Failure::from_status)
 }
 
@@ -193,7 +193,8 @@ fn block_shift(disk: &Namespace) -> Result<u32, Failure> {
     let format = disk.block_formats[usize::from(number)];
     if format.metadata.get() != 0 || !(9..=PAGE.trailing_zeros()).contains(&format.data.into()) {
         let why = format!(
-            "its blocks have 2^{} bytes and {} of metadata; blocks of 512 to {PAGE} bytes without metadata are needed",
+            "its blocks have 2^{} bytes and {} of metadata; format it with blocks of 512 to \
+             {PAGE} bytes without metadata",
             format.data, format.metadata
         );
         return Err(Failure::Refused(why));

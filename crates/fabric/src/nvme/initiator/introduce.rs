@@ -7,7 +7,7 @@ use super::Failure;
 use super::execute::Executor;
 use crate::nvme::proto::command::{Sgl, admin};
 use crate::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, from_field};
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 
 /// Introduces the visitor. Once the controller has accepted the introduction, the target carries
 /// out no command sent to controllers of an earlier epoch.
@@ -16,11 +16,11 @@ pub(super) fn introduce(executor: &mut Executor<'_>, visitor: &Visitor) -> Resul
     let sgl = Sgl::in_capsule(size_of::<Introduction>() as u32);
     let command = Command::new(admin::INTRODUCE, 0, 0, sgl);
     let (completion, _) = executor.execute(command, introduction.as_bytes(), &mut [])?;
-    match Status(completion.status().code()) {
+    match NvmeStatus(completion.status().code()) {
         // Older targets of ours do not know the command, and do without.
-        Status::SUCCESS | Status::INVALID_OPCODE => Ok(()),
-        Status::CLAIMED => Err(Failure::Claimed(refusal(executor)?)),
-        Status::NOT_NOW => Err(Failure::Refused(refusal(executor)?)),
+        NvmeStatus::SUCCESS | NvmeStatus::INVALID_OPCODE => Ok(()),
+        NvmeStatus::CLAIMED => Err(Failure::Claimed(refusal(executor)?)),
+        NvmeStatus::NOT_NOW => Err(Failure::Refused(refusal(executor)?)),
         _ => Err(Failure::from_status(completion.status())),
     }
 }

@@ -60,11 +60,11 @@ impl Link {
             return Err(Failure::protocol("its ICResp has an unknown format or alignment"));
         }
         if response.max_data.get() < MIN_MAX_DATA {
-            return Err(Failure::protocol("it takes less than a page of data in a PDU"));
+            return Err(Failure::protocol("it accepts less than a page of data in a PDU"));
         }
         if response.digests != wanted {
             return Err(Failure::Refused(format!(
-                "it has digests {:#04b} where {wanted:#04b} are wanted (1: headers, 2: data)",
+                "it chose digests {:#04b} instead of {wanted:#04b} (1: headers, 2: data)",
                 response.digests
             )));
         }
@@ -149,7 +149,7 @@ impl Link {
             kind::IC_REQ | kind::H2C_TERM_REQ | kind::CAPSULE_CMD | kind::H2C_DATA => {
                 return Err(Failure::protocol("a PDU that only hosts send"));
             }
-            _ => return Err(Failure::protocol("a PDU of a type that does not exist")),
+            _ => return Err(Failure::protocol("a PDU of an unknown type")),
         };
         let payload = self.shape.payload(&header, HEADER, most_data)?;
         let bytes = self.input.take::<[u8; HEADER]>(&mut self.socket, deadline)?;
@@ -171,7 +171,7 @@ impl Link {
                 let data: Data = transmute!(bytes);
                 if data.length.get() as usize != payload.length || payload.length == 0 {
                     return Err(Failure::protocol(
-                        "a data PDU with another length than its data has",
+                        "a data PDU whose length differs from its data's",
                     ));
                 }
                 self.input.skip(&mut self.socket, deadline, payload.start - taken)?;
@@ -207,12 +207,12 @@ impl Link {
 /// Returns whether the PDU also completes the command.
 pub(super) fn completes(data: &Data, received: u32, length: u32) -> Result<bool, Failure> {
     if data.offset.get() != received || data.length.get() > length - received {
-        return Err(Failure::protocol("data outside of what was asked for, or out of order"));
+        return Err(Failure::protocol("data outside of the request, or out of order"));
     }
     let (last, success) =
         (data.header.flags & flag::LAST != 0, data.header.flags & flag::SUCCESS != 0);
     if last != (received + data.length.get() == length) {
-        return Err(Failure::protocol("the last data without saying so, or the reverse"));
+        return Err(Failure::protocol("a wrong LAST flag on data"));
     }
     if success && !last {
         return Err(Failure::protocol("a success before the last data"));

@@ -18,8 +18,8 @@
 //! The files follow a connection. `session` finds or makes a `controller`; `connect` makes a
 //! connection one of its queues. `execute` carries out single commands for that, and `authenticate`
 //! the authentication that a target demands. `introduce` names the owner, `facts` reads the
-//! controller's properties, `keeper` keeps the controller alive. `link` sends and receives PDUs,
-//! which begin with `head`s, and `transmission` moves blocks.
+//! controller's properties, `keep_alive` keeps the controller alive. `link` sends and receives
+//! PDUs, which begin with `head`s, and `transmission` moves blocks.
 
 mod authenticate;
 mod connect;
@@ -29,7 +29,7 @@ mod execute;
 mod facts;
 mod head;
 mod introduce;
-mod keeper;
+mod keep_alive;
 mod link;
 mod session;
 mod target;

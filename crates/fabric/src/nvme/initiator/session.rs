@@ -67,7 +67,8 @@ impl Session {
         visitor: Option<&Visitor>,
         io_timeout: Duration,
     ) -> Result<Connection, NvmeError> {
-        self.try_connect(visitor, io_timeout).map_err(|failure| NvmeError::new(&self.target, failure))
+        self.try_connect(visitor, io_timeout)
+            .map_err(|failure| NvmeError::new(&self.target, failure))
     }
 
     fn try_connect(

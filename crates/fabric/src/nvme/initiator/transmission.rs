@@ -21,16 +21,12 @@ const IDS: u16 = u16::MAX - (WINDOW as u16 - 1);
 
 fn index(round: &Round, id: U16) -> Result<usize, Failure> {
     let index = round.index(id.get().into());
-    index.ok_or_else(|| Failure::protocol("an answer to a command that was not given"))
+    index.ok_or_else(|| Failure::protocol("an answer to an unknown command"))
 }
 
 fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
     let moved = round.close(index);
-    if moved {
-        Ok(())
-    } else {
-        Err(Failure::protocol("a success of a command whose data was not all moved"))
-    }
+    if moved { Ok(()) } else { Err(Failure::protocol("a success before all data was moved")) }
 }
 
 impl Connection {
@@ -73,14 +69,14 @@ impl Connection {
         let most = match operation {
             Operation::Read { .. } | Operation::Write { .. } => facts.max_transfer,
             Operation::WriteZeroes { .. } if !self.can_write_zeroes() => {
-                return Err(Failure::Unsupported("the controller has no Write Zeroes"));
+                return Err(Failure::Unsupported("the controller lacks Write Zeroes"));
             }
             Operation::WriteZeroes { .. } => facts.max_zeroes,
             Operation::Trim { .. } if !self.can_trim() => {
-                return Err(Failure::Unsupported("the controller has no Dataset Management"));
+                return Err(Failure::Unsupported("the controller lacks Dataset Management"));
             }
             Operation::BlockStatus { .. } => {
-                return Err(Failure::Unsupported("NVMe does not tell of holes"));
+                return Err(Failure::Unsupported("NVMe does not report holes"));
             }
             Operation::Trim { .. } | Operation::Flush => u64::MAX,
         };
@@ -240,7 +236,7 @@ impl Connection {
         deadline: Deadline,
     ) -> Result<(), Failure> {
         let Operation::Read { into, .. } = operation else {
-            return Err(Failure::protocol("data of a command that reads none"));
+            return Err(Failure::protocol("data for a command that reads none"));
         };
         let missing = round.missing(index);
         let received = into.len() as u32 - *missing;
@@ -260,11 +256,11 @@ impl Connection {
         deadline: Deadline,
     ) -> Result<(), Failure> {
         let Operation::Write { from, .. } = operation else {
-            return Err(Failure::protocol("it asks for data of a command that writes none"));
+            return Err(Failure::protocol("it requests data of a command that writes none"));
         };
         let (offset, length) = (asked.offset.get(), asked.length.get());
         if offset != from.len() as u32 - *missing || length == 0 || length > *missing {
-            return Err(Failure::protocol("it asks for data that there is not, or that it has"));
+            return Err(Failure::protocol("it requests data outside of the write, or twice"));
         }
         *missing -= length;
         self.link.send_data(asked, &from[offset as usize..][..length as usize], deadline)

@@ -24,19 +24,19 @@ layout!(
 
 impl Completion {
     /// Returns the status.
-    pub fn status(&self) -> Status {
-        Status(self.status.get() >> 1)
+    pub fn status(&self) -> NvmeStatus {
+        NvmeStatus(self.status.get() >> 1)
     }
 }
 
 /// Result of a command (Base, Figure 92 "Status Field"): a code in the low byte, its type above,
 /// then flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Status(pub u16);
+pub struct NvmeStatus(pub u16);
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        impl Status {
+        impl NvmeStatus {
             $($(#[$doc])* pub const $name: Self = Self($code);)*
 
             /// Returns the name of the code, if it is one of the codes listed here.
@@ -116,7 +116,7 @@ codes! {
     COMPARE_FAILURE = 0x285,
 }
 
-impl Status {
+impl NvmeStatus {
     /// Flag: a retry will fail as well.
     pub const DO_NOT_RETRY: u16 = 1 << 14;
 
@@ -142,13 +142,13 @@ impl Status {
     }
 }
 
-impl fmt::Debug for Status {
+impl fmt::Debug for NvmeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Status({:#05x} {})", self.0, self.name().unwrap_or("?"))
+        write!(f, "NvmeStatus({:#05x} {})", self.0, self.name().unwrap_or("?"))
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for NvmeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
             Some(name) => {

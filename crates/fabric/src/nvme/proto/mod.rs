@@ -10,7 +10,9 @@
 #![allow(missing_debug_implementations)]
 
 macro_rules! layout {
-    ($(#[$doc:meta])* $name:ident, $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+    ($(#[$doc:meta])* $name:ident, $size:literal {
+        $($(#[$field_doc:meta])* $field:ident: $type:ty,)*
+    }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
         #[repr(C)]
@@ -34,7 +36,7 @@ mod nqn;
 pub mod pdu;
 
 pub use command::Command;
-pub use completion::{Completion, Status};
+pub use completion::{Completion, NvmeStatus};
 pub use nqn::{DISCOVERY_NQN, Nqn, NqnError};
 
 /// The port registered for NVMe/TCP (IANA, "nvme").

@@ -21,7 +21,8 @@ pub struct Nqn(String);
 /// The reason why a text is not an NQN.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not an NQN: {1}; write nqn.YYYY-MM.DOMAIN:NAME or {UUID_PREFIX}UUID, as in /etc/nvme/hostnqn"
+    "'{0}' is not an NQN: {1}; write nqn.YYYY-MM.DOMAIN:NAME or {UUID_PREFIX}UUID, as in \
+     /etc/nvme/hostnqn"
 )]
 pub struct NqnError(String, &'static str);
 
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_name_is_refused() {
+    fn a_malformed_name_is_refused() {
         let long = format!("nqn.2014-08.org:{}", "x".repeat(220));
         for text in [
             "",

@@ -273,14 +273,14 @@ impl Shape {
             return wrong(2, "a PDU with a wrong length of its header");
         }
         if (header.flags & flag::HEADER_DIGEST != 0) != self.header_digest {
-            return wrong(1, "a header digest that was not agreed on, or none that was");
+            return wrong(1, "a header digest contrary to the agreement");
         }
         let bare = header_length + if self.header_digest { DIGEST } else { 0 };
         if length == bare {
             return Ok(Payload::default());
         }
         if (header.flags & flag::DATA_DIGEST != 0) != self.data_digest {
-            return wrong(1, "a data digest that was not agreed on, or none that was");
+            return wrong(1, "a data digest contrary to the agreement");
         }
         let start = usize::from(header.data_offset);
         if start < bare || !start.is_multiple_of(4) {
@@ -290,7 +290,7 @@ impl Shape {
         match length.checked_sub(start + after) {
             None | Some(0) => wrong(4, "a PDU that ends before its data"),
             Some(length) if length > most_data => {
-                let what = "more data in a PDU than was agreed on";
+                let what = "more data in a PDU than agreed";
                 Err(Malformed { status: fatal::LIMIT_EXCEEDED, field: 0, what })
             }
             Some(length) => Ok(Payload { start, length }),

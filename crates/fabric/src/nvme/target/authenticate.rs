@@ -16,7 +16,7 @@ use crate::nvme::proto::auth::{
 };
 use crate::nvme::proto::command::FABRICS;
 use crate::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 use crate::serving::Origin;
 
 /// The longest message of either end, in bytes: ample for exponentials of 8192 bits.
@@ -41,9 +41,9 @@ enum State {
     /// The host sends its negotiation.
     Negotiation,
     /// The host fetches the challenge.
-    Challenge(Asked),
+    Challenge(OpenChallenge),
     /// The host sends its proof.
-    Reply(Asked),
+    Reply(OpenChallenge),
     /// The host fetches `message`, the last one from this end, and then `then` follows.
     Last { message: Vec<u8>, then: Then },
     /// The host confirms the controller's proof.
@@ -62,8 +62,8 @@ enum Then {
     Failure,
 }
 
-/// The challenge to a host, with its parameters.
-struct Asked {
+/// A challenge that its host has yet to answer, with its parameters.
+struct OpenChallenge {
     hash: Hash,
     group: Group,
     challenge: Vec<u8>,
@@ -111,7 +111,7 @@ impl Authentication<'_> {
             let (command, payload) = match link.wait_next()? {
                 None => return Ok(false),
                 Some(Pdu::Command(command, payload)) => (command, payload),
-                Some(_) => return Err(Fatal::sequence("something else than a command").into()),
+                Some(_) => return Err(Fatal::sequence("a PDU other than a command").into()),
             };
             self.execute(link, &command, payload)?;
             if matches!(self.state, State::Done) {
@@ -136,7 +136,7 @@ impl Authentication<'_> {
                     if let Some(explanation) = self.take(&message) {
                         self.fail(explanation);
                     }
-                    link.complete(id, Status::SUCCESS, 0)?;
+                    link.complete(id, NvmeStatus::SUCCESS, 0)?;
                     if given_up {
                         link.flush()?;
                         return Err(Broken::Unauthenticated);
@@ -149,7 +149,7 @@ impl Authentication<'_> {
                 Ok(length) => return self.give(link, id, length),
                 Err(status) => status,
             },
-            _ => Status::AUTHENTICATION_REQUIRED.final_(),
+            _ => NvmeStatus::AUTHENTICATION_REQUIRED.final_(),
         };
         Ok(link.complete(id, status, 0)?)
     }
@@ -159,7 +159,7 @@ impl Authentication<'_> {
         let head = bytes.first_chunk::<2>().copied().unwrap_or_default();
         match std::mem::replace(&mut self.state, State::Failed) {
             State::Negotiation if head == message::NEGOTIATE => self.negotiate(bytes).err(),
-            State::Reply(asked) if head == message::REPLY => self.check(&asked, bytes).err(),
+            State::Reply(open) if head == message::REPLY => self.check(&open, bytes).err(),
             State::Success2 if head == message::SUCCESS2 => {
                 self.state = State::Done;
                 None
@@ -221,14 +221,14 @@ impl Authentication<'_> {
         // 0 would mean that there is no challenge.
         let sequence = u32::from_le_bytes(sequence.try_into().unwrap_or([1; 4])) | 1;
         let (challenge, exchange) = (challenge[..hash.length()].to_vec(), Exchange::begin(group));
-        self.state = State::Challenge(Asked { hash, group, challenge, sequence, exchange });
+        self.state = State::Challenge(OpenChallenge { hash, group, challenge, sequence, exchange });
         Ok(())
     }
 
     /// Sends the message that the host fetches.
     fn give(&mut self, link: &mut Link, id: u16, length: usize) -> Result<(), Broken> {
         let (mut bytes, next) = match std::mem::replace(&mut self.state, State::Failed) {
-            State::Challenge(asked) => (self.challenge(&asked)?, State::Reply(asked)),
+            State::Challenge(open) => (self.challenge(&open)?, State::Reply(open)),
             State::Last { message, then: Then::HostsWord } => (message, State::Success2),
             State::Last { message, then: Then::Success } => (message, State::Done),
             State::Last { mut message, then: Then::Failure } => {
@@ -239,11 +239,11 @@ impl Authentication<'_> {
             }
             state => {
                 self.state = state;
-                return Ok(link.complete(id, Status::COMMAND_SEQUENCE.final_(), 0)?);
+                return Ok(link.complete(id, NvmeStatus::COMMAND_SEQUENCE.final_(), 0)?);
             }
         };
         if bytes.len() > length {
-            return Ok(link.complete(id, Status::INVALID_FIELD.final_(), 0)?);
+            return Ok(link.complete(id, NvmeStatus::INVALID_FIELD.final_(), 0)?);
         }
         bytes.resize(length, 0);
         link.answer_bytes(id, &bytes)?;
@@ -260,8 +260,8 @@ impl Authentication<'_> {
         Ok(result)
     }
 
-    fn challenge(&mut self, asked: &Asked) -> Result<Vec<u8>, Broken> {
-        let exponential = match &asked.exchange {
+    fn challenge(&mut self, open: &OpenChallenge) -> Result<Vec<u8>, Broken> {
+        let exponential = match &open.exchange {
             Some(exchange) => self.calculate(|| exchange.exponential())?,
             None => Vec::new(),
         };
@@ -269,30 +269,30 @@ impl Authentication<'_> {
             message: message::CHALLENGE,
             reserved: [0; 2],
             transaction: self.transaction.into(),
-            hash_length: asked.hash.length() as u8,
+            hash_length: open.hash.length() as u8,
             reserved_7: 0,
-            hash: asked.hash.id(),
-            group: asked.group.id(),
+            hash: open.hash.id(),
+            group: open.group.id(),
             exponential: (exponential.len() as u16).into(),
-            sequence: asked.sequence.into(),
+            sequence: open.sequence.into(),
         };
-        Ok([challenge.as_bytes(), &asked.challenge, &exponential].concat())
+        Ok([challenge.as_bytes(), &open.challenge, &exponential].concat())
     }
 
     /// Checks the host's proof, and answers the host's challenge if there is one.
-    fn check(&mut self, asked: &Asked, bytes: &[u8]) -> Result<(), u8> {
-        let length = asked.hash.length();
+    fn check(&mut self, open: &OpenChallenge, bytes: &[u8]) -> Result<(), u8> {
+        let length = open.hash.length();
         let (reply, rest) = Reply::read_from_prefix(bytes).map_err(|_| failure::PAYLOAD)?;
         let exponential = usize::from(reply.exponential.get());
         if reply.transaction.get() != self.transaction || usize::from(reply.hash_length) != length {
             return Err(failure::PAYLOAD);
         }
-        if exponential != asked.group.length() || rest.len() < 2 * length + exponential {
+        if exponential != open.group.length() || rest.len() < 2 * length + exponential {
             return Err(failure::PAYLOAD);
         }
         let (proof, rest) = rest.split_at(length);
         let (challenge, rest) = rest.split_at(length);
-        let key = match &asked.exchange {
+        let key = match &open.exchange {
             None => None,
             Some(exchange) => {
                 let key = self.calculate(|| exchange.key(&rest[..exponential]));
@@ -301,11 +301,11 @@ impl Authentication<'_> {
         };
         let mut response = Response {
             side: Side::Host,
-            hash: asked.hash,
+            hash: open.hash,
             secret: &self.secrets.host,
-            challenge: &asked.challenge,
+            challenge: &open.challenge,
             key: key.as_deref(),
-            sequence: asked.sequence,
+            sequence: open.sequence,
             transaction: self.transaction,
             secure_channel: self.secure_channel,
             host: &self.controller.host.nqn,
@@ -328,7 +328,7 @@ impl Authentication<'_> {
         if reply.challenged != 0 {
             let Some(secret) = &self.secrets.controller else { return Err(failure::FAILED) };
             // Without this check, a host could present our own proof as its proof to us.
-            if challenge == asked.challenge {
+            if challenge == open.challenge {
                 return Err(failure::FAILED);
             }
             response.side = Side::Controller;
@@ -344,23 +344,25 @@ impl Authentication<'_> {
     }
 }
 
-/// Returns the place of the message in an Authentication Send.
-fn incoming(command: &Command, payload: Payload) -> Result<Payload, Status> {
+/// Returns the place of the message in an Authentication Send, which names the security protocol
+/// and the message's length (Base, section 6.2 "Authentication Send command").
+fn incoming(command: &Command, payload: Payload) -> Result<Payload, NvmeStatus> {
     let length = command.dword(11);
     if command.dword(10) != AUTHENTICATION_PROTOCOL || length == 0 || length > MAX_MESSAGE {
-        return Err(Status::INVALID_FIELD.final_());
+        return Err(NvmeStatus::INVALID_FIELD.final_());
     }
     match source(command, payload, length as usize)? {
         Source::Here(payload) => Ok(payload),
-        Source::There => Err(Status::SGL_TYPE_INVALID.final_()),
+        Source::There => Err(NvmeStatus::SGL_TYPE_INVALID.final_()),
     }
 }
 
-/// Returns the room for a message in an Authentication Receive, in bytes.
-fn outgoing(command: &Command) -> Result<usize, Status> {
+/// Returns the room for a message in an Authentication Receive, in bytes; the command names the
+/// security protocol too (Base, section 6.1 "Authentication Receive command").
+fn outgoing(command: &Command) -> Result<usize, NvmeStatus> {
     let length = command.dword(11);
     if command.dword(10) != AUTHENTICATION_PROTOCOL || length == 0 || length > MAX_MESSAGE {
-        return Err(Status::INVALID_FIELD.final_());
+        return Err(NvmeStatus::INVALID_FIELD.final_());
     }
     sink(command, length as usize)?;
     Ok(length as usize)

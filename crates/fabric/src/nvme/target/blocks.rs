@@ -4,28 +4,32 @@ use aquifer_page::{PAGE_SIZE, is_zero};
 use aquifer_store::{Segment, StoreError};
 
 use super::Namespace;
-use crate::nvme::proto::Status;
+use crate::nvme::proto::NvmeStatus;
 use crate::nvme::proto::command::io;
 
 /// Returns offset and length in bytes of a range of blocks, if it is inside the namespace.
-pub(super) fn range(namespace: &Namespace, start: u64, blocks: u64) -> Result<(u64, u64), Status> {
+pub(super) fn range(
+    namespace: &Namespace,
+    start: u64,
+    blocks: u64,
+) -> Result<(u64, u64), NvmeStatus> {
     let block = PAGE_SIZE as u64;
     let there = namespace.size().0 / block;
     match start.checked_add(blocks) {
         Some(end) if end <= there => Ok((start * block, blocks * block)),
-        _ => Err(Status::LBA_OUT_OF_RANGE.final_()),
+        _ => Err(NvmeStatus::LBA_OUT_OF_RANGE.final_()),
     }
 }
 
 /// Writes the data, or compares it with the stored data.
-pub(super) fn apply(namespace: &Namespace, opcode: u8, offset: u64, data: &[u8]) -> Status {
+pub(super) fn apply(namespace: &Namespace, opcode: u8, offset: u64, data: &[u8]) -> NvmeStatus {
     let result = match opcode {
         io::WRITE => namespace.lease().write(offset, data).map(|()| true),
         _ => is_equal(namespace, offset, data),
     };
     match result {
-        Ok(true) => Status::SUCCESS,
-        Ok(false) => Status::COMPARE_FAILURE.final_(),
+        Ok(true) => NvmeStatus::SUCCESS,
+        Ok(false) => NvmeStatus::COMPARE_FAILURE.final_(),
         Err(error) => status_of(&error),
     }
 }
@@ -45,20 +49,20 @@ fn take<'a>(data: &mut &'a [u8], length: usize) -> &'a [u8] {
 }
 
 /// Makes a range zero and frees its RAM.
-pub(super) fn discard(namespace: &Namespace, offset: u64, length: u64) -> Status {
+pub(super) fn discard(namespace: &Namespace, offset: u64, length: u64) -> NvmeStatus {
     namespace
         .lease()
         .discard(offset, length)
-        .map_or_else(|error| status_of(&error), |()| Status::SUCCESS)
+        .map_or_else(|error| status_of(&error), |()| NvmeStatus::SUCCESS)
 }
 
 /// Translates an error of the store into a status.
-pub(super) fn status_of(error: &StoreError) -> Status {
+pub(super) fn status_of(error: &StoreError) -> NvmeStatus {
     let status = match error {
-        StoreError::Range { .. } => Status::LBA_OUT_OF_RANGE,
-        StoreError::Full { .. } | StoreError::NoMemory { .. } => Status::CAPACITY_EXCEEDED,
-        StoreError::Gone(_) => Status::INVALID_NAMESPACE,
-        _ => Status::INTERNAL_ERROR,
+        StoreError::Range { .. } => NvmeStatus::LBA_OUT_OF_RANGE,
+        StoreError::Full { .. } | StoreError::NoMemory { .. } => NvmeStatus::CAPACITY_EXCEEDED,
+        StoreError::Gone(_) => NvmeStatus::INVALID_NAMESPACE,
+        _ => NvmeStatus::INTERNAL_ERROR,
     };
     status.final_()
 }

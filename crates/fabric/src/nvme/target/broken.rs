@@ -10,15 +10,20 @@ pub(super) enum Broken {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The host broke the protocol; the connection ends with a C2HTermReq.
-    #[error("the host broke the protocol: {0}")]
+    #[error("the host violates the protocol: {0}")]
     Fatal(Fatal),
-    #[error("the host says that we broke the protocol: fatal error status {:#x}, information {:#x}", .0.status, .0.information)]
+    #[error(
+        "the host reports that this target violates the protocol: fatal error status {:#x}, \
+         information {:#x}",
+        .0.status,
+        .0.information
+    )]
     Terminated(TermReq),
-    #[error("the host went away in the middle of a message")]
+    #[error("the host closed the connection in the middle of a message")]
     Truncated,
     #[error("the host took too long to connect")]
     Late,
-    #[error("the host gave no sign of life within its keep alive time-out")]
+    #[error("the host sent nothing within its keep-alive timeout")]
     Silent,
     #[error("the host failed to authenticate")]
     Unauthenticated,

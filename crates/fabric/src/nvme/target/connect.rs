@@ -12,7 +12,7 @@ use super::link::Link;
 use super::parse::Payload;
 use super::{Core, Host, MAX_QUEUE, Refused};
 use crate::nvme::proto::fabrics::{ANY_CONTROLLER, Connect, ConnectData, connect};
-use crate::nvme::proto::{Command, Nqn, Status};
+use crate::nvme::proto::{Command, Nqn, NvmeStatus};
 use crate::serving::Origin;
 
 /// A queue with an accepted Connect that is not completed yet.
@@ -45,29 +45,30 @@ impl Drop for Seat {
 }
 
 /// The status and the result of a refused Connect.
-pub(super) struct Rejected(pub(super) Status, pub(super) u32);
+pub(super) struct Rejected(pub(super) NvmeStatus, pub(super) u32);
 
-impl From<Status> for Rejected {
-    fn from(status: Status) -> Self {
+impl From<NvmeStatus> for Rejected {
+    fn from(status: NvmeStatus) -> Self {
         Self(status, 0)
     }
 }
 
 /// Refuses a Connect because of the field at this offset of the command.
 fn wrong_in_command(offset: usize) -> Rejected {
-    Rejected(Status::CONNECT_INVALID.final_(), offset as u32)
+    Rejected(NvmeStatus::CONNECT_INVALID.final_(), offset as u32)
 }
 
 /// Refuses a Connect because of the field at this offset of its data.
 fn wrong_in_data(offset: usize) -> Rejected {
-    Rejected(Status::CONNECT_INVALID.final_(), offset as u32 | connect::IN_DATA)
+    Rejected(NvmeStatus::CONNECT_INVALID.final_(), offset as u32 | connect::IN_DATA)
 }
 
 /// Offsets of fields in the command, in bytes.
 const QUEUE: usize = 42;
 const SIZE: usize = 44;
 
-/// Checks a Connect command, and makes the controller if the queue is an admin queue.
+/// Checks a Connect command, and makes the controller if the queue is an admin queue (Base, section
+/// 6.3 "Connect command").
 pub(super) fn accept(
     core: &Arc<Core>,
     link: &Link,
@@ -76,14 +77,14 @@ pub(super) fn accept(
     origin: &Origin,
 ) -> Result<Connected, Rejected> {
     let Source::Here(payload) = source(command, payload, size_of::<ConnectData>())? else {
-        return Err(Status::SGL_TYPE_INVALID.final_().into());
+        return Err(NvmeStatus::SGL_TYPE_INVALID.final_().into());
     };
     let wanted = Connect::of(command);
     if wanted.format != 0 {
-        return Err(Status::CONNECT_FORMAT.final_().into());
+        return Err(NvmeStatus::CONNECT_FORMAT.final_().into());
     }
     let Ok(data) = ConnectData::read_from_bytes(link.data(payload)) else {
-        return Err(Status::DATA_LENGTH_INVALID.final_().into());
+        return Err(NvmeStatus::DATA_LENGTH_INVALID.final_().into());
     };
     let nqn = |field, offset| Nqn::from_field(field).map_err(|_| wrong_in_data(offset));
     let subsystem = nqn(&data.subsystem, offset_of!(ConnectData, subsystem))?;
@@ -110,7 +111,7 @@ pub(super) fn accept(
         if controller.is_discovery() || wanted.queue > core.limits.queues {
             return Err(wrong_in_command(QUEUE));
         }
-        let socket = link.socket.try_clone().map_err(|_| Status::INTERNAL_ERROR)?;
+        let socket = link.socket.try_clone().map_err(|_| NvmeStatus::INTERNAL_ERROR)?;
         controller.join(wanted.queue, socket)?;
         controller
     };
@@ -126,10 +127,10 @@ fn make_controller(core: &Core, subsystem: Nqn, host: Host) -> Result<Arc<Contro
         None
     } else {
         Some(core.subsystems.open(&subsystem, &host).map_err(|refused| {
-            tracing::info!("{host} is refused subsystem {subsystem}: {refused}");
+            tracing::info!("refused subsystem {subsystem} to {host}: {refused}");
             match refused {
                 Refused::Unknown(_) => wrong_in_data(offset_of!(ConnectData, subsystem)),
-                Refused::Forbidden(_) => Status::CONNECT_INVALID_HOST.final_().into(),
+                Refused::Forbidden(_) => NvmeStatus::CONNECT_INVALID_HOST.final_().into(),
             }
         })?)
     };
@@ -140,15 +141,16 @@ fn make_controller(core: &Core, subsystem: Nqn, host: Host) -> Result<Arc<Contro
             }
             Ok(controller)
         }
-        Ok(None) => Err(Status::CONNECT_BUSY.into()),
+        Ok(None) => Err(NvmeStatus::CONNECT_BUSY.into()),
         Err(error) => {
-            tracing::warn!("a controller could not be made: {error}");
-            Err(Status::INTERNAL_ERROR.into())
+            tracing::warn!("cannot create a controller: {error}");
+            Err(NvmeStatus::INTERNAL_ERROR.into())
         }
     }
 }
 
-/// Checks that an I/O queue comes from the host that made the controller.
+/// Checks that an I/O queue comes from the host that made the controller, and for the same
+/// subsystem (Base, section 6.3 "Connect command").
 fn check_association(
     controller: &Controller,
     subsystem: &Nqn,
@@ -158,7 +160,7 @@ fn check_association(
         return Err(wrong_in_data(offset_of!(ConnectData, subsystem)));
     }
     if controller.host.nqn != host.nqn || controller.host.id != host.id {
-        return Err(Status::CONNECT_INVALID_HOST.final_().into());
+        return Err(NvmeStatus::CONNECT_INVALID_HOST.final_().into());
     }
     Ok(())
 }

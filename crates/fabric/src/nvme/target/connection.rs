@@ -18,7 +18,7 @@ use super::{Broken, Core, Fatal, Subsystems};
 use crate::Address;
 use crate::channel::Socket;
 use crate::nvme::proto::command::FABRICS;
-use crate::nvme::proto::{Completion, Status, fabrics};
+use crate::nvme::proto::{Completion, NvmeStatus, fabrics};
 use crate::serving::{Origin, Place, Service};
 
 /// The state that all connections of a listener share.
@@ -76,14 +76,15 @@ impl Nvme {
             }
         };
         link.take_time();
-        tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} connected");
+        let (subsystem, id) = (&controller.subsystem, controller.id);
+        tracing::info!(%subsystem, controller = id, queue, "{host} connected");
         if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
             IoQueue::new(link, size, Arc::clone(controller), Arc::clone(namespace)).run()?;
         } else {
             AdminQueue::new(link, self, Arc::clone(controller), keep_alive, &|| place.end())
                 .run()?;
         }
-        tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} disconnected");
+        tracing::info!(%subsystem, controller = id, queue, "{host} disconnected");
         Ok(())
     }
 
@@ -106,18 +107,18 @@ impl Nvme {
                 None => return Ok(None),
                 Some(Pdu::Command(command, payload)) => (command, payload),
                 Some(_) => {
-                    return Err(Fatal::sequence("something else than a command comes first").into());
+                    return Err(Fatal::sequence("a first PDU other than a command").into());
                 }
             };
             let id = command.id.get();
             if command.opcode != FABRICS || command.fabrics_type() != fabrics::kind::CONNECT {
-                link.complete(id, Status::COMMAND_SEQUENCE.final_(), 0)?;
+                link.complete(id, NvmeStatus::COMMAND_SEQUENCE.final_(), 0)?;
                 continue;
             }
             match connect::accept(&self.core, link, &command, payload, origin) {
                 Ok(connected) => return Ok(Some((connected, id))),
                 Err(Rejected(status, result)) => {
-                    tracing::info!("a connect from {} is refused: {status}", origin.from);
+                    tracing::info!("refused a connect from {}: {status}", origin.from);
                     link.complete(id, status, result.into())?;
                 }
             }
@@ -139,7 +140,7 @@ fn complete_connect(
         queue_head: if flow_control { 1 } else { fabrics::NO_FLOW_CONTROL }.into(),
         queue_id: 0.into(),
         command_id: id.into(),
-        status: Status::SUCCESS.to_field(),
+        status: NvmeStatus::SUCCESS.to_field(),
     });
     link.flush()
 }

@@ -7,11 +7,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use aquifer_store::Stay;
 
-use super::bell::Bell;
+use super::wakeup::Wakeup;
 use super::{Host, MAX_QUEUE, Namespace};
 use crate::channel::{Channel, Socket};
 use crate::nvme::proto::fabrics::{VERSION_2_0, capabilities, configuration, property, status};
-use crate::nvme::proto::{Nqn, Status};
+use crate::nvme::proto::{Nqn, NvmeStatus};
 
 /// The number of the admin queue.
 pub(super) const ADMIN: u16 = 0;
@@ -32,7 +32,7 @@ pub(super) struct Controller {
     pub(super) host: Host,
     /// The namespace; `None` for discovery.
     pub(super) namespace: Option<Arc<Namespace>>,
-    pub(super) bell: Bell,
+    pub(super) wakeup: Wakeup,
     /// Notices not yet reported, see [`notice`].
     pub(super) notices: AtomicU32,
     traffic: AtomicBool,
@@ -67,7 +67,7 @@ impl Controller {
             subsystem,
             host,
             namespace,
-            bell: Bell::new()?,
+            wakeup: Wakeup::new()?,
             notices,
             traffic,
             state,
@@ -100,7 +100,7 @@ impl Controller {
 
     pub(super) fn tell(&self, notice: u32) {
         self.notices.fetch_or(notice, Ordering::SeqCst);
-        self.bell.ring();
+        self.wakeup.wake();
     }
 
     /// Returns whether the controller accepts commands other than fabrics commands.
@@ -108,8 +108,8 @@ impl Controller {
         self.locked().status & status::READY != 0
     }
 
-    /// Returns a property, which must have this size.
-    pub(super) fn property(&self, offset: u32, eight_bytes: bool) -> Result<u64, Status> {
+    /// Returns a property, which must have this size (Base, section 6.5 "Property Get command").
+    pub(super) fn property(&self, offset: u32, eight_bytes: bool) -> Result<u64, NvmeStatus> {
         let state = self.locked();
         Ok(match (offset, eight_bytes) {
             (property::CAPABILITIES, true) => self.capabilities(),
@@ -117,7 +117,7 @@ impl Controller {
             (property::CONFIGURATION, false) => state.configuration.into(),
             (property::STATUS, false) => state.status.into(),
             (property::READY_TIMEOUTS, false) => READY_TIMEOUT,
-            _ => return Err(Status::INVALID_FIELD.final_()),
+            _ => return Err(NvmeStatus::INVALID_FIELD.final_()),
         })
     }
 
@@ -131,9 +131,12 @@ impl Controller {
     }
 
     /// Sets a property of 4 bytes, and returns once that has taken effect. Returns true on a reset.
-    pub(super) fn set_property(&self, offset: u32, value: u32) -> Result<bool, Status> {
+    ///
+    /// The configuration is the only one that a host may set here (Base, section 6.6 "Property Set
+    /// command").
+    pub(super) fn set_property(&self, offset: u32, value: u32) -> Result<bool, NvmeStatus> {
         if offset != property::CONFIGURATION {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         let mut state = self.locked();
         let before = std::mem::replace(&mut state.configuration, value);
@@ -163,10 +166,10 @@ impl Controller {
     }
 
     /// Adds an I/O queue. The caller MUST call [`leave`](Self::leave) when the queue ends.
-    pub(super) fn join(&self, queue: u16, socket: Socket) -> Result<(), Status> {
+    pub(super) fn join(&self, queue: u16, socket: Socket) -> Result<(), NvmeStatus> {
         let mut state = self.locked();
         if state.ended || state.status & status::READY == 0 || state.queues.contains_key(&queue) {
-            return Err(Status::COMMAND_SEQUENCE.final_());
+            return Err(NvmeStatus::COMMAND_SEQUENCE.final_());
         }
         state.queues.insert(queue, socket);
         Ok(())

@@ -13,13 +13,13 @@ pub(super) fn agree(link: &mut Link) -> Result<bool, Broken> {
     let request = match link.wait_next()? {
         None => return Ok(false),
         Some(Pdu::Request(request)) => request,
-        Some(_) => return Err(Fatal::sequence("something else than ICReq comes first").into()),
+        Some(_) => return Err(Fatal::sequence("a first PDU other than ICReq").into()),
     };
     if request.format.get() != 0 {
         return Err(Fatal::new(fatal::UNSUPPORTED, 8, "an unknown format of PDUs").into());
     }
     if request.alignment > MAX_ALIGNMENT {
-        return Err(Fatal::header(10, "an alignment of data that does not exist").into());
+        return Err(Fatal::header(10, "an unknown alignment of data").into());
     }
     let digests = request.digests & (digests::HEADER | digests::DATA);
     link.send(&IcResp {

@@ -16,7 +16,7 @@ use super::transfers::{Transfer, Transfers};
 use super::{Broken, Fatal, MAX_TRANSFER, Namespace};
 use crate::nvme::proto::command::{DSM_DEALLOCATE, DsmRange, FABRICS, control, io};
 use crate::nvme::proto::pdu::Data;
-use crate::nvme::proto::{Command, Status, fabrics};
+use crate::nvme::proto::{Command, NvmeStatus, fabrics};
 
 /// An I/O queue. Between a command and its completion the queue allocates nothing, except for a
 /// Dataset Management with its ranges outside the capsule.
@@ -97,14 +97,16 @@ impl<'a> IoQueue<'a> {
             },
             // Acknowledged writes are in RAM, the most permanent place here.
             io::FLUSH => self.flush(command),
+            // Ends the I/O queue that carries the command (Base, section 6.4 "Disconnect command").
             FABRICS if command.fabrics_type() == fabrics::kind::DISCONNECT => {
                 let good = command.dword(10) as u16 == 0;
-                let status = if good { Status::SUCCESS } else { Status::CONNECT_FORMAT.final_() };
+                let status =
+                    if good { NvmeStatus::SUCCESS } else { NvmeStatus::CONNECT_FORMAT.final_() };
                 self.link.complete(id, status, 0)?;
                 return Ok(if good { Step::End } else { Step::Next });
             }
-            FABRICS => Status::COMMAND_SEQUENCE.final_(),
-            _ => Status::INVALID_OPCODE.final_(),
+            FABRICS => NvmeStatus::COMMAND_SEQUENCE.final_(),
+            _ => NvmeStatus::INVALID_OPCODE.final_(),
         };
         self.link.complete(id, status, 0)?;
         Ok(Step::Next)
@@ -142,7 +144,7 @@ impl<'a> IoQueue<'a> {
         &mut self,
         command: &Command,
         payload: Payload,
-    ) -> Result<Option<Status>, Broken> {
+    ) -> Result<Option<NvmeStatus>, Broken> {
         let found = self
             .checked_range(command)
             .and_then(|(offset, length)| Ok((offset, length, source(command, payload, length)?)));
@@ -172,7 +174,7 @@ impl<'a> IoQueue<'a> {
         let transfer = self.transfers.expect(data)?;
         let bytes = self.link.data(payload);
         if !payload.intact {
-            transfer.status = Status::TRANSIENT_TRANSPORT;
+            transfer.status = NvmeStatus::TRANSIENT_TRANSPORT;
         } else if let Some(gathered) = &mut transfer.gathered {
             // `begin` has reserved room for all of it.
             gathered.extend_from_slice(bytes);
@@ -194,7 +196,7 @@ impl<'a> IoQueue<'a> {
     }
 
     /// Makes blocks zero and frees their RAM, whether the host asks for deallocation or not.
-    fn write_zeroes(&self, command: &Command) -> Status {
+    fn write_zeroes(&self, command: &Command) -> NvmeStatus {
         let checked = check_flags(command).and_then(|()| {
             self.check_namespace(command)?;
             range(&self.namespace, command.start_block(), command.blocks().into())
@@ -203,7 +205,7 @@ impl<'a> IoQueue<'a> {
             Ok((offset, length)) if command.dword(12) & control::PROTECTION == 0 => {
                 blocks::discard(&self.namespace, offset, length)
             }
-            Ok(_) => Status::INVALID_FIELD.final_(),
+            Ok(_) => NvmeStatus::INVALID_FIELD.final_(),
             Err(status) => status,
         }
     }
@@ -213,14 +215,14 @@ impl<'a> IoQueue<'a> {
         &mut self,
         command: &Command,
         payload: Payload,
-    ) -> Result<Option<Status>, Broken> {
+    ) -> Result<Option<NvmeStatus>, Broken> {
         let ranges = (command.dword(10) & 0xFF) as usize + 1;
         let length = ranges * size_of::<DsmRange>();
         let source = self.check_namespace(command).and_then(|()| source(command, payload, length));
         match source {
             Err(status) => Ok(Some(status)),
             // The other attributes are hints, which this target ignores.
-            Ok(_) if command.dword(11) & DSM_DEALLOCATE == 0 => Ok(Some(Status::SUCCESS)),
+            Ok(_) if command.dword(11) & DSM_DEALLOCATE == 0 => Ok(Some(NvmeStatus::SUCCESS)),
             Ok(Source::Here(payload)) => Ok(Some(self.deallocate(self.link.data(payload)))),
             Ok(Source::There) => {
                 let tag = self.transfers.begin(command, length as u32, true)?;
@@ -230,10 +232,10 @@ impl<'a> IoQueue<'a> {
         }
     }
 
-    fn deallocate(&self, ranges: &[u8]) -> Status {
+    fn deallocate(&self, ranges: &[u8]) -> NvmeStatus {
         // The length is a multiple of a range's size, and ranges need no alignment.
         let Ok(ranges) = <[DsmRange]>::ref_from_bytes(ranges) else {
-            return Status::DATA_LENGTH_INVALID.final_();
+            return NvmeStatus::DATA_LENGTH_INVALID.final_();
         };
         let found =
             |one: &DsmRange| range(&self.namespace, one.start.get(), one.blocks.get().into());
@@ -242,7 +244,7 @@ impl<'a> IoQueue<'a> {
             return status;
         }
         ranges.iter().filter_map(|one| found(one).ok()).fold(
-            Status::SUCCESS,
+            NvmeStatus::SUCCESS,
             |before, (offset, length)| {
                 let status = blocks::discard(&self.namespace, offset, length);
                 if before.is_success() { status } else { before }
@@ -250,36 +252,36 @@ impl<'a> IoQueue<'a> {
         )
     }
 
-    fn flush(&self, command: &Command) -> Status {
+    fn flush(&self, command: &Command) -> NvmeStatus {
         match (check_flags(command), command.nsid.get()) {
             (Err(status), _) => status,
-            (_, super::NSID | crate::nvme::proto::identify::ALL_NAMESPACES) => Status::SUCCESS,
-            _ => Status::INVALID_NAMESPACE.final_(),
+            (_, super::NSID | crate::nvme::proto::identify::ALL_NAMESPACES) => NvmeStatus::SUCCESS,
+            _ => NvmeStatus::INVALID_NAMESPACE.final_(),
         }
     }
 
     /// Returns offset and length in bytes of a Read, Write or Compare.
-    fn checked_range(&self, command: &Command) -> Result<(u64, usize), Status> {
+    fn checked_range(&self, command: &Command) -> Result<(u64, usize), NvmeStatus> {
         self.check_namespace(command)?;
         if command.dword(12) & control::PROTECTION != 0 {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         let (offset, length) =
             range(&self.namespace, command.start_block(), command.blocks().into())?;
         if length > MAX_TRANSFER as u64 {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         if u64::from(command.sgl.length.get()) != length {
-            return Err(Status::DATA_LENGTH_INVALID.final_());
+            return Err(NvmeStatus::DATA_LENGTH_INVALID.final_());
         }
         Ok((offset, length as usize))
     }
 
-    fn check_namespace(&self, command: &Command) -> Result<(), Status> {
+    fn check_namespace(&self, command: &Command) -> Result<(), NvmeStatus> {
         if command.nsid.get() == super::NSID {
             Ok(())
         } else {
-            Err(Status::INVALID_NAMESPACE.final_())
+            Err(NvmeStatus::INVALID_NAMESPACE.final_())
         }
     }
 

@@ -12,7 +12,7 @@ use crate::channel::{Channel, Socket};
 use crate::nvme::proto::pdu::{
     CapsuleResp, CommonHeader, DIGEST, Data, R2t, Shape, TERM_DATA, TermReq, flag, kind,
 };
-use crate::nvme::proto::{Completion, Status, digest};
+use crate::nvme::proto::{Completion, NvmeStatus, digest};
 use crate::serving::{Inbox, Outbox};
 
 /// Room beside data, in bytes: a header with its digest and padding, and a completion.
@@ -146,14 +146,14 @@ impl Link {
     }
 
     /// Completes a command.
-    pub(super) fn complete(&mut self, id: u16, status: Status, result: u64) -> io::Result<()> {
+    pub(super) fn complete(&mut self, id: u16, status: NvmeStatus, result: u64) -> io::Result<()> {
         self.reserve(AROUND_DATA)?;
         self.push_completion(id, status, result);
         Ok(())
     }
 
     /// As [`complete`](Self::complete); the caller has reserved room.
-    fn push_completion(&mut self, id: u16, status: Status, result: u64) {
+    fn push_completion(&mut self, id: u16, status: NvmeStatus, result: u64) {
         let completion = Completion {
             result: result.into(),
             queue_head: if self.ring.flow_control {
@@ -214,7 +214,7 @@ impl Link {
     /// Ends a successful command after its data. The caller has reserved room.
     pub(super) fn end_data(&mut self, id: u16) {
         if self.ring.flow_control {
-            self.push_completion(id, Status::SUCCESS, 0);
+            self.push_completion(id, NvmeStatus::SUCCESS, 0);
         }
     }
 
@@ -224,7 +224,7 @@ impl Link {
         &mut self,
         id: u16,
         length: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Status>,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), NvmeStatus>,
     ) -> io::Result<()> {
         self.reserve(length + AROUND_DATA)?;
         let before = self.outbox.bytes().len();

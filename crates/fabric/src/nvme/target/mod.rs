@@ -16,7 +16,6 @@
 
 mod admin;
 mod authenticate;
-mod bell;
 mod blocks;
 mod broken;
 mod connect;
@@ -33,6 +32,7 @@ mod parse;
 mod registry;
 mod slots;
 mod transfers;
+mod wakeup;
 
 use std::fmt;
 use std::os::unix::net::UnixStream;

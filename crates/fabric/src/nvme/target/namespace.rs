@@ -34,7 +34,12 @@ pub(super) struct Tally {
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
     /// The lease cannot provide this size.
-    #[error("a namespace of lease {lease} cannot have {size}: it must be a multiple of {PAGE_SIZE} bytes, more than none and at most {most}", lease = .lease.id(), most = .lease.capacity())]
+    #[error(
+        "a namespace of lease {lease} cannot have {size}: give a positive multiple of \
+         {PAGE_SIZE} bytes, at most {most}",
+        lease = .lease.id(),
+        most = .lease.capacity()
+    )]
     Size {
         /// The lease.
         lease: Arc<Lease>,

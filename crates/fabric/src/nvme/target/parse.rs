@@ -50,7 +50,7 @@ pub(super) fn first(bytes: &[u8], shape: Shape) -> Result<Option<(Pdu, usize)>, 
                 if data.length.get() as usize != payload.length {
                     return Err(Fatal::header(
                         16,
-                        "a data PDU with another length than its data has",
+                        "a data PDU whose length differs from its data's",
                     )
                     .into());
                 }
@@ -71,7 +71,7 @@ fn check(header: &CommonHeader, shape: Shape) -> Result<Payload, Fatal> {
         kind::IC_RESP | kind::C2H_TERM_REQ | kind::CAPSULE_RESP | kind::C2H_DATA | kind::R2T => {
             return Err(Fatal::header(0, "a PDU that only controllers send"));
         }
-        _ => return Err(Fatal::header(0, "a PDU of a type that does not exist")),
+        _ => return Err(Fatal::header(0, "a PDU of an unknown type")),
     };
     let length = header.length.get() as usize;
     if matches!(header.kind, kind::IC_REQ | kind::H2C_TERM_REQ) {

@@ -2,7 +2,7 @@
 
 use super::broken::Fatal;
 use crate::nvme::proto::pdu::{Data, fatal, flag};
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 
 /// The commands in flight with requested data. There is a place for each command that the queue can
 /// hold; its number is the tag that the host's data carries.
@@ -19,7 +19,7 @@ pub(super) struct Transfer {
     /// Bytes received so far.
     pub(super) received: u32,
     /// The command's status so far.
-    pub(super) status: Status,
+    pub(super) status: NvmeStatus,
     /// The data received, for commands that need all of it at once.
     pub(super) gathered: Option<Vec<u8>>,
 }
@@ -40,10 +40,10 @@ impl Transfers {
         gathered: bool,
     ) -> Result<u16, Fatal> {
         let Some(tag) = self.free.pop() else {
-            return Err(Fatal::sequence("more commands at a time than the queue has entries"));
+            return Err(Fatal::sequence("more commands in flight than the queue has entries"));
         };
         let gathered = gathered.then(|| Vec::with_capacity(length as usize));
-        let (command, status) = (*command, Status::SUCCESS);
+        let (command, status) = (*command, NvmeStatus::SUCCESS);
         self.places[usize::from(tag)] =
             Some(Transfer { command, length, received: 0, status, gathered });
         Ok(tag)
@@ -53,18 +53,18 @@ impl Transfers {
     pub(super) fn expect(&mut self, data: &Data) -> Result<&mut Transfer, Fatal> {
         let place = self.places.get_mut(usize::from(data.tag.get())).and_then(Option::as_mut);
         let Some(transfer) = place.filter(|transfer| transfer.command.id == data.command_id) else {
-            return Err(Fatal::header(10, "data that nobody asked for"));
+            return Err(Fatal::header(10, "data that no command requested"));
         };
         let (offset, length) = (data.offset.get(), data.length.get());
         if offset != transfer.received || length > transfer.length - transfer.received {
-            let what = "data outside of what was asked for, or out of order";
+            let what = "data outside of the request, or out of order";
             return Err(Fatal::new(fatal::DATA_OUT_OF_RANGE, 12, what));
         }
         if (data.header.flags & flag::LAST != 0) != (offset + length == transfer.length) {
-            return Err(Fatal::header(1, "the last data without saying so, or the reverse"));
+            return Err(Fatal::header(1, "a wrong LAST flag on data"));
         }
         if length == 0 {
-            return Err(Fatal::header(16, "data of no bytes"));
+            return Err(Fatal::header(16, "a data PDU without data"));
         }
         Ok(transfer)
     }

@@ -11,18 +11,18 @@ use aquifer_fabric::nbd::server::Limits;
 use aquifer_fabric::{Address, ConnectionLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
-use super::{Lender, TIMEOUT, tcp};
+use super::{NbdLender, TIMEOUT, tcp};
 use crate::common::eventually;
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const SECOND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
-fn lender() -> Lender {
+fn lender() -> NbdLender {
     let connections = ConnectionLimits { all: 8, per_host: 4, exempts_loopback: false };
-    Lender::with(tcp, None, Limits { connections, handshake: 2 * TIMEOUT })
+    NbdLender::with(tcp, None, Limits { connections, handshake: 2 * TIMEOUT })
 }
 
-impl Lender {
+impl NbdLender {
     /// Connects from this address and sends nothing.
     fn caller(&self, from: Ipv4Addr) -> TcpStream {
         let Address::Tcp { port, .. } = *self.server.address() else {
@@ -49,9 +49,9 @@ impl Lender {
 
     /// Connects `count` clients and waits until the lender knows their exports.
     fn steady(&self, from: Ipv4Addr, count: usize) -> Vec<Connection> {
-        let before = self.shelf.connections.load(Ordering::Relaxed);
+        let before = self.registry.connections.load(Ordering::Relaxed);
         let clients = (0..count).map(|_| self.client(from).unwrap()).collect();
-        let now = || self.shelf.connections.load(Ordering::Relaxed);
+        let now = || self.registry.connections.load(Ordering::Relaxed);
         eventually("all are connected", || now() == before + count);
         clients
     }

@@ -22,12 +22,12 @@ use crate::operations::{every_operation, pattern};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Exports of one lease, open to its borrower only.
-struct Shelf {
+struct ExportRegistry {
     lease: Arc<Lease>,
     connections: AtomicUsize,
 }
 
-impl Exports for Shelf {
+impl Exports for ExportRegistry {
     fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
         match &peer.host {
             Some(host) if host != self.lease.borrower() => {
@@ -48,14 +48,14 @@ impl Exports for Shelf {
 }
 
 /// A lender with a lease of 256 MiB for `borrower`, with a quota of half of that.
-struct Lender {
+struct NbdLender {
     server: Server,
-    shelf: Arc<Shelf>,
+    registry: Arc<ExportRegistry>,
     _store: Store,
     _dir: tempfile::TempDir,
 }
 
-impl Lender {
+impl NbdLender {
     fn start(address: impl FnOnce(&Path) -> Address, identity: Option<&Identity>) -> Self {
         Self::with(address, identity, Limits::default())
     }
@@ -71,15 +71,15 @@ impl Lender {
             quota: Bytes::mib(128),
             ..LeaseRecord::new(host("borrower"), Bytes::mib(256))
         };
-        let shelf = Arc::new(Shelf {
+        let registry = Arc::new(ExportRegistry {
             lease: store.create(record).unwrap(),
             connections: AtomicUsize::new(0),
         });
         let security =
             identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));
         let server =
-            Server::bind_with(&address(dir.path()), security, shelf.clone(), limits).unwrap();
-        Self { server, shelf, _store: store, _dir: dir }
+            Server::bind_with(&address(dir.path()), security, registry.clone(), limits).unwrap();
+        Self { server, registry, _store: store, _dir: dir }
     }
 
     fn target(&self, tls: Option<(&Identity, HostName)>) -> Arc<Target> {
@@ -98,14 +98,14 @@ fn tcp(_: &Path) -> Address {
 
 #[test]
 fn every_operation_works_in_the_clear() {
-    let lender = Lender::start(unix, None);
+    let lender = NbdLender::start(unix, None);
     every_operation(&mut Connection::connect(lender.target(None), TIMEOUT).unwrap());
 }
 
 #[test]
 fn every_operation_works_under_tls_over_tcp() {
     let cluster = Cluster::new();
-    let lender = Lender::start(tcp, Some(&cluster.identity("lender")));
+    let lender = NbdLender::start(tcp, Some(&cluster.identity("lender")));
     let borrower = cluster.identity("borrower");
     let target = lender.target(Some((&borrower, host("lender"))));
     every_operation(&mut Connection::connect(target, TIMEOUT).unwrap());
@@ -113,7 +113,7 @@ fn every_operation_works_under_tls_over_tcp() {
 
 #[test]
 fn zeroes_take_no_room_and_are_holes() {
-    let lender = Lender::start(unix, None);
+    let lender = NbdLender::start(unix, None);
     let mut connection = Connection::connect(lender.target(None), TIMEOUT).unwrap();
     connection.write(0, &vec![0; 1 << 20]).unwrap();
     connection.write(1 << 20, &pattern(PAGE_SIZE, 1)).unwrap();
@@ -121,14 +121,14 @@ fn zeroes_take_no_room_and_are_holes() {
     connection.block_status(0, 256 << 20, &mut runs).unwrap();
     let expected = [(1 << 20, true), (4096, false), ((255 << 20) - 4096, true)];
     assert_eq!(runs, expected.map(|(length, hole)| Run { length, hole }));
-    assert_eq!(lender.shelf.lease.stored(), Bytes(PAGE_SIZE as u64));
+    assert_eq!(lender.registry.lease.stored(), Bytes(PAGE_SIZE as u64));
     connection.write_zeroes(0, 256 << 20).unwrap();
-    assert_eq!(lender.shelf.lease.stored(), Bytes::ZERO);
+    assert_eq!(lender.registry.lease.stored(), Bytes::ZERO);
 }
 
 #[test]
 fn a_full_lease_says_so_and_goes_on() {
-    let lender = Lender::start(unix, None);
+    let lender = NbdLender::start(unix, None);
     let mut connection = Connection::connect(lender.target(None), TIMEOUT).unwrap();
     let data = pattern(1 << 20, 2);
     for at in 0..128 {
@@ -144,7 +144,7 @@ fn a_full_lease_says_so_and_goes_on() {
 fn a_lease_is_for_its_borrower_only() {
     let cluster = Cluster::new();
     cluster.issue("other", &[]);
-    let lender = Lender::start(tcp, Some(&cluster.identity("lender")));
+    let lender = NbdLender::start(tcp, Some(&cluster.identity("lender")));
     let other = cluster.identity("other");
     let target = lender.target(Some((&other, host("lender"))));
     let error = Connection::connect(target, TIMEOUT).unwrap_err();
@@ -155,12 +155,12 @@ fn a_lease_is_for_its_borrower_only() {
     let elsewhere = lender.target(Some((&borrower, host("other"))));
     let error = Connection::connect(elsewhere, TIMEOUT).unwrap_err();
     assert!(matches!(error.failure, Failure::Tls(_)), "{error}");
-    assert_eq!(lender.shelf.connections.load(Ordering::Relaxed), 0);
+    assert_eq!(lender.registry.connections.load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn a_server_that_shuts_down_is_a_lost_connection() {
-    let lender = Lender::start(unix, None);
+    let lender = NbdLender::start(unix, None);
     let target = lender.target(None);
     let mut connection = Connection::connect(target.clone(), TIMEOUT).unwrap();
     connection.flush().unwrap();

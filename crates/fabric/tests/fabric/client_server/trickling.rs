@@ -14,7 +14,7 @@ use aquifer_fabric::nbd::client::{Connection, Failure, NbdError, Target};
 use aquifer_fabric::tls::Identity;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Lender, TIMEOUT, unix};
+use super::{NbdLender, TIMEOUT, unix};
 use crate::certificates::{Cluster, host};
 use crate::operations::pattern;
 
@@ -98,7 +98,7 @@ fn is_given_up(
     (slow, length, piece): (Slow, usize, usize),
     operation: impl FnOnce(&mut Connection, &mut [u8]) -> Result<(), NbdError> + Send + 'static,
 ) {
-    let lender = Lender::start(unix, identities.map(|(lender, _)| lender));
+    let lender = NbdLender::start(unix, identities.map(|(lender, _)| lender));
     let relay = Relay::start(lender.server.address(), slow);
     let tls = identities.map(|(_, borrower)| (borrower.client_config(), host("lender")));
     let target = Target { address: relay.address.clone(), export: "pages".into(), tls };

@@ -76,7 +76,7 @@ fn clients_may_vanish_at_any_byte() {
 }
 
 #[test]
-fn who_dawdles_in_the_handshake_is_shown_the_door() {
+fn a_slow_handshake_ends_the_connection() {
     let limits = Limits { handshake: Duration::from_secs(2), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut silent = Client::connect(&served.socket());
@@ -103,7 +103,7 @@ fn who_dawdles_in_the_handshake_is_shown_the_door() {
 }
 
 #[test]
-fn a_hundred_clients_are_served_at_once_and_the_next_is_turned_away() {
+fn a_hundred_clients_are_served_and_the_next_one_is_refused() {
     let limits = Limits { connections: at_most(100), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut clients: Vec<_> = (0..100).map(|_| served.client(false)).collect();
@@ -120,7 +120,7 @@ fn a_hundred_clients_are_served_at_once_and_the_next_is_turned_away() {
 }
 
 #[test]
-fn any_number_of_clients_that_say_nothing_keep_none_out_that_does() {
+fn silent_clients_keep_no_other_client_out() {
     let limits = Limits { connections: at_most(10), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut steady = served.client(false);

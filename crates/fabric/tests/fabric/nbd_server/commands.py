@@ -26,7 +26,11 @@ def status(offset, count, flags=0):
 def chunks(flags=0):
     """The chunks in which 24 KiB at the start are read."""
     seen = []
-    h.pread_structured(24576, 0, lambda buf, offset, kind, error: seen.append((offset, kind, len(buf))), flags)
+
+    def note(buf, offset, kind, error):
+        seen.append((offset, kind, len(buf)))
+
+    h.pread_structured(24576, 0, note, flags)
     return seen
 
 

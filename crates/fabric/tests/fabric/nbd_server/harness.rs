@@ -18,17 +18,17 @@ use crate::common::{Raw, connect, record, temporary_store};
 
 /// Exports of leases by name, with counts of their connections and a record of their peers.
 #[derive(Default)]
-pub struct Shelf {
+pub struct ExportRegistry {
     pub leases: Mutex<BTreeMap<String, Arc<Lease>>>,
     pub connections: AtomicUsize,
     pub peers: Mutex<Vec<Peer>>,
 }
 
-impl Exports for Shelf {
+impl Exports for ExportRegistry {
     fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
         self.peers.lock().unwrap().push(peer.clone());
         if name == "forbidden" {
-            return Err(Refused::Forbidden("it is somebody else's".to_owned()));
+            return Err(Refused::Forbidden("it belongs to another host".to_owned()));
         }
         self.leases
             .lock()
@@ -55,7 +55,7 @@ impl Exports for Shelf {
 /// A server on a unix socket with a temporary store; the default export is `lease`.
 pub struct Served {
     pub server: Server,
-    pub shelf: Arc<Shelf>,
+    pub registry: Arc<ExportRegistry>,
     pub lease: Arc<Lease>,
     pub store: Store,
     pub dir: tempfile::TempDir,
@@ -69,11 +69,12 @@ impl Served {
     pub fn with(capacity: Bytes, quota: Bytes, limits: Limits) -> Self {
         let (dir, store) = temporary_store();
         let lease = store.create(record(capacity, quota)).unwrap();
-        let shelf = Arc::new(Shelf::default());
-        shelf.leases.lock().unwrap().insert(String::new(), Arc::clone(&lease));
+        let registry = Arc::new(ExportRegistry::default());
+        registry.leases.lock().unwrap().insert(String::new(), Arc::clone(&lease));
         let address = Address::Unix(dir.path().join("socket"));
-        let server = Server::bind_with(&address, Security::Plain, shelf.clone(), limits).unwrap();
-        Self { server, shelf, lease, store, dir }
+        let server =
+            Server::bind_with(&address, Security::Plain, registry.clone(), limits).unwrap();
+        Self { server, registry, lease, store, dir }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -93,12 +94,12 @@ impl Served {
     /// Adds an export with a lease of its own.
     pub fn add(&self, name: &str, capacity: Bytes) -> Arc<Lease> {
         let lease = self.store.create(record(capacity, capacity)).unwrap();
-        self.shelf.leases.lock().unwrap().insert(name.to_owned(), Arc::clone(&lease));
+        self.registry.leases.lock().unwrap().insert(name.to_owned(), Arc::clone(&lease));
         lease
     }
 
     pub fn connections(&self) -> usize {
-        self.shelf.connections.load(Ordering::SeqCst)
+        self.registry.connections.load(Ordering::SeqCst)
     }
 
     /// Returns a client of the default export in the transmission phase.

@@ -13,7 +13,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: usize = 1 << 20;
 
 #[test]
-fn the_old_way_to_choose_an_export_works_with_and_without_the_zeroes() {
+fn export_name_works_with_and_without_the_zeroes() {
     let served = Served::new(Bytes::mib(1));
     for (client_flags, zeroes) in [(1u32, 124), (3, 0)] {
         let mut client = Client::connect(&served.socket());
@@ -65,7 +65,7 @@ fn exports_are_listed_described_and_refused_by_name() {
 
     for (name, kind, text) in [
         ("drei", reply::ERR_UNKNOWN, "no export 'drei'"),
-        ("forbidden", reply::ERR_POLICY, "somebody else's"),
+        ("forbidden", reply::ERR_POLICY, "belongs to another host"),
     ] {
         client.option(option::GO, &info_payload(name));
         let (is, why) = client.option_replies(option::GO).pop().unwrap();
@@ -79,7 +79,7 @@ fn exports_are_listed_described_and_refused_by_name() {
 }
 
 #[test]
-fn options_that_are_unknown_malformed_or_too_long_do_not_end_the_handshake() {
+fn bad_options_do_not_end_the_handshake() {
     let served = Served::new(Bytes::mib(1));
     let mut client = Client::greeted(&served.socket());
     for (option, payload, kind) in [
@@ -101,7 +101,7 @@ fn options_that_are_unknown_malformed_or_too_long_do_not_end_the_handshake() {
 }
 
 #[test]
-fn block_status_is_for_who_asked_for_it_on_that_export() {
+fn block_status_needs_its_negotiation_for_that_export() {
     let served = Served::new(Bytes::mib(1));
     served.add("other", Bytes::mib(1));
     served.lease.write(2 * PAGE, &pattern(2 * PAGE_SIZE, 1)).unwrap();
@@ -219,7 +219,7 @@ fn writes_of_every_size_arrive_whole() {
 }
 
 #[test]
-fn requests_outside_the_export_or_with_unknown_flags_are_refused_one_by_one() {
+fn bad_ranges_and_flags_are_refused_one_by_one() {
     let served = Served::new(Bytes::mib(1));
     let mut client = served.client(false);
     let size = 1 << 20;
@@ -278,7 +278,7 @@ fn requests_outside_the_export_or_with_unknown_flags_are_refused_one_by_one() {
 }
 
 #[test]
-fn requests_that_arrive_together_or_in_drips_are_all_answered_in_order() {
+fn requests_in_bulk_or_in_drips_are_answered_in_order() {
     let served = Served::new(Bytes::mib(4));
     let mut client = served.client(false);
     let mut together = Vec::new();

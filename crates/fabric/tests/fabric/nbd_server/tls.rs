@@ -14,7 +14,7 @@ use crate::common::{Raw, pattern};
 /// Serves the exports of `served` under TLS on another address.
 fn secure(served: &Served, cluster: &Cluster, address: &str) -> Server {
     let security = Security::Tls(cluster.identity("lender").server_config());
-    Server::bind(&address.parse().unwrap(), security, served.shelf.clone()).unwrap()
+    Server::bind(&address.parse().unwrap(), security, served.registry.clone()).unwrap()
 }
 
 #[test]
@@ -34,16 +34,16 @@ fn without_tls_a_client_gets_nothing_but_the_hint() {
     }
     client.option(option::EXPORT_NAME, b"");
     assert!(client.is_closed());
-    assert!(served.shelf.peers.lock().unwrap().is_empty(), "no export was even looked up");
+    assert!(served.registry.peers.lock().unwrap().is_empty(), "no export was even looked up");
 }
 
 #[test]
-fn a_client_with_a_certificate_of_the_cluster_copies_there_and_back() {
+fn a_client_with_a_cluster_certificate_copies_both_ways() {
     let (served, cluster) = (Served::new(Bytes::mib(8)), Cluster::new());
     cluster.issue("reached-by-address", &["127.0.0.1".to_owned()]);
     let security = Security::Tls(cluster.identity("reached-by-address").server_config());
     let server =
-        Server::bind(&"127.0.0.1:0".parse().unwrap(), security, served.shelf.clone()).unwrap();
+        Server::bind(&"127.0.0.1:0".parse().unwrap(), security, served.registry.clone()).unwrap();
     let Address::Tcp { port, .. } = *server.address() else { panic!("not TCP") };
 
     // libnbd looks for the certificates under these names.
@@ -61,7 +61,7 @@ fn a_client_with_a_certificate_of_the_cluster_copies_there_and_back() {
     run(tool("nbdcopy").arg(&there).arg(&uri));
     run(tool("nbdcopy").arg(&uri).arg(&back));
     assert!(std::fs::read(&back).unwrap() == data);
-    let peers = served.shelf.peers.lock().unwrap();
+    let peers = served.registry.peers.lock().unwrap();
     assert!(
         peers.iter().all(|peer| peer.host.as_ref().is_some_and(|host| host.as_str() == "borrower"))
     );
@@ -93,5 +93,5 @@ fn a_stranger_gets_nothing() {
         });
         assert!(refused);
     }
-    assert!(served.shelf.peers.lock().unwrap().is_empty());
+    assert!(served.registry.peers.lock().unwrap().is_empty());
 }

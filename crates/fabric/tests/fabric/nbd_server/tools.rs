@@ -113,8 +113,8 @@ fn qemu_img_converts_maps_and_compares() {
 #[test]
 fn fio_verifies_what_it_wrote() {
     let served = Served::new(Bytes::mib(64));
-    let job = "fio --name=check --ioengine=nbd --rw=randwrite --bsrange=512-128k --size=64M --iodepth=32 \
-               --verify=crc32c --verify_fatal=1 --randrepeat=0";
+    let job = "fio --name=check --ioengine=nbd --rw=randwrite --bsrange=512-128k --size=64M \
+               --iodepth=32 --verify=crc32c --verify_fatal=1 --randrepeat=0";
     let output =
         run(tool(job).arg(format!("--uri={}", served.uri())).current_dir(served.dir.path()));
     assert!(output.contains("err= 0"), "{output}");

@@ -29,7 +29,7 @@ fn refused(target: Target) -> NvmeError {
 #[test]
 fn hosts_that_prove_themselves_get_in_and_controllers_must_too() {
     let served = Served::new(Bytes::mib(4));
-    *served.shelf.secrets.lock().unwrap() = secrets(HOST, Some(CONTROLLER));
+    *served.registry.secrets.lock().unwrap() = secrets(HOST, Some(CONTROLLER));
     for controller in [None, Some(CONTROLLER)] {
         for digests in [false, true] {
             let target = Target {
@@ -46,11 +46,11 @@ fn hosts_that_prove_themselves_get_in_and_controllers_must_too() {
 }
 
 #[test]
-fn a_host_that_fails_again_and_again_must_pause_and_others_need_not() {
+fn only_a_host_that_fails_repeatedly_must_pause() {
     let connections = ConnectionLimits { exempts_loopback: false, ..ConnectionLimits::default() };
     let limits = Limits { connections, ..Limits::default() };
     let served = Served::with(Bytes::mib(4), Bytes::mib(4), limits);
-    *served.shelf.secrets.lock().unwrap() = secrets(HOST, None);
+    *served.registry.secrets.lock().unwrap() = secrets(HOST, None);
     let address = served.target.listen(&"127.0.0.1:0".parse().unwrap(), None).unwrap();
     let over_tcp = |secret| {
         let target =
@@ -71,30 +71,30 @@ fn a_host_that_fails_again_and_again_must_pause_and_others_need_not() {
 }
 
 #[test]
-fn whoever_lacks_the_right_secret_is_told_so() {
+fn a_wrong_or_missing_secret_is_reported() {
     let served = Served::new(Bytes::mib(4));
-    *served.shelf.secrets.lock().unwrap() = secrets(HOST, None);
+    *served.registry.secrets.lock().unwrap() = secrets(HOST, None);
     let with = |secrets| refused(Target { secrets, ..target(&served) });
     for (error, why) in [
         (with(None), "give the secret of host"),
-        (with(secrets(CONTROLLER, None)), "does not take this host's secret"),
+        (with(secrets(CONTROLLER, None)), "rejects this host's secret"),
         // The target has no controller secret, so it cannot prove its name.
-        (with(secrets(HOST, Some(CONTROLLER))), "does not take"),
+        (with(secrets(HOST, Some(CONTROLLER))), "rejects"),
     ] {
         assert!(matches!(error.failure, Failure::Authentication(_)), "{error}");
         assert!(error.to_string().contains(why) && error.ends_connection(), "{error}");
     }
-    *served.shelf.secrets.lock().unwrap() = secrets(HOST, Some(CONTROLLER));
+    *served.registry.secrets.lock().unwrap() = secrets(HOST, Some(CONTROLLER));
     let error = with(secrets(HOST, Some(HOST)));
-    assert!(error.to_string().contains("not the one it should be"), "{error}");
-    *served.shelf.secrets.lock().unwrap() = None;
+    assert!(error.to_string().contains("its secret is wrong"), "{error}");
+    *served.registry.secrets.lock().unwrap() = None;
     let error = with(secrets(HOST, Some(CONTROLLER)));
     assert!(error.to_string().contains("does not authenticate"), "{error}");
     eventually("all of them are gone", || served.queues() == 0);
 }
 
 #[test]
-fn what_is_not_there_or_not_for_this_host_is_refused_by_name() {
+fn missing_and_foreign_subsystems_are_refused_by_name() {
     let served = Served::new(Bytes::mib(4));
     let other: Nqn = "nqn.2014-08.org.example:other".parse().unwrap();
     let host: Nqn = STRANGER.parse().unwrap();

@@ -11,7 +11,7 @@ use aquifer_fabric::nvme::initiator::{Connection, Failure, NvmeError, Target};
 use aquifer_fabric::nvme::proto::pdu::{
     CapsuleResp, CommonHeader, Data, IC_LENGTH, IcResp, R2t, Shape, TermReq, digests, flag, kind,
 };
-use aquifer_fabric::nvme::proto::{Command, Completion, Status};
+use aquifer_fabric::nvme::proto::{Command, Completion, NvmeStatus};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -83,7 +83,7 @@ fn data(command: Command, offset: u32, length: u32, flags: u8) -> Vec<u8> {
     [pdu.as_bytes(), &vec![7; length as usize]].concat()
 }
 
-fn completion(command: Command, status: Status) -> Vec<u8> {
+fn completion(command: Command, status: NvmeStatus) -> Vec<u8> {
     let mut completion = Completion::new_zeroed();
     (completion.command_id, completion.status) = (command.id, status.to_field());
     let header = CommonHeader::bare(kind::CAPSULE_RESP, size_of::<CapsuleResp>());
@@ -122,21 +122,23 @@ fn answers_to_a_read_that_break_the_rules_are_found_out() {
     let served = Served::new(Bytes::mib(4));
     let answers: [(&str, Answer); 22] = [
         ("nothing but zeroes", |_| vec![0; 64]),
-        ("an unknown type", |c| changed(completion(c, Status::SUCCESS), 0, 0x42)),
-        ("a type of hosts", |c| changed(completion(c, Status::SUCCESS), 0, kind::CAPSULE_CMD)),
-        ("a second ICResp", |c| changed(completion(c, Status::SUCCESS), 0, kind::IC_RESP)),
-        ("a long header", |c| changed(completion(c, Status::SUCCESS), 2, 25)),
-        ("a short PDU", |c| changed(completion(c, Status::SUCCESS), 4, 23)),
-        ("a completion with data", |c| changed(completion(c, Status::SUCCESS), 4, 200)),
-        ("a gigantic PDU", |c| changed(completion(c, Status::SUCCESS), 7, 0xff)),
+        ("an unknown type", |c| changed(completion(c, NvmeStatus::SUCCESS), 0, 0x42)),
+        ("a type of hosts", |c| changed(completion(c, NvmeStatus::SUCCESS), 0, kind::CAPSULE_CMD)),
+        ("a second ICResp", |c| changed(completion(c, NvmeStatus::SUCCESS), 0, kind::IC_RESP)),
+        ("a long header", |c| changed(completion(c, NvmeStatus::SUCCESS), 2, 25)),
+        ("a short PDU", |c| changed(completion(c, NvmeStatus::SUCCESS), 4, 23)),
+        ("a completion with data", |c| changed(completion(c, NvmeStatus::SUCCESS), 4, 200)),
+        ("a gigantic PDU", |c| changed(completion(c, NvmeStatus::SUCCESS), 7, 0xff)),
         ("a digest that was not agreed on", |c| {
-            changed(completion(c, Status::SUCCESS), 1, flag::HEADER_DIGEST)
+            changed(completion(c, NvmeStatus::SUCCESS), 1, flag::HEADER_DIGEST)
         }),
         ("data before its header's end", |c| changed(data(c, 0, PAGE, DONE), 3, 16)),
         ("another command", |c| data(other(c), 0, PAGE, DONE)),
-        ("another command's end", |c| completion(other(c), Status::SUCCESS)),
-        ("no data at all", |c| completion(c, Status::SUCCESS)),
-        ("half the data", |c| [data(c, 0, PAGE / 2, 0), completion(c, Status::SUCCESS)].concat()),
+        ("another command's end", |c| completion(other(c), NvmeStatus::SUCCESS)),
+        ("no data at all", |c| completion(c, NvmeStatus::SUCCESS)),
+        ("half the data", |c| {
+            [data(c, 0, PAGE / 2, 0), completion(c, NvmeStatus::SUCCESS)].concat()
+        }),
         ("data from the middle", |c| data(c, PAGE / 2, PAGE / 2, DONE)),
         ("data beyond the end", |c| data(c, 0, PAGE + 4, DONE)),
         ("far too much data", |c| data(c, 0, 1 << 20, DONE)),
@@ -161,8 +163,8 @@ fn answers_to_a_write_that_break_the_rules_are_found_out() {
     let served = Served::new(Bytes::mib(4));
     let answers: [(&str, Answer); 8] = [
         ("data", |c| data(c, 0, PAGE, DONE)),
-        ("nothing is asked for", |c| completion(c, Status::SUCCESS)),
-        ("less is asked for", |c| [r2t(c, 0, PAGE), completion(c, Status::SUCCESS)].concat()),
+        ("nothing is asked for", |c| completion(c, NvmeStatus::SUCCESS)),
+        ("less is asked for", |c| [r2t(c, 0, PAGE), completion(c, NvmeStatus::SUCCESS)].concat()),
         ("the middle is asked for", |c| r2t(c, PAGE, PAGE)),
         ("more is asked for", |c| r2t(c, 0, LONG as u32 + 4)),
         ("nothing is asked for by R2T", |c| r2t(c, 0, 0)),
@@ -182,21 +184,25 @@ fn answers_to_a_write_that_break_the_rules_are_found_out() {
 #[test]
 fn statuses_are_told_by_name_and_end_nothing() {
     let served = Served::new(Bytes::mib(4));
-    let error = misbehaving(&served, false, |c| completion(c, Status::INTERNAL_ERROR), a_read);
+    let error = misbehaving(&served, false, |c| completion(c, NvmeStatus::INTERNAL_ERROR), a_read);
     assert!(
         error.to_string().contains("internal error (0x006)") && !error.ends_connection(),
         "{error}"
     );
     // The same after a part of the data.
-    let partial: Answer = |c| [data(c, 0, PAGE / 2, 0), completion(c, Status(0x281))].concat();
+    let partial: Answer = |c| [data(c, 0, PAGE / 2, 0), completion(c, NvmeStatus(0x281))].concat();
     let error = misbehaving(&served, false, partial, a_read);
     assert!(error.to_string().contains("0x281") && !error.ends_connection(), "{error}");
-    let error =
-        misbehaving(&served, false, |c| completion(c, Status::CAPACITY_EXCEEDED.final_()), a_write);
+    let error = misbehaving(
+        &served,
+        false,
+        |c| completion(c, NvmeStatus::CAPACITY_EXCEEDED.final_()),
+        a_write,
+    );
     assert!(error.is_no_space() && !error.ends_connection(), "{error}");
     // Damaged on the way to the target: needs a new connection.
     let error =
-        misbehaving(&served, false, |c| completion(c, Status::TRANSIENT_TRANSPORT), a_write);
+        misbehaving(&served, false, |c| completion(c, NvmeStatus::TRANSIENT_TRANSPORT), a_write);
     assert!(matches!(error.failure, Failure::Damaged(_)) && error.ends_connection(), "{error}");
 }
 
@@ -265,7 +271,7 @@ fn a_target_that_dies_within_a_command_is_a_lost_connection() {
 }
 
 #[test]
-fn a_target_that_falls_silent_is_an_error_when_the_timeout_is_over() {
+fn a_silent_target_is_an_error_once_the_timeout_is_over() {
     let served = Served::new(Bytes::mib(4));
     let middle = Middle::with(&served, |mut host, _| {
         let _ = host.read_to_end(&mut Vec::new());
@@ -301,7 +307,7 @@ fn greeted_by(greeting: Vec<u8>) -> NvmeError {
 }
 
 #[test]
-fn what_is_no_target_is_found_out_when_connecting() {
+fn connecting_to_anything_but_a_target_is_an_error() {
     let good = IcResp {
         header: CommonHeader::bare(kind::IC_RESP, IC_LENGTH),
         format: 0.into(),

@@ -87,7 +87,7 @@ fn every_operation_works_with_digests() {
 }
 
 #[test]
-fn requests_that_do_not_fit_are_refused_here_and_the_connection_goes_on() {
+fn requests_that_do_not_fit_are_refused_before_they_are_sent() {
     let served = Served::new(Bytes::mib(4));
     let mut connection = connect(&served);
     let mut page = [0; PAGE_SIZE];

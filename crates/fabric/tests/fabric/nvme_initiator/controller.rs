@@ -85,13 +85,12 @@ fn an_idle_controller_is_kept_alive() {
 }
 
 #[test]
-fn a_broken_queue_ends_its_controller_and_a_new_one_takes_its_place() {
+fn a_broken_queue_ends_its_controller_and_a_new_one_follows() {
     let served = Served::new(Bytes::mib(4));
     let middle = Middle::with(&served, |_, _| {});
     let target = Target { address: middle.address.clone(), ..target(&served) };
     let session = Session::new(Arc::new(target));
-    let (mut one, mut two) =
-        (session.connect(TIMEOUT).unwrap(), session.connect(TIMEOUT).unwrap());
+    let (mut one, mut two) = (session.connect(TIMEOUT).unwrap(), session.connect(TIMEOUT).unwrap());
     assert!(matches!(one.flush().unwrap_err().failure, Failure::Lost(_)));
     let error = two.flush().unwrap_err();
     assert!(error.ends_connection(), "{error}");
@@ -101,7 +100,7 @@ fn a_broken_queue_ends_its_controller_and_a_new_one_takes_its_place() {
 }
 
 #[test]
-fn a_lost_admin_queue_wakes_up_whoever_waits_on_another() {
+fn a_lost_admin_queue_wakes_the_waiters_of_other_queues() {
     let served = Served::new(Bytes::mib(4));
     // The I/O queue waits forever: the proxy swallows its commands.
     let middle = Middle::with(&served, |mut host, _| {
@@ -125,8 +124,9 @@ fn a_target_that_is_restarted_is_found_again_with_its_pages() {
     let session = Session::new(Arc::new(target(&served)));
     let mut connection = session.connect(TIMEOUT).unwrap();
     connection.write(0, &pattern(PAGE_SIZE, 3)).unwrap();
-    let (shelf, address) = (Arc::clone(&served.shelf), Address::Unix(served.socket()));
-    let old = std::mem::replace(&mut served.target, serving::Target::new(shelf, Limits::default()));
+    let (registry, address) = (Arc::clone(&served.registry), Address::Unix(served.socket()));
+    let old =
+        std::mem::replace(&mut served.target, serving::Target::new(registry, Limits::default()));
     old.shutdown();
     let error = connection.flush().unwrap_err();
     assert!(error.ends_connection(), "{error}");

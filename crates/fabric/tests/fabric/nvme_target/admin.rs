@@ -6,7 +6,7 @@ use aquifer_fabric::nvme::proto::identify::{
     Controller, Namespace, NvmController, descriptor, what,
 };
 use aquifer_fabric::nvme::proto::log::{Effects, FirmwareSlots, Smart, page};
-use aquifer_fabric::nvme::proto::{Command, Status};
+use aquifer_fabric::nvme::proto::{Command, NvmeStatus};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use zerocopy::FromBytes;
 
@@ -47,12 +47,12 @@ fn a_controller_and_its_namespace_are_identified() {
     assert_eq!(host.identify(what::COMMAND_SETS, 0).unwrap()[0], 1);
 
     for wanted in [what::NAMESPACE, what::DESCRIPTORS, what::NAMESPACE_INDEPENDENT] {
-        assert_eq!(host.identify(wanted, 2).unwrap_err(), Status::INVALID_NAMESPACE);
+        assert_eq!(host.identify(wanted, 2).unwrap_err(), NvmeStatus::INVALID_NAMESPACE);
     }
-    assert_eq!(host.identify(0x77, 1).unwrap_err(), Status::INVALID_FIELD);
+    assert_eq!(host.identify(0x77, 1).unwrap_err(), NvmeStatus::INVALID_FIELD);
     assert_eq!(
         host.identify(what::ACTIVE_NAMESPACES, u32::MAX).unwrap_err(),
-        Status::INVALID_NAMESPACE
+        NvmeStatus::INVALID_NAMESPACE
     );
 }
 
@@ -83,10 +83,10 @@ fn logs_can_be_read_whole_and_in_parts() {
     let supported = host.log(page::SUPPORTED, 0, 1024).unwrap();
     assert_eq!(supported.iter().filter(|&&byte| byte == 1).count(), 6);
 
-    assert_eq!(host.log(0x0C, 0, 64), Err(Status::INVALID_LOG_PAGE));
-    assert_eq!(host.log(page::DISCOVERY, 0, 64), Err(Status::INVALID_LOG_PAGE));
-    assert_eq!(host.log(page::SMART, 1024, 64), Err(Status::INVALID_FIELD));
-    assert_eq!(host.log(page::SMART, 2, 64), Err(Status::INVALID_FIELD));
+    assert_eq!(host.log(0x0C, 0, 64), Err(NvmeStatus::INVALID_LOG_PAGE));
+    assert_eq!(host.log(page::DISCOVERY, 0, 64), Err(NvmeStatus::INVALID_LOG_PAGE));
+    assert_eq!(host.log(page::SMART, 1024, 64), Err(NvmeStatus::INVALID_FIELD));
+    assert_eq!(host.log(page::SMART, 2, 64), Err(NvmeStatus::INVALID_FIELD));
 }
 
 #[test]
@@ -100,25 +100,25 @@ fn features_can_be_read_and_those_that_mean_something_be_set() {
     assert_eq!(get(id::QUEUES).result.get(), 63 << 16 | 63);
     assert_eq!(get(id::KEEP_ALIVE).result.get(), 60_000);
     assert!(get(id::ARBITRATION).status().is_success());
-    assert_eq!(get(id::WRITE_CACHE).status().code(), Status::INVALID_FIELD.code());
+    assert_eq!(get(id::WRITE_CACHE).status().code(), NvmeStatus::INVALID_FIELD.code());
 
     let set = |feature: u8, value| {
         move |command: Command| command.with(10, feature.into()).with(11, value)
     };
     for (set, status) in [
-        (set(id::QUEUES, 1 << 16 | 1), Status::SUCCESS),
-        (set(id::QUEUES, 0xFFFF), Status::INVALID_FIELD),
-        (set(id::KEEP_ALIVE, 30_000), Status::SUCCESS),
-        (set(id::HOST_ID, 1), Status::COMMAND_SEQUENCE),
-        (set(id::ARBITRATION, 1), Status::FEATURE_NOT_CHANGEABLE),
-        (set(0x55, 1), Status::INVALID_FIELD),
+        (set(id::QUEUES, 1 << 16 | 1), NvmeStatus::SUCCESS),
+        (set(id::QUEUES, 0xFFFF), NvmeStatus::INVALID_FIELD),
+        (set(id::KEEP_ALIVE, 30_000), NvmeStatus::SUCCESS),
+        (set(id::HOST_ID, 1), NvmeStatus::COMMAND_SEQUENCE),
+        (set(id::ARBITRATION, 1), NvmeStatus::FEATURE_NOT_CHANGEABLE),
+        (set(0x55, 1), NvmeStatus::INVALID_FIELD),
     ] {
         let command = set(host.command(admin::SET_FEATURES, Sgl::NONE));
         assert_eq!(host.status(&command, &[]), status);
     }
     let command =
         host.command(admin::SET_FEATURES, Sgl::NONE).with(10, SAVE | u32::from(id::KEEP_ALIVE));
-    assert_eq!(host.status(&command, &[]), Status::FEATURE_NOT_SAVEABLE);
+    assert_eq!(host.status(&command, &[]), NvmeStatus::FEATURE_NOT_SAVEABLE);
     let command = host.command(admin::GET_FEATURES, Sgl::NONE).with(10, id::KEEP_ALIVE.into());
     assert_eq!(host.execute(&command, &[]).result.get(), 30_000);
     let command =

@@ -8,7 +8,7 @@ use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, io};
 use aquifer_fabric::nvme::proto::fabrics::{
     ANY_CONTROLLER, AUTHENTICATION_PROTOCOL, configuration, connect, kind, property,
 };
-use aquifer_fabric::nvme::proto::{Command, DISCOVERY_NQN, Status};
+use aquifer_fabric::nvme::proto::{Command, DISCOVERY_NQN, NvmeStatus};
 use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -34,11 +34,11 @@ fn served_up_to(largest_group: Group, controller: bool) -> Served {
     let limits = Limits { largest_group, ..Limits::default() };
     let served = Served::with(Bytes::mib(4), Bytes::mib(4), limits);
     let controller = controller.then(|| secret(CONTROLLER));
-    *served.shelf.secrets.lock().unwrap() = Some(Secrets { host: secret(HOST), controller });
+    *served.registry.secrets.lock().unwrap() = Some(Secrets { host: secret(HOST), controller });
     served
 }
 
-fn send(host: &mut Host, message: &[u8]) -> Status {
+fn send(host: &mut Host, message: &[u8]) -> NvmeStatus {
     let id = host.id();
     let sgl = Sgl::in_capsule(message.len() as u32);
     let command = Command::new(FABRICS, id, kind::AUTHENTICATION_SEND.into(), sgl);
@@ -75,7 +75,7 @@ fn prove(
     proof: &Secret,
     challenge: Option<&[u8]>,
 ) -> (Vec<u8>, Vec<u8>) {
-    assert_eq!(send(host, &negotiation(&[hash.id()], &[group.id()])), Status::SUCCESS);
+    assert_eq!(send(host, &negotiation(&[hash.id()], &[group.id()])), NvmeStatus::SUCCESS);
     let asked = receive(host);
     let (head, rest) = Challenge::read_from_prefix(&asked).unwrap();
     assert_eq!((head.message, head.transaction.get()), (message::CHALLENGE, TRANSACTION));
@@ -106,7 +106,7 @@ fn prove(
     let nothing = vec![0; hash.length()];
     let bytes =
         [reply.as_bytes(), &response.value(), challenge.unwrap_or(&nothing), &exponential].concat();
-    assert_eq!(send(host, &bytes), Status::SUCCESS);
+    assert_eq!(send(host, &bytes), NvmeStatus::SUCCESS);
     let controller = secret(CONTROLLER);
     (response.side, response.secret, response.sequence) = (Side::Controller, &controller, 77);
     response.challenge = challenge.unwrap_or(&nothing);
@@ -128,7 +128,7 @@ fn connected(served: &Served) -> (Host, u16) {
 }
 
 #[test]
-fn hosts_get_in_by_every_hash_and_group_and_controllers_prove_themselves() {
+fn both_ends_authenticate_by_every_hash_and_group() {
     let served = served_up_to(Group::Ffdhe8192, true);
     let all = Hash::ALL.map(|hash| (hash, Group::Null)).into_iter();
     let all = all.chain(Group::ALL.map(|group| (Hash::Sha384, group)));
@@ -146,7 +146,7 @@ fn hosts_get_in_by_every_hash_and_group_and_controllers_prove_themselves() {
                 let mut done = Success::new_zeroed();
                 done.message = message::SUCCESS2;
                 done.transaction = TRANSACTION.into();
-                assert_eq!(send(&mut host, done.as_bytes()), Status::SUCCESS);
+                assert_eq!(send(&mut host, done.as_bytes()), NvmeStatus::SUCCESS);
             }
             host.enable();
         }
@@ -158,14 +158,14 @@ fn groups_that_cost_too_much_are_not_for_hosts_to_choose() {
     let served = served(false);
     for group in [Group::Ffdhe6144, Group::Ffdhe8192] {
         let (mut host, _) = connected(&served);
-        assert_eq!(send(&mut host, &negotiation(&[1], &[group.id()])), Status::SUCCESS);
+        assert_eq!(send(&mut host, &negotiation(&[1], &[group.id()])), NvmeStatus::SUCCESS);
         let last = receive(&mut host);
         assert_failed(host, &last, failure::NO_GROUP);
     }
     // A host that also offers smaller groups gets one of those.
     let (mut host, _) = connected(&served);
     let groups = Group::ALL.map(Group::id);
-    assert_eq!(send(&mut host, &negotiation(&[1], &groups)), Status::SUCCESS);
+    assert_eq!(send(&mut host, &negotiation(&[1], &groups)), NvmeStatus::SUCCESS);
     let asked = receive(&mut host);
     assert_eq!(Challenge::read_from_prefix(&asked).unwrap().0.group, Group::Ffdhe2048.id());
 }
@@ -175,15 +175,18 @@ fn every_queue_must_be_authenticated_before_it_is_of_use() {
     let served = served(false);
     let (mut admin, controller) = connected(&served);
     let start = configuration::START;
-    assert_eq!(admin.set_property(property::CONFIGURATION, start), Status::AUTHENTICATION_REQUIRED);
-    assert_eq!(admin.identify(1, 0).unwrap_err(), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(
+        admin.set_property(property::CONFIGURATION, start),
+        NvmeStatus::AUTHENTICATION_REQUIRED
+    );
+    assert_eq!(admin.identify(1, 0).unwrap_err(), NvmeStatus::AUTHENTICATION_REQUIRED);
     authenticate(&served, &mut admin);
     admin.enable();
     let mut io = Host::connect(&served.socket(), 0);
     let completion = io.try_connect(&served.subsystem, controller, 1, 0);
     assert!(completion.result.get() as u32 & connect::AUTHENTICATION_REQUIRED != 0);
     let write = io.command(io::WRITE, Sgl::in_capsule(4096)).with_blocks(0, 1);
-    assert_eq!(io.status(&write, &pattern(4096, 1)), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(io.status(&write, &pattern(4096, 1)), NvmeStatus::AUTHENTICATION_REQUIRED);
     assert_eq!(served.lease.stored(), Bytes::ZERO);
     authenticate(&served, &mut io);
     io.write(0, &pattern(4096, 1));
@@ -191,10 +194,11 @@ fn every_queue_must_be_authenticated_before_it_is_of_use() {
 }
 
 #[test]
-fn hosts_that_have_proved_nothing_make_room_and_count_for_nothing() {
+fn unproved_hosts_make_room_and_count_for_nothing() {
     let limits = Limits { connections: at_most(4), ..Limits::default() };
     let served = Served::with(Bytes::mib(4), Bytes::mib(4), limits);
-    *served.shelf.secrets.lock().unwrap() = Some(Secrets { host: secret(HOST), controller: None });
+    *served.registry.secrets.lock().unwrap() =
+        Some(Secrets { host: secret(HOST), controller: None });
     let mut looking: Vec<_> = (0..2).map(|_| discover(&served)).collect();
     let mut strangers: Vec<_> = (0..2).map(|_| connected(&served).0).collect();
     assert_eq!(served.queues(), 0);
@@ -208,7 +212,7 @@ fn hosts_that_have_proved_nothing_make_room_and_count_for_nothing() {
     assert!(looking.iter_mut().all(Raw::is_closed));
     assert_eq!(served.queues(), 2);
     // Closing a lease ends all its connections, authenticated or not.
-    served.shelf.namespaces.lock().unwrap().clear();
+    served.registry.namespaces.lock().unwrap().clear();
     served.target.close_lease(served.lease.id());
     assert!(strangers.iter_mut().all(Raw::is_closed) && io.is_closed());
 }
@@ -227,7 +231,7 @@ fn assert_failed(mut host: Host, last: &[u8], explanation: u8) {
 }
 
 #[test]
-fn who_cannot_prove_itself_is_told_so_and_stays_out() {
+fn an_unproved_host_gets_the_reason_and_stays_out() {
     let served = served(false);
     let chap = (Hash::Sha256, Group::Null);
     let (mut host, _) = connected(&served);
@@ -253,7 +257,7 @@ fn who_cannot_prove_itself_is_told_so_and_stays_out() {
         ("nonsense", &vec![0x55; 8000], failure::MESSAGE),
     ] {
         let (mut host, _) = connected(&served);
-        assert_eq!(send(&mut host, message), Status::SUCCESS, "{what}");
+        assert_eq!(send(&mut host, message), NvmeStatus::SUCCESS, "{what}");
         let last = receive(&mut host);
         assert_failed(host, &last, explanation);
     }
@@ -265,19 +269,19 @@ fn no_detour_leads_past_the_proof() {
     let served = served(true);
     // The host fetches the challenge into too little room.
     let (mut host, _) = connected(&served);
-    assert_eq!(send(&mut host, &negotiation(&[1], &[0])), Status::SUCCESS);
+    assert_eq!(send(&mut host, &negotiation(&[1], &[0])), NvmeStatus::SUCCESS);
     let id = host.id();
     let short = Command::new(FABRICS, id, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(20));
     let short = short.with(10, AUTHENTICATION_PROTOCOL).with(11, 20);
-    assert_eq!(host.status(&short, &[]), Status::INVALID_FIELD);
-    assert_eq!(host.identify(1, 0).unwrap_err(), Status::AUTHENTICATION_REQUIRED);
-    assert_eq!(host.status(&short, &[]), Status::COMMAND_SEQUENCE);
+    assert_eq!(host.status(&short, &[]), NvmeStatus::INVALID_FIELD);
+    assert_eq!(host.identify(1, 0).unwrap_err(), NvmeStatus::AUTHENTICATION_REQUIRED);
+    assert_eq!(host.status(&short, &[]), NvmeStatus::COMMAND_SEQUENCE);
     let success = [&message::SUCCESS2[..], &[0; 14]].concat();
-    assert_eq!(send(&mut host, &success), Status::SUCCESS);
-    assert_eq!(host.identify(1, 0).unwrap_err(), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(send(&mut host, &success), NvmeStatus::SUCCESS);
+    assert_eq!(host.identify(1, 0).unwrap_err(), NvmeStatus::AUTHENTICATION_REQUIRED);
     // The host gives up.
     let (mut host, _) = connected(&served);
     let failure = [&message::FAILURE2[..], &[0; 6]].concat();
-    assert_eq!(send(&mut host, &failure), Status::SUCCESS);
+    assert_eq!(send(&mut host, &failure), NvmeStatus::SUCCESS);
     assert!(host.is_closed());
 }

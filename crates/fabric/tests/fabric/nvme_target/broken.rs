@@ -1,6 +1,6 @@
 //! Hosts that misbehave: each ends its own connection only.
 
-use aquifer_fabric::nvme::proto::Status;
+use aquifer_fabric::nvme::proto::NvmeStatus;
 use aquifer_fabric::nvme::proto::command::{Sgl, io};
 use aquifer_fabric::nvme::proto::pdu::{CapsuleCmd, Data, digests, fatal, flag, kind};
 use aquifer_page::Bytes;
@@ -11,7 +11,7 @@ use super::host::{Host, ic_req};
 use crate::common::{Raw, eventually, pattern};
 
 #[test]
-fn nonsense_before_a_queue_is_connected_ends_the_connection_with_the_reason() {
+fn nonsense_before_connect_ends_the_link_with_the_reason() {
     let served = Served::new(Bytes::mib(4));
     let (mut admin, controller) = served.admin();
     let mut bystander = served.io(controller, 1, 0);
@@ -94,7 +94,7 @@ fn nonsense_on_a_queue_ends_the_queue_with_the_reason() {
     });
     broken("no header digest", fatal::INVALID_HEADER, digests::HEADER, &with(1, 0));
     broken("a wrong header digest", fatal::HEADER_DIGEST, digests::HEADER, &with(40, 0x99));
-    broken("data nobody asked for", fatal::INVALID_HEADER, 0, &|host| {
+    broken("data that no command requested", fatal::INVALID_HEADER, 0, &|host| {
         let header = host.shape.header(kind::H2C_DATA, flag::LAST, size_of::<Data>(), 4);
         let (id, tag) = (1.into(), 2000.into());
         let pdu = Data {
@@ -239,7 +239,7 @@ fn a_batch_is_answered_in_order_also_after_an_error() {
     for (number, id) in ids.into_iter().enumerate() {
         let completion = host.completion();
         assert_eq!(completion.command_id, id);
-        let expected = if number == 10 { Status::INVALID_OPCODE } else { Status::SUCCESS };
+        let expected = if number == 10 { NvmeStatus::INVALID_OPCODE } else { NvmeStatus::SUCCESS };
         assert_eq!(completion.status().code(), expected.code());
     }
 }

@@ -10,7 +10,7 @@ use aquifer_fabric::nvme::proto::fabrics::{
 };
 use aquifer_fabric::nvme::proto::log::{DiscoveryEntry, DiscoveryHeader, page};
 use aquifer_fabric::nvme::proto::pdu::digests;
-use aquifer_fabric::nvme::proto::{DISCOVERY_NQN, Nqn, Status};
+use aquifer_fabric::nvme::proto::{DISCOVERY_NQN, Nqn, NvmeStatus};
 use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::{FromBytes, IntoBytes};
@@ -29,20 +29,20 @@ fn a_controller_gets_ready_is_reset_and_shut_down() {
     let mut io = served.io(controller, 1, 0);
     io.write(0, &pattern(4096, 1));
 
-    assert_eq!(host.set_property(property::CONFIGURATION, 0), Status::SUCCESS);
+    assert_eq!(host.set_property(property::CONFIGURATION, 0), NvmeStatus::SUCCESS);
     assert!(io.is_closed(), "a reset ends I/O queues");
     assert_eq!(served.queues(), 1, "and their threads are gone when it is done");
     assert_eq!(host.property(property::STATUS), 0);
-    assert_eq!(host.identify(1, 0).unwrap_err(), Status::COMMAND_SEQUENCE);
+    assert_eq!(host.identify(1, 0).unwrap_err(), NvmeStatus::COMMAND_SEQUENCE);
     let refused =
         Host::connect(&served.socket(), 0).try_connect(&served.subsystem, controller, 1, 0);
-    assert_eq!(refused.status().code(), Status::COMMAND_SEQUENCE.code());
+    assert_eq!(refused.status().code(), NvmeStatus::COMMAND_SEQUENCE.code());
 
     host.enable();
     let mut io = served.io(controller, 1, 0);
     assert!(io.read(0, 1) == pattern(4096, 1));
     let shut_down = configuration::START | configuration::SHUTDOWN_NORMAL;
-    assert_eq!(host.set_property(property::CONFIGURATION, shut_down), Status::SUCCESS);
+    assert_eq!(host.set_property(property::CONFIGURATION, shut_down), NvmeStatus::SUCCESS);
     assert_eq!(
         host.property(property::STATUS),
         u64::from(status::READY | status::SHUTDOWN_COMPLETE)
@@ -57,9 +57,12 @@ fn a_configuration_that_cannot_be_served_is_told_as_fatal() {
     let served = Served::new(Bytes::mib(4));
     let mut host = Host::connect(&served.socket(), 0);
     host.connect_admin(&served.subsystem, 0);
-    assert_eq!(host.set_property(property::CONFIGURATION, configuration::ENABLE), Status::SUCCESS);
+    assert_eq!(
+        host.set_property(property::CONFIGURATION, configuration::ENABLE),
+        NvmeStatus::SUCCESS
+    );
     assert_eq!(host.property(property::STATUS), u64::from(status::FATAL));
-    assert_eq!(host.set_property(property::STATUS, 0), Status::INVALID_FIELD);
+    assert_eq!(host.set_property(property::STATUS, 0), NvmeStatus::INVALID_FIELD);
 }
 
 #[test]
@@ -77,13 +80,13 @@ fn hosts_come_in_only_where_they_may() {
         ("an I/O queue without a controller", &served.subsystem, 5, 1, controller),
     ] {
         let completion = host.try_connect(nqn, id, queue, 0);
-        assert_eq!(completion.status().code(), Status::CONNECT_INVALID.code(), "{what}");
+        assert_eq!(completion.status().code(), NvmeStatus::CONNECT_INVALID.code(), "{what}");
         assert_eq!(completion.result.get(), result, "{what}");
     }
     let mut stranger = Host::connect(&served.socket(), 0);
     stranger.nqn = STRANGER.parse().unwrap();
     let completion = stranger.try_connect(&served.subsystem, ANY_CONTROLLER, 0, 0);
-    assert_eq!(completion.status().code(), Status::CONNECT_INVALID_HOST.code());
+    assert_eq!(completion.status().code(), NvmeStatus::CONNECT_INVALID_HOST.code());
 
     // The connection serves after all these refusals.
     let id = host.connect_admin(&served.subsystem, 0);
@@ -93,23 +96,23 @@ fn hosts_come_in_only_where_they_may() {
     let completion = impostor.try_connect(&served.subsystem, id, 1, 0);
     assert_eq!(
         completion.status().code(),
-        Status::CONNECT_INVALID_HOST.code(),
-        "somebody else's controller"
+        NvmeStatus::CONNECT_INVALID_HOST.code(),
+        "another host's controller"
     );
     let completion = impostor.try_connect(&served.subsystem, id, 65, 0);
-    assert_eq!(completion.status().code(), Status::CONNECT_INVALID_HOST.code());
+    assert_eq!(completion.status().code(), NvmeStatus::CONNECT_INVALID_HOST.code());
     let mut io = served.io(id, 64, 0);
     io.write(0, &pattern(4096, 1));
     let again = Host::connect(&served.socket(), 0).try_connect(&served.subsystem, id, 64, 0);
     assert_eq!(
         again.status().code(),
-        Status::COMMAND_SEQUENCE.code(),
+        NvmeStatus::COMMAND_SEQUENCE.code(),
         "a queue that there is already"
     );
     let too_many = Host::connect(&served.socket(), 0).try_connect(&served.subsystem, id, 65, 0);
     assert_eq!(
         too_many.status().code(),
-        Status::CONNECT_INVALID.code(),
+        NvmeStatus::CONNECT_INVALID.code(),
         "more queues than there are"
     );
 }
@@ -121,17 +124,17 @@ fn a_malformed_connect_is_refused_with_the_field() {
     let data = host.connect_data(&served.subsystem, ANY_CONTROLLER);
 
     let command = host.connect_command(0, 0).with(10, 1);
-    assert_eq!(host.status(&command, data.as_bytes()), Status::CONNECT_FORMAT);
+    assert_eq!(host.status(&command, data.as_bytes()), NvmeStatus::CONNECT_FORMAT);
     let command = host.connect_command(0, 0).with(11, 0);
     let completion = host.execute(&command, data.as_bytes());
     assert_eq!(
         (completion.status().code(), completion.result.get()),
-        (Status::CONNECT_INVALID.code(), 44)
+        (NvmeStatus::CONNECT_INVALID.code(), 44)
     );
     let mut command = host.connect_command(0, 0);
-    assert_eq!(host.status(&command, &data.as_bytes()[..1000]), Status::DATA_LENGTH_INVALID);
+    assert_eq!(host.status(&command, &data.as_bytes()[..1000]), NvmeStatus::DATA_LENGTH_INVALID);
     command.sgl = Sgl::transport(1024);
-    assert_eq!(host.status(&command, &[]), Status::SGL_TYPE_INVALID);
+    assert_eq!(host.status(&command, &[]), NvmeStatus::SGL_TYPE_INVALID);
     let mut nameless = data;
     nameless.host = [b'x'; 256];
     let command = host.connect_command(0, 0);
@@ -139,7 +142,7 @@ fn a_malformed_connect_is_refused_with_the_field() {
     assert_eq!(completion.result.get(), u64::from(connect::IN_DATA) | 512);
     // Before Connect, no other command works.
     let command = host.command(io::READ, Sgl::transport(4096)).with_blocks(0, 1);
-    assert_eq!(host.status(&command, &[]), Status::COMMAND_SEQUENCE);
+    assert_eq!(host.status(&command, &[]), NvmeStatus::COMMAND_SEQUENCE);
 }
 
 #[test]
@@ -184,9 +187,9 @@ fn discovery_tells_each_host_what_it_may_see_and_where() {
     let mut host = Host::connect(&socket, 0);
     assert_eq!(entries(&mut host), all.map(|nqn| (nqn, "127.0.0.1".to_owned(), port.to_string())));
     // A discovery controller has no I/O and no namespaces.
-    assert_eq!(host.identify(2, 0).unwrap_err(), Status::INVALID_FIELD);
+    assert_eq!(host.identify(2, 0).unwrap_err(), NvmeStatus::INVALID_FIELD);
     let command = host.command(admin::ABORT, Sgl::NONE);
-    assert_eq!(host.status(&command, &[]), Status::INVALID_OPCODE);
+    assert_eq!(host.status(&command, &[]), NvmeStatus::INVALID_OPCODE);
 }
 
 /// Opens a unix socket that leads to a TCP port, for one connection.
@@ -205,7 +208,7 @@ fn proxy(served: &Served, port: u16) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_silent_host_is_given_up_after_its_keep_alive_time_out_and_any_command_keeps_it() {
+fn a_silent_host_is_disconnected_and_any_command_counts() {
     let served = Served::new(Bytes::mib(4));
     let (mut admin, controller) = served.admin_with(0, 1500);
     let mut io = served.io(controller, 1, 0);
@@ -215,7 +218,7 @@ fn a_silent_host_is_given_up_after_its_keep_alive_time_out_and_any_command_keeps
         std::thread::sleep(Duration::from_millis(20));
     }
     let command = admin.command(admin::KEEP_ALIVE, Sgl::NONE);
-    assert_eq!(admin.status(&command, &[]), Status::SUCCESS);
+    assert_eq!(admin.status(&command, &[]), NvmeStatus::SUCCESS);
     assert!(admin.is_closed() && io.is_closed());
     eventually("all queues are gone", || served.queues() == 0);
     served.assert_serves();
@@ -242,7 +245,7 @@ fn digests_and_alignment_are_as_the_host_wants_them() {
 }
 
 #[test]
-fn with_flow_control_every_command_has_a_completion_that_says_how_far_the_queue_is() {
+fn with_flow_control_each_completion_tells_the_queue_head() {
     let served = Served::new(Bytes::mib(4));
     let (_admin, controller) = served.admin();
     let mut io = Host::connect(&served.socket(), 0);
@@ -258,7 +261,7 @@ fn with_flow_control_every_command_has_a_completion_that_says_how_far_the_queue_
 }
 
 #[test]
-fn who_dawdles_before_connect_is_shown_the_door_and_makes_room() {
+fn a_host_slow_to_connect_is_disconnected_and_makes_room() {
     let limits =
         Limits { handshake: Duration::from_secs(2), connections: at_most(5), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
@@ -289,7 +292,7 @@ fn a_lease_that_is_closed_has_no_queues_left() {
     let served = Served::new(Bytes::mib(4));
     let (mut admin, controller) = served.admin();
     let mut io = served.io(controller, 1, 0);
-    served.shelf.namespaces.lock().unwrap().clear();
+    served.registry.namespaces.lock().unwrap().clear();
     served.target.close_lease(served.lease.id());
     assert_eq!(served.queues(), 0);
     assert!(admin.is_closed() && io.is_closed());

@@ -4,7 +4,7 @@ use aquifer_fabric::nvme::proto::command::{Sgl, admin};
 use aquifer_fabric::nvme::proto::feature::{event, id};
 use aquifer_fabric::nvme::proto::identify::{Namespace, controller, what};
 use aquifer_fabric::nvme::proto::log::{DiscoveryHeader, page};
-use aquifer_fabric::nvme::proto::{Nqn, Status};
+use aquifer_fabric::nvme::proto::{Nqn, NvmeStatus};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use zerocopy::FromBytes;
 
@@ -14,7 +14,7 @@ use crate::common::pattern;
 
 fn want(host: &mut Host, events: u32) {
     let command = host.command(admin::SET_FEATURES, Sgl::NONE).with(10, id::ASYNC_EVENTS.into());
-    assert_eq!(host.status(&command.with(11, events), &[]), Status::SUCCESS);
+    assert_eq!(host.status(&command.with(11, events), &[]), NvmeStatus::SUCCESS);
 }
 
 /// Sends an asynchronous event request and returns its identifier.
@@ -59,14 +59,19 @@ fn a_resized_namespace_is_told_once_until_its_log_is_read() {
 
     for size in [Bytes::ZERO, Bytes(4097), Bytes::mib(9)] {
         assert!(
-            served.namespace.resize(size).unwrap_err().to_string().contains("must be a multiple")
+            served
+                .namespace
+                .resize(size)
+                .unwrap_err()
+                .to_string()
+                .contains("give a positive multiple")
         );
     }
     assert_eq!(served.namespace.size(), Bytes::mib(6));
 }
 
 #[test]
-fn what_is_not_wanted_is_not_told_until_it_is() {
+fn an_event_that_is_not_enabled_waits_until_it_is() {
     let served = Served::new(Bytes::mib(8));
     let (mut host, _) = served.admin();
     let request = ask(&mut host);
@@ -82,14 +87,14 @@ fn requests_are_limited_and_can_be_aborted() {
     let (mut host, _) = served.admin();
     let requests: Vec<_> = (0..4).map(|_| ask(&mut host)).collect();
     let command = host.command(admin::ASYNC_EVENT_REQUEST, Sgl::NONE);
-    assert_eq!(host.status(&command, &[]), Status::ASYNC_LIMIT);
+    assert_eq!(host.status(&command, &[]), NvmeStatus::ASYNC_LIMIT);
 
     let abort = host.command(admin::ABORT, Sgl::NONE).with(10, u32::from(requests[1]) << 16);
     host.send(&abort, &[]);
     let aborted = host.completion();
     assert_eq!(
         (aborted.command_id.get(), aborted.status()),
-        (requests[1], Status::ABORT_REQUESTED)
+        (requests[1], NvmeStatus::ABORT_REQUESTED)
     );
     assert_eq!((host.completion().result.get(), ask(&mut host)), (0, abort.id.get() + 1));
     let again = host.execute(&abort, &[]);

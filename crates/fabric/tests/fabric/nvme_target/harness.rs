@@ -20,17 +20,17 @@ pub const STRANGER: &str = "nqn.2014-08.org.example:stranger";
 
 /// The subsystems served: the namespaces by name, and the number of queues.
 #[derive(Default)]
-pub struct Shelf {
+pub struct SubsystemRegistry {
     pub namespaces: Mutex<BTreeMap<Nqn, Arc<Namespace>>>,
     pub queues: AtomicUsize,
     /// The secrets of every subsystem; `None` demands no authentication.
     pub secrets: Mutex<Option<Secrets>>,
 }
 
-impl Subsystems for Shelf {
+impl Subsystems for SubsystemRegistry {
     fn open(&self, subsystem: &Nqn, host: &Peer) -> Result<Arc<Namespace>, Refused> {
         if host.nqn.as_str() == STRANGER {
-            return Err(Refused::Forbidden("it is somebody else's".to_owned()));
+            return Err(Refused::Forbidden("it belongs to another host".to_owned()));
         }
         let found = self.namespaces.lock().unwrap().get(subsystem).cloned();
         found.ok_or_else(|| Refused::Unknown(subsystem.clone()))
@@ -59,7 +59,7 @@ impl Subsystems for Shelf {
 /// A target on a unix socket, with one subsystem.
 pub struct Served {
     pub target: Target,
-    pub shelf: Arc<Shelf>,
+    pub registry: Arc<SubsystemRegistry>,
     pub subsystem: Nqn,
     pub namespace: Arc<Namespace>,
     pub lease: Arc<Lease>,
@@ -74,12 +74,12 @@ impl Served {
 
     pub fn with(capacity: Bytes, quota: Bytes, limits: Limits) -> Self {
         let (dir, store) = temporary_store();
-        let shelf = Arc::new(Shelf::default());
-        let target = Target::new(shelf.clone(), limits);
+        let registry = Arc::new(SubsystemRegistry::default());
+        let target = Target::new(registry.clone(), limits);
         target.listen(&Address::Unix(dir.path().join("socket")), None).unwrap();
-        let (subsystem, namespace) = add(&store, &shelf, capacity, quota);
+        let (subsystem, namespace) = add(&store, &registry, capacity, quota);
         let lease = Arc::clone(namespace.lease());
-        Self { target, shelf, subsystem, namespace, lease, store, dir }
+        Self { target, registry, subsystem, namespace, lease, store, dir }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -88,11 +88,11 @@ impl Served {
 
     /// Adds a subsystem and returns its name.
     pub fn add(&self, capacity: Bytes) -> Nqn {
-        add(&self.store, &self.shelf, capacity, capacity).0
+        add(&self.store, &self.registry, capacity, capacity).0
     }
 
     pub fn queues(&self) -> usize {
-        self.shelf.queues.load(Ordering::SeqCst)
+        self.registry.queues.load(Ordering::SeqCst)
     }
 
     /// Connects an admin queue and enables its controller; returns the controller's identifier too.
@@ -125,10 +125,15 @@ impl Served {
     }
 }
 
-fn add(store: &Store, shelf: &Shelf, capacity: Bytes, quota: Bytes) -> (Nqn, Arc<Namespace>) {
+fn add(
+    store: &Store,
+    registry: &SubsystemRegistry,
+    capacity: Bytes,
+    quota: Bytes,
+) -> (Nqn, Arc<Namespace>) {
     let lease = store.create(record(capacity, quota)).unwrap();
     let subsystem = Nqn::of_lease(lease.id());
     let namespace = Arc::new(Namespace::new(lease));
-    shelf.namespaces.lock().unwrap().insert(subsystem.clone(), Arc::clone(&namespace));
+    registry.namespaces.lock().unwrap().insert(subsystem.clone(), Arc::clone(&namespace));
     (subsystem, namespace)
 }

@@ -15,7 +15,7 @@ use aquifer_fabric::nvme::proto::pdu::{
     CapsuleCmd, CapsuleResp, CommonHeader, Data, IcReq, IcResp, R2t, Shape, TermReq, digests, flag,
     kind,
 };
-use aquifer_fabric::nvme::proto::{Command, Completion, Nqn, Status, digest};
+use aquifer_fabric::nvme::proto::{Command, Completion, Nqn, NvmeStatus, digest};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::common::{Raw, connect as open};
@@ -186,12 +186,12 @@ impl Host {
     }
 
     /// As [`execute`](Self::execute), but returns the status without its flags.
-    pub fn status(&mut self, command: &Command, data: &[u8]) -> Status {
-        Status(self.execute(command, data).status().code())
+    pub fn status(&mut self, command: &Command, data: &[u8]) -> NvmeStatus {
+        NvmeStatus(self.execute(command, data).status().code())
     }
 
     /// Sends a command and receives its `length` bytes of data.
-    pub fn fetch(&mut self, command: &Command, length: usize) -> Result<Vec<u8>, Status> {
+    pub fn fetch(&mut self, command: &Command, length: usize) -> Result<Vec<u8>, NvmeStatus> {
         self.send(command, &[]);
         let mut all = Vec::new();
         loop {
@@ -213,7 +213,7 @@ impl Host {
                     assert!(self.flow_control && all.len() == length);
                     return Ok(all);
                 }
-                Pdu::Completion(completion) => return Err(Status(completion.status().code())),
+                Pdu::Completion(completion) => return Err(NvmeStatus(completion.status().code())),
                 other => panic!("{other:?} instead of data"),
             }
         }
@@ -269,7 +269,7 @@ impl Host {
         completion.result.get()
     }
 
-    pub fn set_property(&mut self, offset: u32, value: u32) -> Status {
+    pub fn set_property(&mut self, offset: u32, value: u32) -> NvmeStatus {
         let id = self.id();
         let command = Command::new(FABRICS, id, fabrics::PROPERTY_SET.into(), Sgl::NONE);
         self.status(&command.with(11, offset).with(12, value), &[])
@@ -278,17 +278,17 @@ impl Host {
     pub fn enable(&mut self) {
         assert_eq!(
             self.set_property(property::CONFIGURATION, configuration::START),
-            Status::SUCCESS
+            NvmeStatus::SUCCESS
         );
     }
 
-    pub fn identify(&mut self, what: u8, nsid: u32) -> Result<Vec<u8>, Status> {
+    pub fn identify(&mut self, what: u8, nsid: u32) -> Result<Vec<u8>, NvmeStatus> {
         let id = self.id();
         let command = Command::new(admin::IDENTIFY, id, nsid, Sgl::transport(LENGTH as u32));
         self.fetch(&command.with(10, what.into()), LENGTH)
     }
 
-    pub fn log(&mut self, page: u8, offset: u64, length: usize) -> Result<Vec<u8>, Status> {
+    pub fn log(&mut self, page: u8, offset: u64, length: usize) -> Result<Vec<u8>, NvmeStatus> {
         let id = self.id();
         let command =
             Command::new(admin::GET_LOG_PAGE, id, u32::MAX, Sgl::transport(length as u32));
@@ -305,7 +305,7 @@ impl Host {
     pub fn write(&mut self, block: u64, data: &[u8]) {
         let sgl = Sgl::in_capsule(data.len() as u32);
         let command = self.command(io::WRITE, sgl).with_blocks(block, (data.len() / 4096) as u32);
-        assert_eq!(self.status(&command, data), Status::SUCCESS);
+        assert_eq!(self.status(&command, data), NvmeStatus::SUCCESS);
     }
 
     pub fn read(&mut self, block: u64, blocks: u32) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use aquifer_fabric::Visitor;
 use aquifer_fabric::nvme::proto::command::{Sgl, admin, io};
 use aquifer_fabric::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, from_field};
-use aquifer_fabric::nvme::proto::{Command, DISCOVERY_NQN, Status};
+use aquifer_fabric::nvme::proto::{Command, DISCOVERY_NQN, NvmeStatus};
 use aquifer_page::{Bytes, ClientId, OwnerId};
 use zerocopy::IntoBytes;
 
@@ -24,11 +24,11 @@ fn visitor(owner: u128, epoch: u64) -> Visitor {
     }
 }
 
-fn introduce(host: &mut Host, visitor: &Visitor) -> Status {
+fn introduce(host: &mut Host, visitor: &Visitor) -> NvmeStatus {
     send(host, Introduction::of(visitor).as_bytes())
 }
 
-fn send(host: &mut Host, bytes: &[u8]) -> Status {
+fn send(host: &mut Host, bytes: &[u8]) -> NvmeStatus {
     let command = Command::new(admin::INTRODUCE, host.id(), 0, Sgl::in_capsule(bytes.len() as u32));
     host.status(&command, bytes)
 }
@@ -42,33 +42,33 @@ fn refusal(host: &mut Host) -> String {
 fn a_newer_epoch_ends_the_controllers_and_queues_of_older_ones() {
     let served = Served::new(Bytes::mib(4));
     let (mut old, controller) = served.admin();
-    assert_eq!(introduce(&mut old, &visitor(1, 1)), Status::SUCCESS);
+    assert_eq!(introduce(&mut old, &visitor(1, 1)), NvmeStatus::SUCCESS);
     let mut old_queue = served.io(controller, 1, 0);
     let (mut beside, _) = served.admin();
-    assert_eq!(introduce(&mut beside, &visitor(1, 1)), Status::SUCCESS);
+    assert_eq!(introduce(&mut beside, &visitor(1, 1)), NvmeStatus::SUCCESS);
     let (mut new, controller) = served.admin();
-    assert_eq!(introduce(&mut new, &visitor(1, 2)), Status::SUCCESS);
+    assert_eq!(introduce(&mut new, &visitor(1, 2)), NvmeStatus::SUCCESS);
     // The old queues are gone when the answer arrives, not some time later.
     assert_eq!(served.queues(), 1);
     assert!(old.is_closed() && old_queue.is_closed() && beside.is_closed());
     let mut queue = served.io(controller, 1, 0);
     let flush = Command::new(io::FLUSH, queue.id(), 1, Sgl::NONE);
-    assert_eq!(queue.status(&flush, &[]), Status::SUCCESS);
+    assert_eq!(queue.status(&flush, &[]), NvmeStatus::SUCCESS);
     let (mut late, _) = served.admin();
-    assert_eq!(introduce(&mut late, &visitor(1, 1)), Status::NOT_NOW);
+    assert_eq!(introduce(&mut late, &visitor(1, 1)), NvmeStatus::NOT_NOW);
     assert_eq!(refusal(&mut late), "a newer connection of owner 1 has taken over");
 }
 
 #[test]
-fn a_second_owner_hears_who_the_first_is() {
+fn a_second_owner_learns_the_name_of_the_first() {
     let served = Served::new(Bytes::mib(4));
     let (mut first, _) = served.admin();
-    assert_eq!(introduce(&mut first, &visitor(1, 1)), Status::SUCCESS);
+    assert_eq!(introduce(&mut first, &visitor(1, 1)), NvmeStatus::SUCCESS);
     let (mut second, _) = served.admin();
-    assert_eq!(introduce(&mut second, &visitor(2, 1)), Status::CLAIMED);
+    assert_eq!(introduce(&mut second, &visitor(2, 1)), NvmeStatus::CLAIMED);
     assert!(refusal(&mut second).starts_with("it belongs to owner 1:"));
     let by_force = Visitor { takes_over: true, ..visitor(2, 1) };
-    assert_eq!(introduce(&mut second, &by_force), Status::SUCCESS);
+    assert_eq!(introduce(&mut second, &by_force), NvmeStatus::SUCCESS);
     assert!(first.is_closed());
     drop((first, second));
     eventually("both have left", || served.queues() == 0);
@@ -78,16 +78,20 @@ fn a_second_owner_hears_who_the_first_is() {
 fn bad_introductions_are_refused_and_nothing_comes_of_them() {
     let served = Served::new(Bytes::mib(4));
     let (mut host, _) = served.admin();
-    assert_eq!(send(&mut host, &[1; 255]), Status::DATA_LENGTH_INVALID);
+    assert_eq!(send(&mut host, &[1; 255]), NvmeStatus::DATA_LENGTH_INVALID);
     let elsewhere = Command::new(admin::INTRODUCE, host.id(), 0, Sgl::transport(256));
-    assert_eq!(host.status(&elsewhere, &[]), Status::SGL_TYPE_INVALID);
+    assert_eq!(host.status(&elsewhere, &[]), NvmeStatus::SGL_TYPE_INVALID);
     let little_room = Command::new(admin::REFUSAL, host.id(), 0, Sgl::transport(8));
-    assert_eq!(host.status(&little_room, &[]), Status::DATA_LENGTH_INVALID);
-    assert_eq!(introduce(&mut host, &visitor(1, 1)), Status::SUCCESS);
-    assert_eq!(introduce(&mut host, &visitor(1, 2)), Status::COMMAND_SEQUENCE, "once is enough");
+    assert_eq!(host.status(&little_room, &[]), NvmeStatus::DATA_LENGTH_INVALID);
+    assert_eq!(introduce(&mut host, &visitor(1, 1)), NvmeStatus::SUCCESS);
+    assert_eq!(
+        introduce(&mut host, &visitor(1, 2)),
+        NvmeStatus::COMMAND_SEQUENCE,
+        "once is enough"
+    );
     let mut discovery = Host::connect(&served.socket(), 0);
     discovery.connect_admin(&DISCOVERY_NQN.parse().unwrap(), 0);
     discovery.enable();
-    assert_eq!(introduce(&mut discovery, &visitor(1, 3)), Status::INVALID_OPCODE);
+    assert_eq!(introduce(&mut discovery, &visitor(1, 3)), NvmeStatus::INVALID_OPCODE);
     served.assert_serves();
 }

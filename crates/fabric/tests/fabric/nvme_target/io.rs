@@ -5,7 +5,7 @@ use aquifer_fabric::nvme::proto::command::{
 };
 use aquifer_fabric::nvme::proto::fabrics::kind as fabrics;
 use aquifer_fabric::nvme::proto::pdu::digests;
-use aquifer_fabric::nvme::proto::{Command, Status};
+use aquifer_fabric::nvme::proto::{Command, NvmeStatus};
 use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::IntoBytes;
@@ -17,7 +17,7 @@ use crate::common::{Raw, pattern};
 const ALL_DIGESTS: u8 = digests::HEADER | digests::DATA;
 
 /// Sends data after an R2T, in PDUs of at most `piece` bytes, and returns the status.
-fn send_asked(host: &mut Host, command: &Command, data: &[u8], piece: usize) -> Status {
+fn send_asked(host: &mut Host, command: &Command, data: &[u8], piece: usize) -> NvmeStatus {
     host.send(command, &[]);
     let request = host.r2t();
     assert_eq!((request.command_id, request.offset.get()), (command.id, 0));
@@ -29,7 +29,7 @@ fn send_asked(host: &mut Host, command: &Command, data: &[u8], piece: usize) -> 
         host.put(&pdu);
         offset += piece.len();
     }
-    Status(host.completion().status().code())
+    NvmeStatus(host.completion().status().code())
 }
 
 fn ranges(all: &[(u64, u32)]) -> Vec<u8> {
@@ -41,7 +41,7 @@ fn ranges(all: &[(u64, u32)]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_in_capsules_and_after_r2t_is_read_back() {
+fn writes_in_capsules_and_after_r2t_are_read_back() {
     let served = Served::new(Bytes::mib(16));
     for digests in [0, ALL_DIGESTS] {
         let (_admin, controller) = served.admin_with(digests, 0);
@@ -66,7 +66,7 @@ fn what_is_written_in_capsules_and_after_r2t_is_read_back() {
             } else {
                 let sgl = Sgl::transport(data.len() as u32);
                 let command = host.command(io::WRITE, sgl).with_blocks(block, blocks as u32);
-                assert_eq!(send_asked(&mut host, &command, &data, piece), Status::SUCCESS);
+                assert_eq!(send_asked(&mut host, &command, &data, piece), NvmeStatus::SUCCESS);
             }
             expected[block as usize * 4096..][..data.len()].copy_from_slice(&data);
         }
@@ -84,7 +84,7 @@ fn what_is_written_in_capsules_and_after_r2t_is_read_back() {
 }
 
 #[test]
-fn many_commands_are_under_way_at_once_and_their_data_may_be_mixed() {
+fn many_commands_in_flight_may_mix_their_data() {
     let served = Served::new(Bytes::mib(16));
     let (_admin, controller) = served.admin();
     let mut host = served.io(controller, 1, 0);
@@ -122,18 +122,18 @@ fn compare_tells_equal_from_different() {
     host.write(8, &data);
     let here = host.command(io::COMPARE, Sgl::in_capsule(16384)).with_blocks(8, 4);
     let there = host.command(io::COMPARE, Sgl::transport(16384)).with_blocks(8, 4);
-    assert_eq!(host.status(&here, &data), Status::SUCCESS);
-    assert_eq!(send_asked(&mut host, &there, &data, 5000), Status::SUCCESS);
+    assert_eq!(host.status(&here, &data), NvmeStatus::SUCCESS);
+    assert_eq!(send_asked(&mut host, &there, &data, 5000), NvmeStatus::SUCCESS);
     for at in [0, 5000, 16383] {
         let mut other = data.clone();
         other[at] ^= 1;
-        assert_eq!(host.status(&here, &other), Status::COMPARE_FAILURE);
-        assert_eq!(send_asked(&mut host, &there, &other, 5000), Status::COMPARE_FAILURE);
+        assert_eq!(host.status(&here, &other), NvmeStatus::COMPARE_FAILURE);
+        assert_eq!(send_asked(&mut host, &there, &other, 5000), NvmeStatus::COMPARE_FAILURE);
     }
 }
 
 #[test]
-fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
+fn deallocated_blocks_read_as_zeroes_and_free_their_ram() {
     let served = Served::new(Bytes::mib(16));
     let (_admin, controller) = served.admin();
     let mut host = served.io(controller, 1, 0);
@@ -142,7 +142,10 @@ fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
 
     let command = host.command(io::WRITE_ZEROES, Sgl::NONE).with_blocks(0, 4);
     let dword = command.dword(12);
-    assert_eq!(host.status(&command.with(12, dword | control::DEALLOCATE), &[]), Status::SUCCESS);
+    assert_eq!(
+        host.status(&command.with(12, dword | control::DEALLOCATE), &[]),
+        NvmeStatus::SUCCESS
+    );
     assert_eq!(served.lease.stored(), Bytes::kib(48));
 
     // Two ranges in the capsule, which has room for more.
@@ -150,7 +153,7 @@ fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
     two.resize(4096, 0);
     let command = host.command(io::DATASET_MANAGEMENT, Sgl::in_capsule(4096));
     let command = command.with(10, 1).with(11, DSM_DEALLOCATE);
-    assert_eq!(host.status(&command, &two), Status::SUCCESS);
+    assert_eq!(host.status(&command, &two), NvmeStatus::SUCCESS);
     assert_eq!(served.lease.stored(), Bytes::kib(36));
 
     // Three ranges requested by R2T, in pieces of odd sizes.
@@ -158,7 +161,7 @@ fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
     let command = host.command(io::DATASET_MANAGEMENT, Sgl::transport(48)).with(10, 2);
     assert_eq!(
         send_asked(&mut host, &command.with(11, DSM_DEALLOCATE), &three, 20),
-        Status::SUCCESS
+        NvmeStatus::SUCCESS
     );
     assert_eq!(served.lease.stored(), Bytes::kib(12));
     let mut expected = pattern(16 * 4096, 1);
@@ -171,8 +174,11 @@ fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
     // hints.
     let beyond = ranges(&[(5, 1), (4096, 1)]);
     let command = host.command(io::DATASET_MANAGEMENT, Sgl::in_capsule(32)).with(10, 1);
-    assert_eq!(host.status(&command.with(11, DSM_DEALLOCATE), &beyond), Status::LBA_OUT_OF_RANGE);
-    assert_eq!(host.status(&command, &beyond), Status::SUCCESS);
+    assert_eq!(
+        host.status(&command.with(11, DSM_DEALLOCATE), &beyond),
+        NvmeStatus::LBA_OUT_OF_RANGE
+    );
+    assert_eq!(host.status(&command, &beyond), NvmeStatus::SUCCESS);
     assert_eq!(served.lease.stored(), Bytes::kib(12));
 }
 
@@ -190,62 +196,73 @@ fn errors_name_what_is_wrong_and_hurt_nobody() {
     for (start, blocks) in beyond {
         let length = blocks * 4096;
         let command = host.command(io::READ, Sgl::transport(length)).with_blocks(start, blocks);
-        assert_eq!(host.fetch(&command, 0), Err(Status::LBA_OUT_OF_RANGE));
+        assert_eq!(host.fetch(&command, 0), Err(NvmeStatus::LBA_OUT_OF_RANGE));
         let command = host.command(io::WRITE, Sgl::transport(length)).with_blocks(start, blocks);
-        assert_eq!(host.status(&command, &[]), Status::LBA_OUT_OF_RANGE, "without asking for data");
-        assert_eq!(host.status(&zeroes.with_blocks(start, blocks), &[]), Status::LBA_OUT_OF_RANGE);
+        assert_eq!(
+            host.status(&command, &[]),
+            NvmeStatus::LBA_OUT_OF_RANGE,
+            "without asking for data"
+        );
+        assert_eq!(
+            host.status(&zeroes.with_blocks(start, blocks), &[]),
+            NvmeStatus::LBA_OUT_OF_RANGE
+        );
     }
     for (what, command, status) in [
-        ("no such command", Command { opcode: 0x55, ..read }, Status::INVALID_OPCODE),
-        ("no namespace", Command { nsid: 0.into(), ..read }, Status::INVALID_NAMESPACE),
-        ("another namespace", Command { nsid: 2.into(), ..read }, Status::INVALID_NAMESPACE),
-        ("fused", Command { flags: flag::SGL | 1, ..read }, Status::INVALID_FIELD),
-        ("described by PRPs", Command { flags: 0, ..read }, Status::INVALID_FIELD),
-        ("protection", read.with(12, 1 << 26), Status::INVALID_FIELD),
-        ("too short", Command { sgl: Sgl::transport(4095), ..read }, Status::DATA_LENGTH_INVALID),
+        ("no such command", Command { opcode: 0x55, ..read }, NvmeStatus::INVALID_OPCODE),
+        ("no namespace", Command { nsid: 0.into(), ..read }, NvmeStatus::INVALID_NAMESPACE),
+        ("another namespace", Command { nsid: 2.into(), ..read }, NvmeStatus::INVALID_NAMESPACE),
+        ("fused", Command { flags: flag::SGL | 1, ..read }, NvmeStatus::INVALID_FIELD),
+        ("described by PRPs", Command { flags: 0, ..read }, NvmeStatus::INVALID_FIELD),
+        ("protection", read.with(12, 1 << 26), NvmeStatus::INVALID_FIELD),
+        (
+            "too short",
+            Command { sgl: Sgl::transport(4095), ..read },
+            NvmeStatus::DATA_LENGTH_INVALID,
+        ),
         (
             "into the capsule",
             Command { sgl: Sgl::in_capsule(4096), ..read },
-            Status::SGL_TYPE_INVALID,
+            NvmeStatus::SGL_TYPE_INVALID,
         ),
-        ("too long", read.with_blocks(0, 257), Status::INVALID_FIELD),
-        ("no data at all", write, Status::DATA_LENGTH_INVALID),
+        ("too long", read.with_blocks(0, 257), NvmeStatus::INVALID_FIELD),
+        ("no data at all", write, NvmeStatus::DATA_LENGTH_INVALID),
         (
             "flush of another",
             Command { opcode: io::FLUSH, nsid: 2.into(), ..read },
-            Status::INVALID_NAMESPACE,
+            NvmeStatus::INVALID_NAMESPACE,
         ),
         (
             "connected already",
             Command::new(FABRICS, 9, fabrics::CONNECT.into(), Sgl::NONE),
-            Status::COMMAND_SEQUENCE,
+            NvmeStatus::COMMAND_SEQUENCE,
         ),
     ] {
         assert_eq!(host.status(&command, &[]), status, "{what}");
     }
     let mut shifted = write;
     shifted.sgl.address = 4.into();
-    assert_eq!(host.status(&shifted, &page), Status::SGL_OFFSET_INVALID);
+    assert_eq!(host.status(&shifted, &page), NvmeStatus::SGL_OFFSET_INVALID);
 
     // 16 pages fit the quota. The 17th does not, in the capsule or after R2T; zeroes always do.
     for block in 0..16 {
         host.write(block, &page);
     }
-    assert_eq!(host.status(&write.with_blocks(16, 1), &page), Status::CAPACITY_EXCEEDED);
+    assert_eq!(host.status(&write.with_blocks(16, 1), &page), NvmeStatus::CAPACITY_EXCEEDED);
     let asked = host.command(io::WRITE, Sgl::transport(4096)).with_blocks(16, 1);
-    assert_eq!(send_asked(&mut host, &asked, &page, 1000), Status::CAPACITY_EXCEEDED);
+    assert_eq!(send_asked(&mut host, &asked, &page, 1000), NvmeStatus::CAPACITY_EXCEEDED);
     host.write(16, &[0; 4096]);
     assert!(host.read(15, 2) == [&page[..], &[0; 4096]].concat());
 
     served.store.remove(served.lease.id()).unwrap();
-    assert_eq!(host.fetch(&read, 4096), Err(Status::INVALID_NAMESPACE));
+    assert_eq!(host.fetch(&read, 4096), Err(NvmeStatus::INVALID_NAMESPACE));
     let large = host.command(io::READ, Sgl::transport(1 << 20)).with_blocks(0, 256);
-    assert_eq!(host.fetch(&large, 1 << 20), Err(Status::INVALID_NAMESPACE));
-    assert_eq!(host.status(&write, &page), Status::INVALID_NAMESPACE);
+    assert_eq!(host.fetch(&large, 1 << 20), Err(NvmeStatus::INVALID_NAMESPACE));
+    assert_eq!(host.status(&write, &page), NvmeStatus::INVALID_NAMESPACE);
 }
 
 #[test]
-fn data_that_was_damaged_on_its_way_is_refused_and_can_be_sent_again() {
+fn damaged_data_is_refused_and_can_be_sent_again() {
     let served = Served::new(Bytes::mib(4));
     let (_admin, controller) = served.admin_with(ALL_DIGESTS, 0);
     let mut host = served.io(controller, 1, ALL_DIGESTS);
@@ -255,7 +272,7 @@ fn data_that_was_damaged_on_its_way_is_refused_and_can_be_sent_again() {
     damaged[200] ^= 1;
     host.put(&damaged);
     let completion = host.completion();
-    assert_eq!(completion.status(), Status::TRANSIENT_TRANSPORT, "and to be tried again");
+    assert_eq!(completion.status(), NvmeStatus::TRANSIENT_TRANSPORT, "and to be tried again");
 
     let command = host.command(io::WRITE, Sgl::transport(8192)).with_blocks(0, 2);
     host.send(&command, &[]);
@@ -264,7 +281,7 @@ fn data_that_was_damaged_on_its_way_is_refused_and_can_be_sent_again() {
     damaged[200] ^= 1;
     let rest = host.data(&request, 4096, &data[4096..], true);
     host.put(&[damaged, rest].concat());
-    assert_eq!(host.completion().status(), Status::TRANSIENT_TRANSPORT);
+    assert_eq!(host.completion().status(), NvmeStatus::TRANSIENT_TRANSPORT);
     assert!(host.read(0, 2) == [0; 8192]);
     host.write(0, &data);
     assert!(host.read(0, 2) == data);
@@ -276,8 +293,8 @@ fn a_queue_can_be_disconnected_and_connected_again() {
     let (_admin, controller) = served.admin();
     let mut host = served.io(controller, 3, 0);
     let command = Command::new(FABRICS, 7, fabrics::DISCONNECT.into(), Sgl::NONE);
-    assert_eq!(host.status(&command.with(10, 1), &[]), Status::CONNECT_FORMAT);
-    assert_eq!(host.status(&command, &[]), Status::SUCCESS);
+    assert_eq!(host.status(&command.with(10, 1), &[]), NvmeStatus::CONNECT_FORMAT);
+    assert_eq!(host.status(&command, &[]), NvmeStatus::SUCCESS);
     assert!(host.is_closed());
     crate::common::eventually("the queue is gone", || served.queues() == 1);
     served.io(controller, 3, 0).write(0, &pattern(4096, 1));

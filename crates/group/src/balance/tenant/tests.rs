@@ -5,8 +5,8 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 
-use aquifer_vm::{Accelerator, Backing, VmSpec};
 use aquifer_region::process::ControlCall;
+use aquifer_vm::{Accelerator, Backing, VmSpec};
 use serde_json::json;
 
 use super::*;

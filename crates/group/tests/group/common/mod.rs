@@ -83,7 +83,7 @@ impl Here {
         )
     }
 
-    pub fn status(&self) -> cache::Status {
+    pub fn status(&self) -> cache::CacheStatus {
         cache::status(&self.regions(), &self.group).unwrap().unwrap()
     }
 
@@ -257,7 +257,7 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
                 if has_come && Instant::now() > until && status.hits > 100 && status.misses > 100 {
                     return;
                 }
-                assert!(until.elapsed() < TIMEOUT, "what was to come has not come: {status:?}");
+                assert!(until.elapsed() < TIMEOUT, "the expected status did not come: {status:?}");
                 thread::sleep(Duration::from_millis(chance.below(20)));
             }
         });

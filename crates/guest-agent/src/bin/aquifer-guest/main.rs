@@ -13,22 +13,30 @@ use clap::{Parser, Subcommand};
 
 use size::{Change, wait};
 
-/// Has a guest's memory grow and shrink with its need.
+/// Resize this guest's memory on demand.
 ///
-/// It runs in a virtual machine whose host runs Aquifer. 'aquifer-guest run' is the agent, one a guest, started at boot as root. It tells
-/// the host how much memory the guest has and needs, asks for more at once when memory runs out, and brings online what the host adds. With
-/// it running, programs and people in the guest may ask for memory before they need it, and give it back: 'aquifer-guest request'.
+/// The guest runs in a virtual machine of an Aquifer host. 'aquifer-guest run' is its agent: start
+/// one per guest, as root, at boot. The agent reports the guest's memory to the host, requests more
+/// when memory runs out, and brings added memory online. Programs and users request memory ahead of
+/// need, and give it back, with 'aquifer-guest request'.
 ///
-/// Host and agent speak over the virtio-serial port org.aquifer.guest.0, and the guest's memory is resized by virtio-mem: its kernel needs
-/// the drivers virtio_console and virtio_mem (Linux 5.8 or later), and for asking as soon as tasks wait for memory, PSI (psi=1 on
-/// the kernel's command line, where that is not the default).
+/// Agent and host communicate over the virtio-serial port org.aquifer.guest.0, and virtio-mem
+/// resizes the guest. The kernel needs the drivers virtio_console and virtio_mem (Linux 5.8 or
+/// later). With PSI (psi=1 on the kernel's command line) the agent also reacts to stalls.
 #[derive(Debug, Parser)]
-#[command(name = "aquifer-guest", version, max_term_width = 110)]
+#[command(
+    name = "aquifer-guest",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes:\n  0  success\n  \
+                  1  an error, or a request that the host did not grant in full\n  \
+                  2  invalid arguments"
+)]
 struct Arguments {
-    /// Answer in JSON, one object.
+    /// Print one JSON object.
     #[arg(long, global = true)]
     json: bool,
-    /// The agent's socket.
+    /// Connect to the agent at this socket; 'run' creates it.
     #[arg(long, global = true, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
     #[command(subcommand)]
@@ -37,20 +45,24 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Be the agent of this guest; does not end.
+    /// Run the agent of this guest in the foreground.
     ///
-    /// It waits for the host's port, and for the host, for as long as they are not there, and again when they go: start it at boot, and
-    /// again whenever it ends. As root it locks its memory (some MiB) and is among the last that the kernel kills when memory runs out.
-    /// One that was killed leaves nothing that the next does not remove.
+    /// The agent waits for the port and for the host, and reconnects when they return. Start it at
+    /// boot, and restart it if it exits. As root the agent locks its memory (some MiB), and the
+    /// kernel kills it last when memory runs out. A new agent cleans up after a killed one.
     ///
-    /// Memory that virtio-mem adds is of no use until it is online. If the kernel would leave it offline
-    /// (/sys/devices/system/memory/auto_online_blocks), the agent has it bring all such memory online from now on; whenever the host checks,
-    /// it brings online what is not.
+    /// Memory that virtio-mem adds is unusable until it is online. If the kernel's policy
+    /// (/sys/devices/system/memory/auto_online_blocks) leaves it offline, the agent changes the
+    /// policy. The agent also brings offline memory online when the host checks.
+    #[command(after_help = "Examples:\n  \
+                      aquifer-guest run                        exits with 1 on an error\n  \
+                      aquifer-guest run --socket-group memory  lets a group send requests")]
     Run {
-        /// As what memory is brought online.
+        /// Select the zone for added memory.
         ///
-        /// 'movable': for programs and caches only, so that it can be given back. 'kernel': for the kernel too, which may never give it
-        /// back. 'leave': somebody else does it, for example udev.
+        /// 'movable': only for programs and caches, so that the guest can give it back. 'kernel':
+        /// also for the kernel, which may never give it back. 'leave': another program, such as
+        /// udev, brings memory online.
         #[arg(
             long,
             value_enum,
@@ -59,35 +71,42 @@ enum Command {
             value_name = "movable|kernel|leave"
         )]
         online: Online,
-        /// A group, by name or number, whose members may ask for memory; else only root may.
+        /// Let this group send requests, by name or number; by default only root may.
         #[arg(long, value_name = "GROUP")]
         socket_group: Option<String>,
-        /// The host's port: a character device or a unix socket. If not given, the port org.aquifer.guest.0 is found by its name.
+        /// Open this character device or unix socket as the port.
+        ///
+        /// By default the agent finds the port org.aquifer.guest.0 by its name.
         #[arg(long, value_name = "PATH")]
         port: Option<PathBuf>,
     },
-    /// Ask the host for more memory, or give some back.
+    /// Request memory from the host, or give some back.
     ///
-    /// Waits for the answer, and says by how much the guest has grown or shrunk, what is missing, and why. Memory comes and goes in
-    /// whole pieces of some MiB: the guest never has less than what was asked for would leave it. Memory can be given back only
-    /// where programs need it no more; what the kernel cannot move stays.
-    ///
-    /// Ends with 0 if all was granted, and with 1 otherwise.
-    #[command(
-        after_help = "Examples:\n  aquifer-guest request +2G --why 'nightly index' && build-index\n  aquifer-guest request -2G"
-    )]
+    /// The command waits for the answer. It prints by how much the guest grew or shrank, how much
+    /// is missing, and why. Memory moves in whole blocks of some MiB; the guest never ends up with
+    /// less than requested. The guest gives back only memory that programs do not use and that the
+    /// kernel can move.
+    #[command(after_help = "Examples:\n  \
+                      aquifer-guest request +2G --why 'nightly index' && build-index\n  \
+                      aquifer-guest request -2G\n\nExit codes:\n  \
+                      0  the host granted the whole request\n  \
+                      1  the host granted a part or nothing, or an error occurred\n  \
+                      2  invalid arguments")]
     Request {
-        /// How much more (+512M, 1G) or less (-512M).
+        /// Grow by this size (+512M, 1G), or shrink by it (-512M).
         #[arg(value_name = "+SIZE|-SIZE", allow_hyphen_values = true)]
         change: Change,
-        /// For how long to wait: 500ms, 10s, 2m.
+        /// Wait this long for the answer: 500ms, 10s, 2m.
         #[arg(long, value_name = "TIME", default_value = "10s", value_parser = wait)]
         wait: Duration,
-        /// What for, for the host's log.
+        /// Record this purpose in the host's log.
         #[arg(long, value_name = "TEXT", default_value = "")]
         why: String,
     },
-    /// Show what the agent sees: whether the host is there, and this guest's memory.
+    /// Show the connection to the host and the guest's memory.
+    #[command(after_help = "Examples:\n  \
+                      aquifer-guest show         exits with 1 if no agent answers\n  \
+                      aquifer-guest show --json")]
     Show,
 }
 
@@ -104,7 +123,7 @@ fn main() -> ExitCode {
                 ..Options::default()
             };
             let Err(error) = agent::run(options);
-            eprintln!("aquifer-guest: cannot run: {error}");
+            eprintln!("aquifer-guest: cannot run the agent: {error}");
             return ExitCode::FAILURE;
         }
         Command::Request { change, wait, why } => change.ask(&client, wait, &why).map(|granted| {

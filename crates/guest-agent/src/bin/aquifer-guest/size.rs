@@ -50,12 +50,11 @@ pub(crate) fn wait(text: &str) -> Result<Duration, String> {
         "h" => 3_600_000,
         _ => {
             return Err(format!(
-                "'{unit}' is not a unit of time: write for example 500ms, 10s or 2m"
+                "'{unit}' is not a unit of time: use ms, s, m or h, as in 500ms, 10s or 2m"
             ));
         }
     };
-    let number: u64 =
-        number.parse().map_err(|_| "write for example 500ms, 10s or 2m".to_owned())?;
+    let number: u64 = number.parse().map_err(|_| "write a time as 500ms, 10s or 2m".to_owned())?;
     Ok(Duration::from_millis(number.saturating_mul(unit)))
 }
 

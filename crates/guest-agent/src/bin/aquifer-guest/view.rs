@@ -1,7 +1,7 @@
 //! The output of the command, as text or JSON.
 
-use aquifer_guest_agent::message::Report;
-use aquifer_guest_agent::{Granted, Status};
+use aquifer_guest_agent::message::GuestReport;
+use aquifer_guest_agent::{Granted, GuestStatus};
 use aquifer_page::Bytes;
 use serde::Serialize;
 
@@ -21,22 +21,22 @@ pub(crate) fn granted(granted: &Granted, change: Change, json: bool) {
     };
     println!("{done}: this guest has {} now", granted.size);
     if granted.missing > Bytes::ZERO {
-        let why = granted.why.as_deref().unwrap_or("the host does not say why");
-        println!("{} of what was asked for missing: {why}", granted.missing);
+        let why = granted.why.as_deref().unwrap_or("the host gives no reason");
+        println!("{} of the request is missing: {why}", granted.missing);
     }
 }
 
 /// Prints the agent's status.
-pub(crate) fn status(status: &Status, json: bool) {
+pub(crate) fn status(status: &GuestStatus, json: bool) {
     if json {
         return print(status);
     }
-    let Report { total, available, free, swap_total, swap_used, online, offline, .. } =
+    let GuestReport { total, available, free, swap_total, swap_used, online, offline, .. } =
         status.report;
     let host = match (status.connected, status.period_ms) {
-        (false, _) => "not there".to_owned(),
+        (false, _) => "absent".to_owned(),
         (true, None) => "connected".to_owned(),
-        (true, Some(period)) => format!("connected, gets a report each {period} ms"),
+        (true, Some(period)) => format!("connected, receives a report every {period} ms"),
     };
     row("host", &host);
     row("memory", &format!("{total}, {available} available, {free} free"));
@@ -50,16 +50,16 @@ pub(crate) fn status(status: &Status, json: bool) {
     if let (Some(some), Some(full)) = (status.report.pressure_some, status.report.pressure_full) {
         row(
             "pressure",
-            &format!("{some:.1} % of the last 10 s some task waited for memory, {full:.1} % all"),
+            &format!("{some:.1} % of the last 10 s some task stalled for memory, {full:.1} % all"),
         );
     }
-    row("killed", &format!("{} processes since the guest was started", status.report.oom_kills));
+    row("killed", &format!("{} processes since the guest booted", status.report.oom_kills));
     let mut asks = Vec::new();
     if status.urgent_below > Bytes::ZERO {
         asks.push(format!("below {} available", status.urgent_below));
     }
     if status.watches_pressure {
-        asks.push("when tasks wait for memory".to_owned());
+        asks.push("when tasks stall for memory".to_owned());
     }
     let asks = if asks.is_empty() { "never".to_owned() } else { asks.join(", and ") };
     row("asks by itself", &asks);

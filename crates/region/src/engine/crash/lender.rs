@@ -38,12 +38,12 @@ impl Pages {
 
 /// The lender as one host reaches it.
 #[derive(Debug)]
-pub(super) struct Lender {
+pub(super) struct CrashLender {
     pub(super) host: u64,
     pub(super) pages: Arc<Pages>,
 }
 
-impl Lender {
+impl CrashLender {
     fn change(&self) {
         if self.pages.owner.load(Ordering::Relaxed) != self.host {
             self.pages.trespassed.store(true, Ordering::Relaxed);
@@ -51,7 +51,7 @@ impl Lender {
     }
 }
 
-impl Holder for Lender {
+impl Holder for CrashLender {
     fn read(&self, _worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
         let pages = lock(&self.pages.pages);
         for (at, into) in into.chunks_exact_mut(PAGE_SIZE).enumerate() {

@@ -148,7 +148,7 @@ impl World {
 
     /// Fetches pages that were left behind: those that threads wait for, or the next ones. Returns
     /// true if none is left.
-    pub(super) fn fetch_left(&self, all: bool) -> bool {
+    pub(super) fn fetch_postcopy(&self, all: bool) -> bool {
         let Some(from) = self.other.borrow().clone() else { return true };
         let to = self.host();
         if from.engine.borrow().is_none() || self.one_in(20) {
@@ -156,7 +156,7 @@ impl World {
         }
         let mut cursor = self.below(self.shape.pages);
         let next = self.run(&to, "what is to come next", |engine| {
-            engine.next_left(all.then_some(&mut cursor))
+            engine.next_postcopy(all.then_some(&mut cursor))
         });
         let Some(next) = next else {
             self.restart(&to);
@@ -177,7 +177,9 @@ impl World {
     fn bring(&self, from: &Rc<Host>, to: &Rc<Host>, runs: &[Run]) {
         let mut incoming = Incoming::default();
         let done = self.run(from, format_args!("send {runs:?}"), |engine| {
-            engine.send_left(runs, &mut |frame, data| self.take_in(to, &mut incoming, frame, data))
+            engine.send_postcopy(runs, &mut |frame, data| {
+                self.take_in(to, &mut incoming, frame, data)
+            })
         });
         if to.engine.borrow().is_none() {
             return self.restart(to);

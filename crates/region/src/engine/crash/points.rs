@@ -25,7 +25,7 @@ fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World))
         world.fuse.set(killed_at);
         what(&world);
         let was_killed = world.fuse.take().is_none();
-        while !world.fetch_left(true) {}
+        while !world.fetch_postcopy(true) {}
         world.read_all();
         world.evict_all();
         world.read_all();
@@ -129,7 +129,7 @@ fn engines_killed_while_pages_are_left_behind_lose_nothing() {
     at_each_point(some_of_each, |world| {
         world.migrate_by(&[], Round::Leave, || {});
         write(world, [4, 8]);
-        while !world.fetch_left(true) {}
+        while !world.fetch_postcopy(true) {}
         world.evict_all();
     });
 }
@@ -148,7 +148,7 @@ fn an_entry_that_vanished_does_not_make_its_page_clean() {
 }
 
 #[test]
-fn who_gave_a_region_away_leaves_what_lenders_have_of_it_alone() {
+fn a_host_that_gave_a_region_away_changes_no_lender() {
     // The other host stores pages that this host never stored.
     let before = |world: &World| {
         write(world, 0..3);
@@ -165,7 +165,7 @@ fn who_gave_a_region_away_leaves_what_lenders_have_of_it_alone() {
 }
 
 #[test]
-fn what_is_persisted_while_it_is_handed_over_is_sent_again() {
+fn pages_persisted_during_a_hand_over_are_sent_again() {
     scene(None, &some_of_each, &|world| {
         world.migrate_by(&[Round::Copy, Round::Copy], Round::Last, || {
             write(world, [5, 6]);
@@ -175,7 +175,7 @@ fn what_is_persisted_while_it_is_handed_over_is_sent_again() {
 }
 
 #[test]
-fn a_program_that_dies_while_its_region_is_handed_over_has_written_to_it() {
+fn writes_of_a_program_that_dies_in_a_hand_over_count() {
     scene(None, &some_of_each, &|world| {
         world.migrate_by(&[Round::Copy], Round::Last, || {
             write(world, [5, 6]);
@@ -187,7 +187,7 @@ fn a_program_that_dies_while_its_region_is_handed_over_has_written_to_it() {
 /// Two programs map the region. One writes to a page and dies before an engine scans. At that
 /// moment no engine runs, or the other program's page is being mapped.
 #[test]
-fn what_one_of_two_programs_wrote_before_it_died_is_kept() {
+fn writes_of_one_of_two_programs_survive_its_death() {
     for is_served in [false, true] {
         let before = |world: &World| {
             let host = world.host();

@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::{
     Attach, Connection, Listener, Order, Reply, Run, Shared, Userfault, VERSION,
 };
-use aquifer_page::PAGE_SIZE;
 use rustix::mm::MapFlags;
 
 use super::super::Engine;
-use super::super::expected::Mapped;
+use super::super::surviving_mappings::Mapped;
 use crate::program;
 use crate::sys::test::{Ended, Mapping};
 

@@ -23,7 +23,7 @@ impl World {
             19 | 20 => self.persist(),
             21..24 => self.evict(1 + self.below(6)),
             24 => self.read_all(),
-            25 => _ = self.fetch_left(true),
+            25 => _ = self.fetch_postcopy(true),
             26 if self.one_in(3) => self.end_program(&host),
             27 if host.programs.borrow().len() < 2 && self.one_in(3) => self.start_program(&host),
             28 if self.one_in(3) => self.restart(&host),
@@ -136,13 +136,13 @@ impl World {
 
     /// Checks all pages: as they are, after full eviction, or on another host.
     fn check_all(&self) {
-        while !self.fetch_left(true) {}
+        while !self.fetch_postcopy(true) {}
         match self.below(3) {
             0 => {}
             1 => self.evict_all(),
             _ => self.migrate(),
         }
-        while !self.fetch_left(true) {}
+        while !self.fetch_postcopy(true) {}
         self.read_all();
     }
 }
@@ -170,7 +170,7 @@ fn run(seed: u64) -> Result<(), String> {
         let acts = 10 + world.below(40);
         for _ in 0..acts {
             if world.one_in(24) {
-                while !world.fetch_left(true) {}
+                while !world.fetch_postcopy(true) {}
                 world.migrate();
             }
             world.act();

@@ -12,15 +12,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use aquifer_fabric::Address;
-use aquifer_region_client::{Fault, Listener};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_region_client::{Fault, Listener};
 use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
 use rustix::fs::SeekFrom;
 use tempfile::TempDir;
 
-use super::super::fault::Touch;
+use super::super::fault::FaultRequest;
 use super::super::{Engine, EngineConfig, Scheme};
-use super::lender::{Lender, Pages};
+use super::lender::{CrashLender, Pages};
 use super::program::{CELLS, Program};
 use crate::effect;
 use crate::lock;
@@ -154,7 +154,7 @@ impl Host {
             scheme: shape.scheme,
             prefetch: PrefetchKind::Auto,
             link: None,
-            give_up: None,
+            fault_timeout: None,
             workers: 1,
             foreign: self.foreign.get(),
         };
@@ -170,11 +170,11 @@ impl Host {
         let joined = |config, _| {
             let volume = Volume::new(config)?;
             let is_clean = lender.count() == 0;
-            let holder = Lender { host: self.number, pages: lender.clone() };
+            let holder = CrashLender { host: self.number, pages: lender.clone() };
             volume.add_holder(target(), Box::new(holder), 2, |_| is_clean);
             Ok(volume)
         };
-        let names = ["region", "table", "places", "sharers"];
+        let names = ["region", "table", "extent_map", "sharers"];
         let paths = names.map(|name| self.path(name));
         let sizes = [shape.pages * PAGE_SIZE as u64, shape.pages, 0, 0];
         let files =
@@ -205,7 +205,7 @@ fn target() -> LeaseTarget {
         address: Address::Unix("/nowhere".into()),
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(2 * EXTENT_SIZE),
-        seal: None,
+        encryption: None,
         claim: None,
     }
 }
@@ -346,7 +346,7 @@ impl World {
         let fault =
             Fault { address, write, minor: host.has(page) && !program.shares(page), thread: 1 };
         let mut buffer = super::super::prefetch::buffer();
-        engine.try_serve(0, &Touch::new(served, fault, page), &mut buffer)
+        engine.try_serve(0, &FaultRequest::new(served, fault, page), &mut buffer)
     }
 
     /// Runs an operation of the host's engine. Returns `None` if the engine was killed.
@@ -488,8 +488,8 @@ impl World {
                 None => self.restart(host),
                 Some(served) => expect("serve a fault", served),
             }
-            if host.engine().table.get(page).coming {
-                self.fetch_left(false);
+            if host.engine().table.get(page).awaiting_source {
+                self.fetch_postcopy(false);
             }
         }
         wrong(format_args!("page {page} does not come"));

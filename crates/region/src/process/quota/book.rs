@@ -284,14 +284,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_is_taken_and_no_more() {
+    fn a_region_takes_only_the_free_quota() {
         let mut limits = limits(Some(20), None, &[("a", "blue", 16), ("b", "red", 3)]);
         assert_eq!(more(&mut limits, "a", 10), More::Quota(Bytes::mib(17)));
-        assert_eq!(
-            more(&mut limits, "a", 10),
-            ask("b", 2),
-            "nobody knows how long pages stay in b: it is not short"
-        );
+        assert_eq!(more(&mut limits, "a", 10), ask("b", 2), "how long pages stay in b is unknown");
         limits.set(&"b".parse().unwrap(), LEAST);
         // An eighth of its quota, and then the rest.
         assert_eq!(more(&mut limits, "a", 10), More::Quota(Bytes(17 * MIB + 17 * MIB / 8)));
@@ -301,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_gives_in_whose_cache_pages_stay_the_longest() {
+    fn the_cache_where_pages_stay_longest_yields_quota() {
         let mut limits = limits(
             None,
             Some(48),

@@ -55,9 +55,9 @@ impl Member {
                     client::take_quota(&Files::new(self.files.directory(), &other), most)?;
                 }
                 More::Ask(..) | More::Nothing => {
-                    let why = "the limit that its cache shares with others leaves no room for it";
+                    let why = "the shared cache limit leaves no room for the region";
                     return Err(RegionError::Misuse(format!(
-                        "{why}: 'aquifer region limit' shows and sets it"
+                        "{why}; 'aquifer region limit' shows and changes it"
                     )));
                 }
             }
@@ -99,7 +99,7 @@ impl Member {
     pub(in crate::process) fn see_to_it(&self, own: impl Fn() -> Bytes) {
         while self.engine.wait_until_short() {
             if let Err(error) = self.grow(own()) {
-                tracing::warn!("cannot have more of the limit: {error}");
+                tracing::warn!("cannot get more of the shared cache limit: {error}");
             }
             thread::sleep(PACE);
         }

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use aquifer_region_client::{Listener, Region, Reply, Request};
 use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_volume::{Claim, VolumeConfig};
 use aquifer_region::{Engine, EngineConfig, LinkSpec, PolicyKind, PrefetchKind, Scheme};
+use aquifer_region_client::{Listener, Region, Reply, Request};
 use aquifer_store::tmpfs::stores;
+use aquifer_volume::{Claim, VolumeConfig};
 use pool::OurLender;
 use tempfile::TempDir;
 
@@ -100,12 +100,12 @@ impl Setting {
             scheme,
             prefetch: PrefetchKind::Auto,
             link: self.latency.map(|latency| LinkSpec { latency, one_at_a_time: false }),
-            give_up: None,
+            fault_timeout: None,
             workers: 2,
             foreign,
         };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };
-        let paths = [self.region(), beside("table"), beside("places"), beside("sharers")];
+        let paths = [self.region(), beside("table"), beside("extent_map"), beside("sharers")];
         let sizes = [self.pages * PAGE, self.pages, 0, 0];
         let files = std::array::from_fn(|at| (paths[at].as_path(), open(&paths[at], sizes[at])));
         let mut lease = self.lender.lease(1);

@@ -25,7 +25,7 @@ fn start(
     budget: &Budget,
     vm: &str,
     share: &Share,
-) -> Result<RegionName, GuestError> {
+) -> Result<RegionName, VmError> {
     let vm: RegionName = vm.parse().unwrap();
     let files = dir.path().join("vms").join(vm.as_str());
     fs::create_dir_all(&files).unwrap();
@@ -49,10 +49,10 @@ fn no_more_is_given_than_was_set_aside() {
     let two = start(&dir, &budget, "two", &Share::local(Bytes::mib(256))).unwrap();
     assert!(matches!(
         start(&dir, &budget, "three", &Share::local(Bytes::mib(512))),
-        Err(GuestError::NoRoom { .. })
+        Err(VmError::NoRoom { .. })
     ));
     budget.grow(&one, Bytes::mib(128), false).unwrap();
-    assert!(matches!(budget.grow(&two, Bytes::mib(256), true), Err(GuestError::NoRoom { .. })));
+    assert!(matches!(budget.grow(&two, Bytes::mib(256), true), Err(VmError::NoRoom { .. })));
     assert_eq!(local(&budget), (896, 128, 0));
     assert!(
         budget.set(Some(Bytes::mib(895)), None).unwrap_err().to_string().contains("896MiB already")
@@ -65,16 +65,16 @@ fn no_more_is_given_than_was_set_aside() {
 }
 
 #[test]
-fn a_reserve_is_for_its_vm_when_it_is_urgent_and_made_whole_when_that_gives_back() {
+fn a_reserve_serves_only_its_vm_if_urgent_and_is_refilled_later() {
     let (dir, budget) = budget();
     let one = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
     let two = start(&dir, &budget, "two", &Share::local(Bytes::mib(256))).unwrap();
     budget.promise(&one, Bytes::mib(128)).unwrap();
     budget.grow(&two, Bytes::mib(128), false).unwrap();
     for (vm, urgent) in [(&two, false), (&two, true), (&one, false)] {
-        assert!(matches!(budget.grow(vm, Bytes::mib(128), urgent), Err(GuestError::NoRoom { .. })));
+        assert!(matches!(budget.grow(vm, Bytes::mib(128), urgent), Err(VmError::NoRoom { .. })));
     }
-    assert!(matches!(budget.promise(&two, Bytes::mib(1)), Err(GuestError::NoRoom { .. })));
+    assert!(matches!(budget.promise(&two, Bytes::mib(1)), Err(VmError::NoRoom { .. })));
     budget.grow(&one, Bytes::mib(128), true).unwrap();
     assert_eq!(local(&budget), (1024, 0, 0));
     budget.settle(&one, Bytes::mib(576)).unwrap();
@@ -84,26 +84,26 @@ fn a_reserve_is_for_its_vm_when_it_is_urgent_and_made_whole_when_that_gives_back
 }
 
 #[test]
-fn a_vm_in_the_pool_takes_its_cache_of_the_host_and_the_rest_of_its_leases() {
+fn a_pooled_vm_takes_only_its_cache_from_the_host() {
     let (dir, budget) = budget();
     let share = Share::pool(Bytes::mib(512), Bytes::mib(2048), Bytes::mib(256));
     let vm = start(&dir, &budget, "one", &share).unwrap();
     budget.grow(&vm, Bytes::mib(1536), false).unwrap();
-    assert!(matches!(budget.grow(&vm, Bytes::mib(1), false), Err(GuestError::NoRoom { .. })));
+    assert!(matches!(budget.grow(&vm, Bytes::mib(1), false), Err(VmError::NoRoom { .. })));
     assert_eq!(local(&budget), (256, 768, 0));
     let pool = budget.accounts().unwrap().pool;
     assert_eq!(
         pool,
         Account { reserved: Bytes::mib(2048), used: Bytes::mib(2048), free: Bytes::ZERO }
     );
-    assert!(matches!(budget.promise(&vm, Bytes::mib(1)), Err(GuestError::Misuse(_))));
+    assert!(matches!(budget.promise(&vm, Bytes::mib(1)), Err(VmError::Misuse(_))));
     budget.cache(&vm, Bytes::mib(1024)).unwrap();
-    assert!(matches!(budget.cache(&vm, Bytes::mib(1025)), Err(GuestError::NoRoom { .. })));
+    assert!(matches!(budget.cache(&vm, Bytes::mib(1025)), Err(VmError::NoRoom { .. })));
     assert_eq!(local(&budget), (1024, 0, 0));
 }
 
 #[test]
-fn what_a_vm_had_that_is_gone_is_free_again() {
+fn the_share_of_a_vanished_vm_is_free_again() {
     let (dir, budget) = budget();
     let vm = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
     fs::remove_dir_all(dir.path().join("vms").join(vm.as_str())).unwrap();
@@ -113,7 +113,7 @@ fn what_a_vm_had_that_is_gone_is_free_again() {
 /// Tests with a stopped QEMU: its monitor's backlog is full, so that connect(2) would block for
 /// ever.
 #[test]
-fn a_silent_vm_keeps_what_it_has_and_nobody_waits_for_it() {
+fn a_silent_vm_keeps_its_share_and_blocks_no_process() {
     let (dir, budget) = budget();
     let silent: RegionName = "silent".parse().unwrap();
     let files = Files::new(dir.path(), &silent);
@@ -152,7 +152,7 @@ fn a_silent_vm_keeps_what_it_has_and_nobody_waits_for_it() {
     let (told, tells) = mpsc::channel();
     let asking = budget.clone();
     thread::spawn(move || told.send(asking.accounts()));
-    let accounts = tells.recv_timeout(Duration::from_secs(30)).expect("nobody waits").unwrap();
+    let accounts = tells.recv_timeout(Duration::from_secs(30)).expect("the call returns").unwrap();
     assert_eq!(accounts.vms[&silent], Share::local(Bytes::mib(512)));
     // Once no process listens, QEMU is gone.
     drop(listener);

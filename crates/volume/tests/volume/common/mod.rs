@@ -56,7 +56,7 @@ pub fn lease_at(address: Address, number: u128, extents: u64) -> LeaseTarget {
         address,
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(extents * EXTENT_SIZE),
-        seal: None,
+        encryption: None,
         claim: None,
     }
 }
@@ -102,7 +102,7 @@ pub fn read(volume: &Volume, offset: u64) -> [u8; PAGE_SIZE] {
 pub fn expect(volume: &Volume, offset: u64, round: u64) {
     assert!(
         read(volume, offset) == content(offset, round),
-        "the page at {offset:#x} is not what was written"
+        "the page at {offset:#x} differs from the written data"
     );
 }
 

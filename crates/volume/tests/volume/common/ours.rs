@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use aquifer_fabric::Address;
 use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation, LeaseId, OwnerId, PAGE_SIZE};
-use aquifer_volume::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
+use aquifer_volume::{Claim, Encryption, LeaseTarget, NvmeAccess, Protocol};
 use tempfile::TempDir;
 
 use super::example::example;
@@ -33,7 +33,7 @@ pub struct OurLender {
     /// The subsystem's NQN, if the test chooses it.
     fixed: Option<String>,
     /// The key of the encrypted leases.
-    seal: Seal,
+    encryption: Encryption,
     dir: TempDir,
     /// The lender's pages, which outlive its process.
     store: PathBuf,
@@ -61,7 +61,8 @@ impl OurLender {
         let stores = Path::new(if is_root { "/dev/shm/aquifer" } else { "/dev/shm" });
         let store = stores.join(dir.path().file_name().unwrap());
         let (child, name) = spawn(kind, dir.path(), &store, extents, fixed.as_deref());
-        let lender = Self { child, kind, extents, name, fixed, seal: Seal::own(), dir, store };
+        let encryption = Encryption::random();
+        let lender = Self { child, kind, extents, name, fixed, encryption, dir, store };
         lender.wait();
         lender
     }
@@ -82,7 +83,7 @@ impl OurLender {
             address: self.address(),
             protocol,
             capacity: Bytes(self.extents * EXTENT_SIZE),
-            seal: (number % 2 == 1).then(|| self.seal.clone()),
+            encryption: (number % 2 == 1).then(|| self.encryption.clone()),
             claim: Some(Claim { owner: OwnerId(number), ..Claim::new("a test".to_owned(), false) }),
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::LIMIT;
+use super::STEP_TIMEOUT;
 
 /// The exit code and the output of a command.
 #[derive(Debug)]
@@ -19,12 +19,12 @@ impl Answer {
     /// Runs `command` to its end.
     ///
     /// # Panics
-    /// If it takes longer than [`LIMIT`].
+    /// If it takes longer than [`STEP_TIMEOUT`].
     #[track_caller]
     pub fn of(command: &mut Command) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + STEP_TIMEOUT;
         let in_time = loop {
             if process.try_wait().unwrap().is_some() {
                 break true;
@@ -39,7 +39,7 @@ impl Answer {
         let Output { status, stdout, stderr } = process.wait_with_output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let answer = Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) };
-        assert!(in_time, "took longer than {LIMIT:?}: {command:?}: {answer:?}");
+        assert!(in_time, "the command took longer than {STEP_TIMEOUT:?}: {command:?}: {answer:?}");
         answer
     }
 

@@ -105,7 +105,7 @@ pub fn init<'a>(dir: &Path, hosts: impl IntoIterator<Item = (&'a str, Ipv4Addr)>
 pub fn address() -> Ipv4Addr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let own = NEXT.fetch_add(1, Ordering::Relaxed);
-    assert_ne!(own, u8::MAX, "no address left");
+    assert_ne!(own, u8::MAX, "all loopback addresses are in use");
     let [.., high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, high | 0x80, low, own)
 }

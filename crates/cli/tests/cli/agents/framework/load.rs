@@ -14,7 +14,7 @@ use aquifer_cli::demo::load::{Event, Verdict};
 use aquifer_page::Bytes;
 
 /// How long a load may take to fill or to verify its memory while it swaps.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Returns a copy of `aquifer` for loads, so that loads and lenders' agents share no page cache.
 ///
@@ -112,31 +112,31 @@ impl Load {
     #[track_caller]
     pub fn order(&mut self, order: &str) {
         if let Err(error) = writeln!(self.orders, "{order}") {
-            panic!("the load takes no order: {error}; {:?}", self.process.wait());
+            panic!("cannot send the load an order: {error}; {:?}", self.process.wait());
         }
     }
 
     /// Waits until the load is killed.
     #[track_caller]
     pub fn killed(mut self) -> ExitStatus {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + LOAD_TIMEOUT;
         loop {
             if let Some(status) = self.process.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "the load lives on");
+            assert!(Instant::now() < deadline, "the killed load is still running");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
     #[track_caller]
     fn wait<T>(&mut self, what: &str, wanted: impl Fn(Event) -> Option<T>) -> T {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + LOAD_TIMEOUT;
         loop {
             if let Some(found) = self.event(Duration::from_millis(100)).and_then(&wanted) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "the load has not {what} after {TIMEOUT:?}");
+            assert!(Instant::now() < deadline, "the load has not {what} within {LOAD_TIMEOUT:?}");
         }
     }
 

@@ -18,7 +18,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::host::block_on;
-use super::{Host, LIMIT};
+use super::{Host, STEP_TIMEOUT};
 
 /// A caller that knows the hosts' addresses and has no certificate.
 pub struct Stranger {
@@ -51,11 +51,11 @@ impl Stranger {
     }
 }
 
-/// Connects, with [`LIMIT`] as the timeout of reads and writes.
+/// Connects, with [`STEP_TIMEOUT`] as the timeout of reads and writes.
 pub fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream.set_write_timeout(Some(LIMIT)).unwrap();
+    stream.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(STEP_TIMEOUT)).unwrap();
     stream
 }
 
@@ -69,14 +69,14 @@ pub fn say(to: SocketAddr, words: &[u8]) -> Vec<u8> {
 /// Reads until the other side closes the connection, in whichever way.
 ///
 /// # Panics
-/// If it does not close within [`LIMIT`].
+/// If it does not close within [`STEP_TIMEOUT`].
 pub fn until_closed(stream: &mut impl Read) -> Vec<u8> {
     let mut heard = Vec::new();
     if let Err(error) = stream.read_to_end(&mut heard) {
         let waited = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         assert!(
             !waited,
-            "the connection is still open; heard {:?}",
+            "the connection is still open; received {:?}",
             String::from_utf8_lossy(&heard)
         );
     }
@@ -127,7 +127,8 @@ impl Identity {
         let address =
             Address::Tcp { host: lender.pages().ip().to_string(), port: lender.pages().port() };
         let tls = Some((self.0.client_config(), lender.host_name()));
-        Connection::connect(Arc::new(Target { address, export: lease.to_string(), tls }), LIMIT)
+        let target = Arc::new(Target { address, export: lease.to_string(), tls });
+        Connection::connect(target, STEP_TIMEOUT)
     }
 
     /// Returns the exports that a lender lists for this identity.

@@ -13,7 +13,9 @@ for line in sys.stdin:
             memory[page * 4096:page * 4096 + 4096] = content(int(seeds[page % 3]), page)
         print("fill 0", flush=True)
     elif order == "check":
-        print("check", sum(memory[page * 4096:page * 4096 + 4096] != content(int(seeds[page % 3]), page) for page in pages), flush=True)
+        wrong = sum(memory[page * 4096:page * 4096 + 4096] != content(int(seeds[page % 3]), page)
+                    for page in pages)
+        print("check", wrong, flush=True)
     elif order == "guess":
         times = [[], [], []]
         now = time.perf_counter_ns

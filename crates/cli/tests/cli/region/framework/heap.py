@@ -6,7 +6,8 @@ print("ready", flush=True)
 for line in sys.stdin:
     order, wrong = line.strip(), 0
     if order == "fill":
-        threads = [threading.Thread(target=lambda: blocks.extend([(number, content(number)) for number in range(500)])) for _ in range(4)]
+        fill = lambda: blocks.extend([(number, content(number)) for number in range(500)])
+        threads = [threading.Thread(target=fill) for _ in range(4)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
     elif order == "check":
@@ -14,7 +15,8 @@ for line in sys.stdin:
     elif order == "free":
         blocks = blocks[::2]
     elif order == "child":
-        child = subprocess.run(["/usr/bin/python3", "-c", "print(len([0] * 3000000))"], stdout=subprocess.PIPE)
+        command = ["/usr/bin/python3", "-c", "print(len([0] * 3000000))"]
+        child = subprocess.run(command, stdout=subprocess.PIPE)
         wrong = int(child.stdout != b"3000000\n")
     elif order == "fork":
         try:

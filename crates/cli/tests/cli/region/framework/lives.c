@@ -1,8 +1,9 @@
-/* Maps a region by the library, and does what it is told: `lives FILE [lock]` (with `lock` it locks all memory that it will have).
+/* Maps a region by the library and obeys orders: `lives FILE [lock]`. With `lock` it locks all its
+ * memory, present and future.
  *
  * write SEED | check SEED         all pages
  * some SEED COUNT | see SEED COUNT the first pages
- * close SEED TIMES                writes all pages while children, one after the other, close the region
+ * close SEED TIMES                writes all pages while TIMES children in turn close the region
  * stay                            forks a child that outlives it for a minute; answers its process
  * remove FIRST COUNT              madvise(MADV_REMOVE); answers the error's number
  * unlock FIRST COUNT              the same, after all memory was unlocked
@@ -38,7 +39,8 @@ static uint64_t wrong(uint64_t seed, uint64_t count) {
     for (uint64_t page = 0; page < count; page++) {
         int differs = 0;
         for (uint64_t at = 0; at < AQUIFER_PAGE_SIZE; at += 512)
-            differs |= *(volatile uint64_t *)(memory + page * AQUIFER_PAGE_SIZE + at) != word(seed, page);
+            differs |= *(volatile uint64_t *)(memory + page * AQUIFER_PAGE_SIZE + at)
+                != word(seed, page);
         wrong += differs;
     }
     return wrong;
@@ -46,7 +48,8 @@ static uint64_t wrong(uint64_t seed, uint64_t count) {
 
 static uint64_t filled(uint64_t first, uint64_t count) {
     uint64_t filled = 0;
-    for (uint64_t at = first * AQUIFER_PAGE_SIZE; at < (first + count) * AQUIFER_PAGE_SIZE; at += 512)
+    uint64_t end = (first + count) * AQUIFER_PAGE_SIZE;
+    for (uint64_t at = first * AQUIFER_PAGE_SIZE; at < end; at += 512)
         filled += *(volatile uint64_t *)(memory + at) != 0;
     return filled;
 }

@@ -30,10 +30,10 @@ pub fn kill(pid: &Value) {
 pub fn kill_processes(setting: &Setting, name: &str) {
     let engine = setting.show(name)["pid"].clone();
     let stat = fs::read_to_string(format!("/proc/{engine}/stat")).unwrap();
-    let keeper =
+    let supervisor =
         stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse::<i64>().unwrap();
-    [Value::from(keeper), engine].iter().for_each(kill);
-    eventually("nothing serves it", || {
+    [Value::from(supervisor), engine].iter().for_each(kill);
+    eventually("no engine serves the region", || {
         !setting.aquifer(&["region", "show", name]).status.success()
     });
 }

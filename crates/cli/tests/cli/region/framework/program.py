@@ -16,7 +16,8 @@ for line in sys.stdin:
         for page in pages:
             memory[page * 4096:page * 4096 + 4096] = content(numbers[0], page)
     elif order == "check":
-        wrong = sum(memory[page * 4096:page * 4096 + 4096] != content(numbers[0], page) for page in pages)
+        wrong = sum(memory[page * 4096:page * 4096 + 4096] != content(numbers[0], page)
+                    for page in pages)
     elif order == "punch":
         first, count = numbers
         call = libc.fallocate64
@@ -24,7 +25,8 @@ for line in sys.stdin:
         wrong = call(fd, 3, first * 4096, count * 4096)
     elif order == "zero":
         first, count = numbers
-        wrong = sum(memory[page * 4096:page * 4096 + 4096] != bytes(4096) for page in range(first, first + count))
+        wrong = sum(memory[page * 4096:page * 4096 + 4096] != bytes(4096)
+                    for page in range(first, first + count))
     elif order == "direct":
         with open(sys.argv[2], "wb") as disk:
             for page in range(len(pages)):

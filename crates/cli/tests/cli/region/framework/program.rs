@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// COUNT`, `fork`, and `direct SEED`. With `direct`, a disk reads all pages into the region while
 /// another thread causes evictions. One page of 64 is all zeroes. Pages are visited in random
 /// order.
-pub const PROGRAM: &str = include_str!("program.py");
+pub const MEMORY_PROGRAM: &str = include_str!("program.py");
 
 /// A program that allocates, checks and frees without knowing regions.
 ///
@@ -29,7 +29,7 @@ pub const HEAP_PROGRAM: &str = include_str!("heap.py");
 pub const GUESSING_PROGRAM: &str = include_str!("guess.py");
 
 /// A program in C that maps a region by the library: see its first lines.
-const LIVES: &str = include_str!("lives.c");
+const LIVES_SOURCE: &str = include_str!("lives.c");
 
 /// Compiles a program in C that uses the library.
 #[track_caller]
@@ -51,7 +51,7 @@ pub fn compile(source: &Path, program: &Path) {
 pub fn lives(dir: &Path) -> PathBuf {
     let (source, program) = (dir.join("lives.c"), dir.join("lives"));
     if !program.exists() {
-        std::fs::write(&source, LIVES).unwrap();
+        std::fs::write(&source, LIVES_SOURCE).unwrap();
         compile(&source, &program);
     }
     program

@@ -32,12 +32,12 @@ impl Scanner {
     pub fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + Duration::from_secs(180);
         loop {
-            let line = self.reports.next().expect("the scanner goes on").unwrap();
+            let line = self.reports.next().expect("the scanner ended early").unwrap();
             let report: Value = serde_json::from_str(&line).unwrap();
             if is(&report) {
                 return report;
             }
-            assert!(Instant::now() < deadline, "still not: {what}: {report}");
+            assert!(Instant::now() < deadline, "timed out waiting for: {what}: {report}");
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::program::{PROGRAM, lives};
+use super::program::{MEMORY_PROGRAM, lives};
 use super::{Program, lacks_regions};
 use crate::common::{Export, aquifer, eventually, stderr, stdout};
 
@@ -64,8 +64,8 @@ impl Setting {
 
     pub fn start(&self, region: &Path) -> Program {
         let disk = self.dir.path().join("disk");
-        let words =
-            ["--", "python3", "-c", PROGRAM, region.to_str().unwrap(), disk.to_str().unwrap()];
+        let (region, disk) = (region.to_str().unwrap(), disk.to_str().unwrap());
+        let words = ["--", "python3", "-c", MEMORY_PROGRAM, region, disk];
         self.exec(&words)
     }
 
@@ -94,7 +94,9 @@ impl Setting {
     }
 
     pub fn remove(&self, name: &str) {
-        eventually("nobody maps it", || self.show(name)["programs"].as_array().unwrap().is_empty());
+        eventually("no program maps the region", || {
+            self.show(name)["programs"].as_array().unwrap().is_empty()
+        });
         self.done(&["region", "rm", name]);
     }
 }
@@ -110,7 +112,7 @@ impl Drop for Setting {
         });
         assert!(
             removed || std::thread::panicking(),
-            "regions are left in {}",
+            "regions are left over in {}",
             self.dir.path().display()
         );
     }

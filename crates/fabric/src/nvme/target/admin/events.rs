@@ -3,7 +3,7 @@
 use super::Answer;
 use crate::nvme::proto::feature::event;
 use crate::nvme::proto::identify::controller;
-use crate::nvme::proto::{Status, log};
+use crate::nvme::proto::{NvmeStatus, log};
 use crate::nvme::target::controller::notice;
 
 /// The most asynchronous event requests held at a time.
@@ -43,9 +43,9 @@ const ALL: [(u32, u32, u32, u8); 2] = [
 
 impl Events {
     /// Holds a request until an event occurs.
-    pub(super) fn request(&mut self, id: u16) -> Result<Answer, Status> {
+    pub(super) fn request(&mut self, id: u16) -> Result<Answer, NvmeStatus> {
         if self.requests.len() >= REQUESTS {
-            return Err(Status::ASYNC_LIMIT.final_());
+            return Err(NvmeStatus::ASYNC_LIMIT.final_());
         }
         self.requests.push(id);
         Ok(Answer::Later)

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use super::{AdminQueue, Answer};
 use crate::nvme::proto::feature::{SAVE, id};
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 use crate::nvme::target::data::sink;
 
 /// Bit 0 of dword 11 of the host identifier feature: the identifier has 16 bytes.
 const LONG_HOST_ID: u32 = 1;
 
 impl AdminQueue<'_> {
-    pub(super) fn get_feature(&self, command: &Command) -> Result<Answer, Status> {
+    /// Returns the value in the completion, or as data if it does not fit there (Base, section 5.15
+    /// "Get Features command").
+    pub(super) fn get_feature(&self, command: &Command) -> Result<Answer, NvmeStatus> {
         let feature = command.dword(10) as u8;
         let io = !self.controller.is_discovery();
         let value = match feature {
@@ -20,22 +22,23 @@ impl AdminQueue<'_> {
             id::QUEUES if io => self.queues(),
             id::HOST_ID if io => {
                 if command.dword(11) & LONG_HOST_ID == 0 {
-                    return Err(Status::INVALID_FIELD.final_());
+                    return Err(NvmeStatus::INVALID_FIELD.final_());
                 }
                 sink(command, self.controller.host.id.len())?;
                 return Ok(Answer::Data(self.controller.host.id.to_vec()));
             }
             _ if io && is_fixed(feature) => 0,
-            _ => return Err(Status::INVALID_FIELD.final_()),
+            _ => return Err(NvmeStatus::INVALID_FIELD.final_()),
         };
         Ok(Answer::Result(value))
     }
 
-    pub(super) fn set_feature(&mut self, command: &Command) -> Result<Answer, Status> {
+    /// Sets a feature; no value can be saved (Base, section 5.27 "Set Features command").
+    pub(super) fn set_feature(&mut self, command: &Command) -> Result<Answer, NvmeStatus> {
         let (feature, value) = (command.dword(10) as u8, command.dword(11));
         let io = !self.controller.is_discovery();
         if command.dword(10) & SAVE != 0 {
-            return Err(Status::FEATURE_NOT_SAVEABLE.final_());
+            return Err(NvmeStatus::FEATURE_NOT_SAVEABLE.final_());
         }
         match feature {
             id::KEEP_ALIVE => {
@@ -48,14 +51,14 @@ impl AdminQueue<'_> {
             }
             // The largest valid number of queues is 65535 (field value 65534).
             id::QUEUES if io && (value & 0xFFFF == 0xFFFF || value >> 16 == 0xFFFF) => {
-                Err(Status::INVALID_FIELD.final_())
+                Err(NvmeStatus::INVALID_FIELD.final_())
             }
             // Grants all queues, regardless of the number requested.
             id::QUEUES if io => Ok(Answer::Result(self.queues())),
             // Connect has already set it.
-            id::HOST_ID if io => Err(Status::COMMAND_SEQUENCE.final_()),
-            _ if io && is_fixed(feature) => Err(Status::FEATURE_NOT_CHANGEABLE.final_()),
-            _ => Err(Status::INVALID_FIELD.final_()),
+            id::HOST_ID if io => Err(NvmeStatus::COMMAND_SEQUENCE.final_()),
+            _ if io && is_fixed(feature) => Err(NvmeStatus::FEATURE_NOT_CHANGEABLE.final_()),
+            _ => Err(NvmeStatus::INVALID_FIELD.final_()),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::nvme::proto::identify::{
     ALL_NAMESPACES, CSI_NVM, Controller, Descriptor, IndependentNamespace, LENGTH, MODEL,
     Namespace, NvmController, controller, descriptor, namespace, what,
 };
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 use crate::nvme::target::data::sink;
 use crate::nvme::target::{self, MAX_IN_CAPSULE, MAX_QUEUE, MAX_TRANSFER_SHIFT, NSID};
 
@@ -23,13 +23,13 @@ const DISCOVERY_MODEL: &str = "Aquifer discovery";
 
 impl AdminQueue<'_> {
     /// Returns the structure that an Identify command asks for.
-    pub(super) fn identify(&self, command: &Command) -> Result<Vec<u8>, Status> {
+    pub(super) fn identify(&self, command: &Command) -> Result<Vec<u8>, NvmeStatus> {
         sink(command, LENGTH)?;
         let (wanted, set) = (command.dword(10) as u8, (command.dword(11) >> 24) as u8);
         let Some(namespace) = &self.controller.namespace else {
             return match wanted {
                 what::CONTROLLER => Ok(self.controller().as_bytes().to_vec()),
-                _ => Err(Status::INVALID_FIELD.final_()),
+                _ => Err(NvmeStatus::INVALID_FIELD.final_()),
             };
         };
         let of_set = matches!(
@@ -37,7 +37,7 @@ impl AdminQueue<'_> {
             what::NAMESPACE_OF_SET | what::CONTROLLER_OF_SET | what::ACTIVE_NAMESPACES_OF_SET
         );
         if of_set && set != CSI_NVM {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         let nsid = command.nsid.get();
         let needs_namespace = matches!(
@@ -48,7 +48,7 @@ impl AdminQueue<'_> {
                 | what::NAMESPACE_INDEPENDENT
         );
         if needs_namespace && nsid != NSID {
-            return Err(Status::INVALID_NAMESPACE.final_());
+            return Err(NvmeStatus::INVALID_NAMESPACE.final_());
         }
         Ok(match wanted {
             what::CONTROLLER => self.controller().as_bytes().to_vec(),
@@ -65,7 +65,7 @@ impl AdminQueue<'_> {
                 combinations[0] = 1 << CSI_NVM;
                 combinations
             }
-            _ => return Err(Status::INVALID_FIELD.final_()),
+            _ => return Err(NvmeStatus::INVALID_FIELD.final_()),
         })
     }
 
@@ -143,9 +143,9 @@ fn nvm_controller() -> NvmController {
 }
 
 /// Returns the list of active namespaces with identifiers above `nsid`.
-fn active_after(nsid: u32) -> Result<Vec<u8>, Status> {
+fn active_after(nsid: u32) -> Result<Vec<u8>, NvmeStatus> {
     if nsid >= ALL_NAMESPACES - 1 {
-        return Err(Status::INVALID_NAMESPACE.final_());
+        return Err(NvmeStatus::INVALID_NAMESPACE.final_());
     }
     let mut list = vec![0; LENGTH];
     if nsid < NSID {

@@ -5,7 +5,7 @@ use zerocopy::FromBytes;
 
 use super::{AdminQueue, Answer};
 use crate::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, to_field};
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 use crate::nvme::target::data::{Source, sink, source};
 use crate::nvme::target::parse::Payload;
 
@@ -16,19 +16,19 @@ impl AdminQueue<'_> {
         &mut self,
         command: &Command,
         payload: Payload,
-    ) -> Result<Answer, Status> {
+    ) -> Result<Answer, NvmeStatus> {
         let Source::Here(payload) = source(command, payload, size_of::<Introduction>())? else {
-            return Err(Status::SGL_TYPE_INVALID.final_());
+            return Err(NvmeStatus::SGL_TYPE_INVALID.final_());
         };
         let introduction = Introduction::read_from_bytes(self.link.data(payload));
-        let visitor = introduction.map_err(|_| Status::DATA_LENGTH_INVALID.final_())?.visitor();
+        let visitor = introduction.map_err(|_| NvmeStatus::DATA_LENGTH_INVALID.final_())?.visitor();
         let Some(namespace) = &self.controller.namespace else {
-            return Err(Status::INVALID_OPCODE.final_());
+            return Err(NvmeStatus::INVALID_OPCODE.final_());
         };
         if self.controller.is_introduced() {
-            return Err(Status::COMMAND_SEQUENCE.final_());
+            return Err(NvmeStatus::COMMAND_SEQUENCE.final_());
         }
-        let end = (self.end)().map_err(|_| Status::INTERNAL_ERROR)?;
+        let end = (self.end)().map_err(|_| NvmeStatus::INTERNAL_ERROR)?;
         let lease = namespace.lease();
         match lease.admit(&visitor, end) {
             Ok(stay) => {
@@ -36,19 +36,21 @@ impl AdminQueue<'_> {
                 Ok(Answer::Result(0))
             }
             Err(denied) => {
-                let host = &self.controller.host;
-                tracing::warn!(lease = %lease.id(), "{} ({host}) is refused: {denied}", visitor.name);
+                let (host, name, lease) = (&self.controller.host, &visitor.name, lease.id());
+                tracing::warn!(%lease, "refused {name} ({host}): {denied}");
                 self.refusal = denied.to_string();
                 Err(match denied {
-                    Denied::Claimed(_) => Status::CLAIMED.final_(),
-                    Denied::Late(_) | Denied::Busy(_) | Denied::Unrecorded(_) => Status::NOT_NOW,
+                    Denied::Claimed(_) => NvmeStatus::CLAIMED.final_(),
+                    Denied::Late(_) | Denied::Busy(_) | Denied::Unrecorded(_) => {
+                        NvmeStatus::NOT_NOW
+                    }
                 })
             }
         }
     }
 
     /// Returns the reason why the last introduction was refused.
-    pub(super) fn tell_refusal(&self, command: &Command) -> Result<Vec<u8>, Status> {
+    pub(super) fn tell_refusal(&self, command: &Command) -> Result<Vec<u8>, NvmeStatus> {
         sink(command, REFUSAL_LENGTH)?;
         Ok(to_field::<REFUSAL_LENGTH>(&self.refusal).to_vec())
     }

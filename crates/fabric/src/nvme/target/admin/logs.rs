@@ -15,7 +15,7 @@ use crate::nvme::proto::log::{
     CHANGED_NAMESPACES, DiscoveryEntry, DiscoveryHeader, Effects, ErrorEntry, FirmwareSlots,
     Request, Smart, discovery, effect, page,
 };
-use crate::nvme::proto::{Command, Nqn, Status};
+use crate::nvme::proto::{Command, Nqn, NvmeStatus};
 use crate::nvme::target::data::sink;
 use crate::nvme::target::{MAX_QUEUE, MAX_TRANSFER, NSID, Namespace};
 
@@ -26,10 +26,13 @@ const SMART_UNIT: u64 = 512 * 1000;
 
 impl AdminQueue<'_> {
     /// Returns the part of a log page that a command asks for.
-    pub(super) fn log_page(&mut self, command: &Command) -> Result<Vec<u8>, Status> {
+    ///
+    /// The part begins at a multiple of four bytes. Unless the host retains the event that
+    /// announced the page, reading clears it (Base, section 5.16 "Get Log Page command").
+    pub(super) fn log_page(&mut self, command: &Command) -> Result<Vec<u8>, NvmeStatus> {
         let request = Request::of(command);
         if request.length > MAX_TRANSFER as u64 || !request.offset.is_multiple_of(4) {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         sink(command, request.length as usize)?;
         let page = self.whole_page(&request)?;
@@ -37,7 +40,7 @@ impl AdminQueue<'_> {
             self.events.read(request.page);
         }
         if request.offset > page.len() as u64 {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         let mut part = page[request.offset as usize..].to_vec();
         // Bytes beyond the page read as zeroes.
@@ -45,12 +48,12 @@ impl AdminQueue<'_> {
         Ok(part)
     }
 
-    fn whole_page(&mut self, request: &Request) -> Result<Vec<u8>, Status> {
+    fn whole_page(&mut self, request: &Request) -> Result<Vec<u8>, NvmeStatus> {
         let Some(namespace) = &self.controller.namespace else {
             return match request.page {
                 page::SUPPORTED => Ok(supported(&[page::SUPPORTED, page::DISCOVERY])),
                 page::DISCOVERY => Ok(self.discovery()),
-                _ => Err(Status::INVALID_LOG_PAGE.final_()),
+                _ => Err(NvmeStatus::INVALID_LOG_PAGE.final_()),
             };
         };
         Ok(match request.page {
@@ -74,7 +77,7 @@ impl AdminQueue<'_> {
                 list
             }
             page::EFFECTS => effects().as_bytes().to_vec(),
-            _ => return Err(Status::INVALID_LOG_PAGE.final_()),
+            _ => return Err(NvmeStatus::INVALID_LOG_PAGE.final_()),
         })
     }
 

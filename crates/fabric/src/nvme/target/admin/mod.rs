@@ -24,7 +24,7 @@ use super::parse::{Payload, Pdu};
 use super::{Broken, Fatal};
 use crate::nvme::proto::command::{FABRICS, admin};
 use crate::nvme::proto::fabrics::{PROPERTY_8_BYTES, kind};
-use crate::nvme::proto::{Command, Status};
+use crate::nvme::proto::{Command, NvmeStatus};
 use events::Events;
 
 /// Factor on the host's keep alive timeout. Hosts check every half timeout, and skip the Keep Alive
@@ -77,7 +77,7 @@ impl<'a> AdminQueue<'a> {
                     Pdu::Command(command, payload) => self.execute(&command, payload)?,
                     // Commands of this queue bring their data in the capsule only.
                     Pdu::Data(..) => {
-                        return Err(Fatal::sequence("data that nobody asked for").into());
+                        return Err(Fatal::sequence("data that no command requested").into());
                     }
                     Pdu::Request(_) => return Err(Fatal::sequence("a second ICReq").into()),
                 }
@@ -116,15 +116,15 @@ impl<'a> AdminQueue<'a> {
         let controller = Arc::clone(&self.controller);
         let mut fds = [
             PollFd::from_borrowed_fd(self.link.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(controller.bell.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(controller.wakeup.as_fd(), PollFlags::IN),
         ];
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
-        let [host, bell] = fds.map(|fd| !fd.revents().is_empty());
-        if bell {
-            controller.bell.still();
+        let [host, wakeup] = fds.map(|fd| !fd.revents().is_empty());
+        if wakeup {
+            controller.wakeup.reset();
         }
         if host { self.link.fill() } else { Ok(true) }
     }
@@ -132,12 +132,12 @@ impl<'a> AdminQueue<'a> {
     fn execute(&mut self, command: &Command, payload: Payload) -> Result<(), Broken> {
         let answer = match command.opcode {
             FABRICS => self.fabrics(command),
-            _ if !self.controller.is_ready() => Err(Status::COMMAND_SEQUENCE.final_()),
+            _ if !self.controller.is_ready() => Err(NvmeStatus::COMMAND_SEQUENCE.final_()),
             _ => self.admin(command, payload),
         };
         let id = command.id.get();
         match answer {
-            Ok(Answer::Result(result)) => self.link.complete(id, Status::SUCCESS, result)?,
+            Ok(Answer::Result(result)) => self.link.complete(id, NvmeStatus::SUCCESS, result)?,
             Ok(Answer::Data(bytes)) => self.link.answer_bytes(id, &bytes)?,
             Ok(Answer::Later) => {}
             Err(status) => self.link.complete(id, status, 0)?,
@@ -145,12 +145,14 @@ impl<'a> AdminQueue<'a> {
         Ok(())
     }
 
-    fn fabrics(&mut self, command: &Command) -> Result<Answer, Status> {
+    /// Gets or sets a property of the size that the command names (Base, section 6.5 "Property Get
+    /// command" and section 6.6 "Property Set command").
+    fn fabrics(&mut self, command: &Command) -> Result<Answer, NvmeStatus> {
         let (attributes, offset) = (command.dword(10), command.dword(11));
         let eight_bytes = attributes & 0b111 == PROPERTY_8_BYTES;
         match command.fabrics_type() {
             kind::PROPERTY_GET => self.controller.property(offset, eight_bytes).map(Answer::Result),
-            kind::PROPERTY_SET if eight_bytes => Err(Status::INVALID_FIELD.final_()),
+            kind::PROPERTY_SET if eight_bytes => Err(NvmeStatus::INVALID_FIELD.final_()),
             kind::PROPERTY_SET => {
                 if self.controller.set_property(offset, command.dword(12))? {
                     // A reset clears all events, requests and settings.
@@ -158,12 +160,12 @@ impl<'a> AdminQueue<'a> {
                 }
                 Ok(Answer::Result(0))
             }
-            kind::CONNECT => Err(Status::COMMAND_SEQUENCE.final_()),
-            _ => Err(Status::INVALID_OPCODE.final_()),
+            kind::CONNECT => Err(NvmeStatus::COMMAND_SEQUENCE.final_()),
+            _ => Err(NvmeStatus::INVALID_OPCODE.final_()),
         }
     }
 
-    fn admin(&mut self, command: &Command, payload: Payload) -> Result<Answer, Status> {
+    fn admin(&mut self, command: &Command, payload: Payload) -> Result<Answer, NvmeStatus> {
         check_flags(command)?;
         match command.opcode {
             admin::IDENTIFY => self.identify(command).map(Answer::Data),
@@ -177,20 +179,23 @@ impl<'a> AdminQueue<'a> {
             admin::REFUSAL if !self.controller.is_discovery() => {
                 self.tell_refusal(command).map(Answer::Data)
             }
-            _ => Err(Status::INVALID_OPCODE.final_()),
+            _ => Err(NvmeStatus::INVALID_OPCODE.final_()),
         }
     }
 
     /// Aborts an asynchronous event request. All other commands complete before a host can abort
     /// them.
-    fn abort(&mut self, command: &Command) -> Result<Answer, Status> {
+    ///
+    /// The aborted command completes before the Abort, whose result says whether there was one
+    /// (Base, section 5.1 "Abort command").
+    fn abort(&mut self, command: &Command) -> Result<Answer, NvmeStatus> {
         const NOT_ABORTED: u64 = 1;
         let (queue, id) = (command.dword(10) as u16, (command.dword(10) >> 16) as u16);
         if queue != ADMIN || !self.events.withdraw(id) {
             return Ok(Answer::Result(NOT_ABORTED));
         }
         // If this fails, the next send fails as well.
-        let _ = self.link.complete(id, Status::ABORT_REQUESTED, 0);
+        let _ = self.link.complete(id, NvmeStatus::ABORT_REQUESTED, 0);
         Ok(Answer::Result(0))
     }
 
@@ -198,7 +203,7 @@ impl<'a> AdminQueue<'a> {
     fn tell_events(&mut self) -> Result<(), Broken> {
         self.events.note(self.controller.notices.swap(0, Ordering::SeqCst));
         while let Some((id, event)) = self.events.next() {
-            self.link.complete(id, Status::SUCCESS, event.into())?;
+            self.link.complete(id, NvmeStatus::SUCCESS, event.into())?;
         }
         Ok(())
     }

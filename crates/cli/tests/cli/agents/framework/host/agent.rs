@@ -11,7 +11,7 @@ use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Host;
-use crate::agents::framework::{LIMIT, wait_for, wait_until};
+use crate::agents::framework::{STEP_TIMEOUT, wait_for, wait_until};
 
 impl Host {
     fn agent(&self) -> MutexGuard<'_, Option<Child>> {
@@ -103,7 +103,7 @@ impl Host {
         if self.agent().is_none() && self.has_volumes() {
             // A new agent takes over the volumes of the dead one.
             self.start();
-            soon(|| self.try_status().is_some());
+            holds_in_time(|| self.try_status().is_some());
         }
         let volumes = self.try_status().map(|status| status.borrowed).unwrap_or_default();
         if let Some(mut agent) = self.agent().take() {
@@ -111,17 +111,17 @@ impl Host {
             // gone, have room elsewhere.
             let signal = if volumes.is_empty() { Signal::TERM } else { Signal::INT };
             let _ = kill_process(Pid::from_child(&agent), signal);
-            if !soon(|| !matches!(agent.try_wait(), Ok(None))) {
+            if !holds_in_time(|| !matches!(agent.try_wait(), Ok(None))) {
                 // A second signal ends an agent that waits for a borrower that is gone.
                 let _ = kill_process(Pid::from_child(&agent), Signal::INT);
-                soon(|| !matches!(agent.try_wait(), Ok(None)));
+                holds_in_time(|| !matches!(agent.try_wait(), Ok(None)));
             }
             let _ = agent.kill();
             let _ = agent.wait();
         }
         for Volume { pid, device, .. } in volumes {
             // The process of a returned volume is about to end.
-            if soon(|| !lives(pid)) {
+            if holds_in_time(|| !lives(pid)) {
                 continue;
             }
             eprintln!("{}: the volume of process {pid:?} on {device} is left over", self.name);
@@ -133,9 +133,9 @@ impl Host {
     }
 }
 
-/// Waits for `condition` for at most [`LIMIT`]; returns whether it holds.
-fn soon(mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + LIMIT;
+/// Waits for `condition` for at most [`STEP_TIMEOUT`]; returns whether it holds.
+fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + STEP_TIMEOUT;
     while !condition() {
         if Instant::now() > deadline {
             return false;

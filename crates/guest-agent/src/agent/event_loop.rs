@@ -1,0 +1,253 @@
+//! The agent's event loop.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink, recv, socket_with,
+};
+
+use super::applications::Application;
+use super::host::{Check, Host};
+use super::pending::{Asker, Pending};
+use super::{Options, socket};
+use crate::figures::{Blocks, Figures};
+use crate::message::{GuestReport, ToHost};
+use crate::trace::Tracer;
+use crate::urgency::{SampledMemory, Urgency};
+
+/// Epoll's numbers of the host, the socket and the pressure file; applications have the numbers
+/// that follow.
+pub(super) const HOST: u64 = 0;
+pub(super) const SOCKET: u64 = 1;
+const PRESSURE: u64 = 2;
+const EVENTS: u64 = 3;
+pub(super) const FIRST_APPLICATION: u64 = 4;
+
+/// Asks the kernel for an event once tasks have stalled for 150 ms within 1 s (kernel's
+/// accounting/psi.rst). The terminating zero is part of the format.
+const TRIGGER: &[u8] = b"some 150000 1000000\0";
+
+/// The netlink group of the kernel's own events.
+const KERNEL: u32 = 1;
+
+/// Timeout of the answer to an urgent request.
+const URGENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How soon unsent bytes are retried at the latest.
+const RETRY: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub(super) struct Agent {
+    pub(super) options: Options,
+    pub(super) epoll: OwnedFd,
+    pub(super) host: Host,
+    pub(super) listener: UnixListener,
+    pub(super) applications: BTreeMap<u64, Application>,
+    pub(super) next_application: u64,
+    pub(super) pending: Pending,
+    pub(super) figures: Figures,
+    pub(super) tracer: Tracer,
+    pub(super) checks: Vec<Check>,
+    /// Events of memory that comes online, if the kernel permits them.
+    events: Option<OwnedFd>,
+    pub(super) urgency: Urgency,
+    /// Events of pressure, if the kernel permits them.
+    pub(super) pressure: Option<File>,
+    /// The figures of the last look, which may not have read all of them.
+    pub(super) last: GuestReport,
+    pub(super) next_look: Option<Instant>,
+}
+
+impl Agent {
+    /// Prepares everything but the port, which may not exist yet.
+    pub(super) fn start(options: Options) -> io::Result<Self> {
+        let listener = socket::listen(&options.socket, options.socket_group.as_deref())?;
+        let mut figures = Figures::open(&options.root)?;
+        if let Err(error) = Blocks::new(&options.root).keep_online(options.online) {
+            eprintln!("aquifer-guest: cannot set the kernel to bring memory online: {error}");
+        }
+        let pressure = pressure(&options.root)
+            .inspect_err(|error| {
+                eprintln!(
+                    "aquifer-guest: the kernel reports no memory pressure ({error}): boot the \
+                     guest with psi=1 on its command line, and run the agent as root"
+                );
+            })
+            .ok();
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        add(&epoll, &listener, SOCKET, EventFlags::IN)?;
+        if let Some(pressure) = &pressure {
+            add(&epoll, pressure, PRESSURE, EventFlags::PRI)?;
+        }
+        let events = kernel_events().ok();
+        if let Some(events) = &events {
+            add(&epoll, events, EVENTS, EventFlags::IN)?;
+        }
+        // Greater than any number that an earlier agent has used.
+        let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Ok(Self {
+            host: Host::new(&options),
+            listener,
+            applications: BTreeMap::new(),
+            next_application: FIRST_APPLICATION,
+            pending: Pending::new(before.as_micros() as u64),
+            last: figures.read()?,
+            figures,
+            tracer: Tracer::new(&options.root),
+            checks: Vec::new(),
+            events,
+            urgency: Urgency::default(),
+            pressure,
+            next_look: None,
+            epoll,
+            options,
+        })
+    }
+
+    /// Waits for the next event or timer, and handles it.
+    ///
+    /// # Errors
+    /// If epoll fails.
+    pub(super) fn run_once(&mut self) -> io::Result<()> {
+        self.reach_host(Instant::now());
+        let mut events: Vec<Event> = Vec::with_capacity(16);
+        let until = self.next_time();
+        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events {
+            let (data, flags) = (event.data, event.flags);
+            match data.u64() {
+                HOST => self.hear_host(flags),
+                SOCKET => self.let_in(),
+                PRESSURE => self.stalls(),
+                EVENTS => self.hear_kernel(),
+                application => self.hear_application(application),
+            }
+        }
+        self.keep_time(Instant::now());
+        Ok(())
+    }
+
+    /// Returns the time of the next timer.
+    fn next_time(&self) -> Option<Instant> {
+        let host = self.host.next_time();
+        let now = Instant::now();
+        let retry = self.host.is_behind().then(|| now + RETRY);
+        let check = self.next_check(now);
+        let look = self.next_look.filter(|_| self.host.connected());
+        [host, retry, check, look, self.pending.deadline()].into_iter().flatten().min()
+    }
+
+    /// Runs the timers that are due.
+    fn keep_time(&mut self, now: Instant) {
+        while let Some(asker) = self.pending.late(now) {
+            self.no_answer(asker, now);
+        }
+        if !self.host.connected() {
+            return;
+        }
+        if self.next_look.is_some_and(|look| look <= now) {
+            self.look(now);
+        }
+        self.report_if_due(now);
+        self.answer_checks(now);
+        self.finish_tracing(now, false);
+        self.host.flush();
+    }
+
+    /// Discards the kernel's events: [`keep_time`](Self::keep_time) looks at their effect.
+    fn hear_kernel(&self) {
+        let mut event = [0; 4096];
+        while let Some(events) = &self.events
+            && recv(events, &mut event[..], RecvFlags::DONTWAIT).is_ok()
+        {}
+    }
+
+    /// Reads the memory's state, and asks for more if it is urgent.
+    fn look(&mut self, now: Instant) {
+        if self.figures.sample(&mut self.last).is_ok()
+            && let Some(bytes) = self.urgency.look(now, self.memory())
+        {
+            let why = format!("{} of {} are available", self.last.available, self.last.total);
+            self.ask_urgently(bytes.0, now, why);
+        }
+        self.next_look = self.urgency.interval().map(|interval| now + interval);
+    }
+
+    /// Handles the kernel's event of pressure.
+    fn stalls(&mut self) {
+        let now = Instant::now();
+        if self.host.connected()
+            && self.figures.sample(&mut self.last).is_ok()
+            && let Some(bytes) = self.urgency.stalls(now, self.memory())
+        {
+            let why = format!(
+                "tasks stall for memory, and {} of {} are available",
+                self.last.available, self.last.total
+            );
+            self.ask_urgently(bytes.0, now, why);
+        }
+    }
+
+    fn memory(&self) -> SampledMemory {
+        SampledMemory {
+            total: self.last.total,
+            available: self.last.available,
+            block: self.last.block,
+        }
+    }
+
+    fn ask_urgently(&mut self, bytes: u64, now: Instant, why: String) {
+        let id = self.pending.add(Asker::Own, now, URGENT_TIMEOUT);
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let timeout_ms = URGENT_TIMEOUT.as_millis() as u64;
+        self.host.say(&ToHost::Request { id, bytes, urgent: true, timeout_ms, why });
+    }
+}
+
+/// Opens a socket of the kernel's events, of memory blocks among others (netlink(7),
+/// `NETLINK_KOBJECT_UEVENT`).
+fn kernel_events() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let protocol = Some(netlink::KOBJECT_UEVENT);
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+    bind(&socket, &netlink::SocketAddrNetlink::new(0, KERNEL))?;
+    Ok(socket)
+}
+
+/// Opens the pressure file, and asks the kernel for events of it.
+fn pressure(root: &Path) -> io::Result<File> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(root.join("proc/pressure/memory"))?;
+    file.write_all(TRIGGER)?;
+    Ok(file)
+}
+
+/// Adds a file to epoll, with `number` as its data.
+pub(super) fn add(
+    epoll: impl AsFd,
+    file: impl AsFd,
+    number: u64,
+    flags: EventFlags,
+) -> io::Result<()> {
+    Ok(epoll::add(epoll, file, EventData::new_u64(number), flags)?)
+}

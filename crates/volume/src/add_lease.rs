@@ -1,0 +1,125 @@
+//! The ways in which a lease becomes part of a volume.
+
+use std::sync::Arc;
+
+use aquifer_page::{Bytes, EXTENT_SIZE};
+
+use crate::encryption::PageCipher;
+use crate::error::VolumeError;
+use crate::holder::{EncryptedHolder, Holder, RemoteHolder};
+use crate::lease::Lease;
+use crate::lock;
+use crate::target::LeaseTarget;
+use crate::volume::Volume;
+
+impl Volume {
+    /// Adds a lease to the volume. If a slot has leftovers, they are discarded when an extent is
+    /// placed there.
+    ///
+    /// This makes all connections at once: one for each worker, and one for moves of extents.
+    ///
+    /// # Errors
+    /// [`VolumeError::LeaseInUse`] if the volume has the lease. Otherwise when the lender cannot be
+    /// reached or refuses the handshake, or when the export contradicts the lease.
+    pub fn add_lease(&self, target: LeaseTarget) -> Result<(), VolumeError> {
+        let _adding = lock(&self.adding_lease);
+        if self.leases.find(target.lease).is_some() {
+            return Err(VolumeError::LeaseInUse(self.id(), target.lease));
+        }
+        let unusable = |why: String| VolumeError::Unusable {
+            lease: target.lease,
+            lender: target.lender.to_string(),
+            why,
+        };
+        let holder = self.connect(&target)?;
+        let (size, read_only) = holder.facts().map_err(|error| unusable(error.to_string()))?;
+        if read_only {
+            return Err(unusable("its export is read-only".to_owned()));
+        }
+        if size < target.capacity {
+            return Err(unusable(format!(
+                "its export has {size}, the lease says {}",
+                target.capacity
+            )));
+        }
+        let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
+        if total == 0 {
+            return Err(unusable(format!(
+                "{} is less than one extent of {}",
+                target.capacity,
+                Bytes(EXTENT_SIZE)
+            )));
+        }
+        let mut clean = Vec::with_capacity(total as usize);
+        for index in 0..total {
+            let offset = u64::from(index) * EXTENT_SIZE;
+            clean.push(
+                holder
+                    .is_hole(offset, EXTENT_SIZE as u32)
+                    .map_err(|error| unusable(error.to_string()))?,
+            );
+        }
+        self.lay_over(target, holder, total, |index| clean[index as usize]);
+        Ok(())
+    }
+
+    /// Adds a lease that an earlier process had [added](Self::add_lease). The workers connect at
+    /// their first operation, so the lender need not be up yet. Leftovers in slots without a
+    /// [restored](Self::restore) extent are discarded when an extent is placed there.
+    ///
+    /// # Errors
+    /// [`VolumeError::LeaseInUse`] if the volume has the lease. Otherwise when this host lacks the
+    /// certificate or cannot read the secret that the connection needs.
+    pub fn resume_lease(&self, target: LeaseTarget) -> Result<(), VolumeError> {
+        let _adding = lock(&self.adding_lease);
+        if self.leases.find(target.lease).is_some() {
+            return Err(VolumeError::LeaseInUse(self.id(), target.lease));
+        }
+        let source = target.source(self.config.tls.as_ref())?;
+        let holder =
+            RemoteHolder::unconnected(source, self.config.workers + 1, self.config.io_timeout);
+        let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
+        self.lay_over(target, holder, total, |_| false);
+        Ok(())
+    }
+
+    fn lay_over(
+        &self,
+        target: LeaseTarget,
+        holder: RemoteHolder,
+        total: u32,
+        is_clean: impl FnMut(u32) -> bool,
+    ) {
+        let holder: Box<dyn Holder> = match &target.encryption {
+            None => Box::new(holder),
+            Some(encryption) => {
+                let cipher = PageCipher::new(encryption, target.lease);
+                Box::new(EncryptedHolder::new(holder, cipher, self.config.workers + 1))
+            }
+        };
+        self.add_holder(target, holder, total, is_clean);
+    }
+
+    /// Adds a holder that the caller made, for holders without an address. The holder has `total`
+    /// extents and stands for this lease. `is_clean` tells which slots are known to be all zeroes.
+    pub fn add_holder(
+        &self,
+        target: LeaseTarget,
+        holder: Box<dyn Holder>,
+        total: u32,
+        is_clean: impl FnMut(u32) -> bool,
+    ) {
+        let lease = Lease::new(Some(target), holder, total, is_clean);
+        self.leases.list_mut().push(Arc::new(lease));
+    }
+
+    fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, VolumeError> {
+        let source = target.source(self.config.tls.as_ref())?;
+        RemoteHolder::connect(source, self.config.workers + 1, self.config.io_timeout).map_err(
+            |source| {
+                let (lease, lender) = (target.lease, target.lender.to_string());
+                VolumeError::Connect { lease, lender, source: Box::new(source) }
+            },
+        )
+    }
+}
