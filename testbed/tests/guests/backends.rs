@@ -27,13 +27,13 @@ fn of_kernel_6_12_ublk_nbd_and_fuse_loop() -> Result<()> {
 fn backends_pass(spec: Spec, backends: &str) -> Result<()> {
     let mut spec = spec.memory(Bytes::gib(1)).modules(["fuse", "loop", "nbd"]);
     // The tests look for the examples in a directory beside their own.
-    spec = spec.file(test("device", "device"), "/tests/deps/device");
-    for (room, name) in [("device", "volume_process"), ("fabric", "nbd_memory")] {
+    spec = spec.file(test("blockdev", "blockdev"), "/tests/deps/blockdev");
+    for (room, name) in [("blockdev", "volume_process"), ("fabric", "nbd_memory")] {
         spec = spec.file(example(room, name), &format!("/tests/examples/{name}"));
     }
     let hosts = Testbed::start([spec])?;
     for room in ["allocation::", "backends::", "process::"] {
-        let test = format!("/tests/deps/device {room} --test-threads 2");
+        let test = format!("/tests/deps/blockdev {room} --test-threads 2");
         let test = format!("AQUIFER_TEST_BACKENDS='{backends}' RUST_BACKTRACE=1 {test}");
         hosts.hosts()[0].sh_within(&test, TEST_TIMEOUT)?;
     }

@@ -65,7 +65,7 @@ fn hosts(kernel: Kernel) -> [Spec; 2] {
     let small = host("small").memory(Bytes::mib(224));
     // zram starts without devices: the export makes its own.
     let lender = host("lender").memory(Bytes::mib(512)).module("zram num_devices=0");
-    [small.file(example("device", "touch"), "/bin/checked-memory"), lender]
+    [small.file(example("blockdev", "touch"), "/bin/checked-memory"), lender]
 }
 
 /// `aquifer export --kernel` on a host, for `SMALL_NQN` alone.

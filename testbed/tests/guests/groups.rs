@@ -24,7 +24,7 @@ fn guests_of_a_group_keep_equal_pages_once_while_engines_die() -> Result<()> {
         eprintln!("skipped: needs root");
         return Ok(());
     }
-    let spec = Spec::new("guest").file(example("device", "touch"), "/bin/checked-memory");
+    let spec = Spec::new("guest").file(example("blockdev", "touch"), "/bin/checked-memory");
     let host = Here::new(spec.modules(["virtio_balloon"]), Bytes::mib(768))?;
     let groups = host.dir.path().join("groups");
     let groups = groups.to_str().context("the path is not UTF-8")?;

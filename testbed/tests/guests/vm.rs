@@ -31,7 +31,7 @@ fn a_guest_with_a_quarter_local_survives_ten_engine_kills() -> Result<()> {
         eprintln!("skipped: needs root");
         return Ok(());
     }
-    let spec = Spec::new("guest").file(example("device", "touch"), "/bin/checked-memory");
+    let spec = Spec::new("guest").file(example("blockdev", "touch"), "/bin/checked-memory");
     let host = Here::new(spec.modules(["virtio_blk", "virtio_balloon"]), Bytes::mib(640))?;
     let disks = [disk(&host, "from", true)?, disk(&host, "to", false)?];
     let (memory, cache, lender) = (VM_MEMORY.0.to_string(), VM_CACHE.0.to_string(), host.lender());

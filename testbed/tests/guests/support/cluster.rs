@@ -15,7 +15,7 @@ use super::{TIMEOUT, aquifer, example};
 /// Describes a host that can join: with `aquifer`, a program that needs memory, and the modules to
 /// swap to a volume.
 pub fn member(name: &str) -> Spec {
-    let load = example("device", "touch");
+    let load = example("blockdev", "touch");
     let spec = Spec::new(name).modules(["fuse", "loop", "nbd"]);
     spec.file(aquifer(), "/bin/aquifer").file(load, "/bin/checked-memory")
 }
