@@ -1,34 +1,39 @@
 #!/usr/bin/python3 -B
-"""VMs consolidated on a host (Disaggregation, section 5, Fig. 8): throughput, and throughput for its price, with 1 to 8 of them.
+"""Measures the throughput of 1 to 8 VMs on a host, and throughput for its price ([Lim12] Fig. 8).
 
-Emulated guests of 192 MiB, each with one processor: 48 MiB of data that all have and read every four seconds, and a program that checks and rewrites 64 MiB of its own, nine of ten times
-three quarters of it, at 16 MiB a second, so that two processors are enough for eight. What it gets done of that in some seconds counts. The host is, as in the paper:
+Emulated guests of 192 MiB have one processor each. All have the same 48 MiB of data, and read it
+every four seconds. A program in each checks and rewrites 64 MiB of its own, nine of ten times in
+three quarters of it, at 16 MiB a second at most, so that two processors are enough for eight. The
+throughput is the program's progress in some seconds. As in the paper, the host is one of:
   Max      has memory for all eight
-  Base     has memory for four (768 MiB); what is more goes to a disk of its own
+  Base     has memory for four (768 MiB); the rest goes to a disk
   CBPS     is Base, and equal pages are kept once ('aquifer group scan')
-  DM       has memory for four, and the rest behind a link of 4 us a page
-  DM+CBPS  is DM, and equal pages are kept once here
-All guests' memory is in regions, policy and scheme are the paper's (round-robin, on demand). The disk is an emulated link of 1 ms a page, one page at a time, a link for each VM: a disk would take 5 to 10; in the
-paper there is none, and Base ends at 4 VMs. What is shared is counted in the host's memory: frames of the group make the limit of the caches (`aquifer region limit`) smaller. Prices are the paper's 3-year TCO
-(section 5): 2434 dollars for Base and CBPS, 3618 for Max, 3052 for DM and DM+CBPS.
+  DM       has memory for four; the rest is behind a link of 4 us a page
+  DM+CBPS  is DM, and equal pages are kept once on this host
 
-Guests start while memory is not limited; each number of them is measured when all of these have been at work, with memory limited, for some seconds.
+All guests' memory is in regions. Policy and scheme are the paper's (round-robin, on demand). The
+disk is an emulated link of 1 ms a page, one page at a time, one link for each VM. A disk would take
+5 to 10 ms. The paper has no disk, and Base ends at 4 VMs. The host's memory holds shared pages too:
+the group's frames reduce the limit of the caches (`aquifer region limit`). Prices are the paper's
+3-year TCO (section 5): 2434 dollars for Base and CBPS, 3618 for Max, 3052 for DM and DM+CBPS.
 
-Build first: cargo build --release --workspace --lib --bins --examples
+Guests start while memory is not limited. Each number of them is measured once all have worked for
+some seconds with limited memory. Build first:
+    cargo build --release --workspace --lib --bins --examples
 
-Usage: lab/consolidation [--guests 1,2,4,6,8] [--seconds N] [--picture FILE.png] [--json]       (as root, on a machine that does nothing else)
+Usage: bench/consolidation.py [--rounds N] [--guests 1,2,4,6,8] [--only CONFIGURATION]
+    [--seconds N] [--picture FILE.png] [--json]      (as root, on an otherwise idle machine)
 """
 
-import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-from grouping import BUILT, MIB, Lab
+from common import bench
+from common.bench import EXAMPLES, MIB, PAGE, note, wait
+from common.grouping import GroupHost
 
 MEMORY = 192
 SAME, OWN, HOT = 48, 64, 75
@@ -37,13 +42,19 @@ RATE = 16
 ASKED = f"data=0 churn={OWN} hot={HOT} rate={RATE}"
 PAPERS = ["--policy", "round-robin", "--scheme", "on-demand", "--one-at-a-time"]
 DISK, LINK = "1ms", "4us"
-# Where the rest goes, whether memory is limited, whether pages are shared, and the paper's 3-year TCO in dollars.
-CONFIGURATIONS = {"Max": (LINK, False, False, 3618), "Base": (DISK, True, False, 2434), "CBPS": (DISK, True, True, 2434), "DM": (LINK, True, False, 3052), "DM+CBPS": (LINK, True, True, 3052)}
+# The place of the rest, whether memory is limited, whether pages are shared, and the 3-year TCO.
+CONFIGURATIONS = {
+    "Max": (LINK, False, False, 3618),
+    "Base": (DISK, True, False, 2434),
+    "CBPS": (DISK, True, True, 2434),
+    "DM": (LINK, True, False, 3052),
+    "DM+CBPS": (LINK, True, True, 3052),
+}
 TIMEOUT = 240
 
 
 class Guest:
-    """What a guest says of its work, as of now."""
+    """The progress of a guest's program so far."""
 
     def __init__(self, serial):
         self.serial, self.pages, self.wrong, self.lines = serial, 0, 0, 0
@@ -55,112 +66,150 @@ class Guest:
             for line in self.serial.makefile(errors="replace"):
                 words = line.split()
                 if len(words) == 4 and words[0] == "churn":
-                    self.pages, self.wrong, self.lines = int(words[2]), int(words[3]), self.lines + 1
+                    self.pages, self.wrong = int(words[2]), int(words[3])
+                    self.lines += 1
         except (OSError, ValueError):
             pass
 
 
-def say(what: str) -> None:
-    if sys.stderr.isatty():
-        print(what, file=sys.stderr)
+def sharing(host: GroupHost) -> dict:
+    return host.aquifer("group", "show", "blue")["sharing"]
 
 
-def saved(lab: Lab) -> dict:
-    return lab.aquifer("group", "show", "blue")["sharing"]
+def limit(host: GroupHost) -> None:
+    """Limits the caches to the memory that the group's frames leave."""
+    frames = sharing(host)["frames_bytes"] // MIB
+    host.aquifer("region", "limit", f"{HOST - frames - 1}M")
 
 
-def limit(lab: Lab) -> None:
-    """The caches have what the frames of the group leave them."""
-    lab.aquifer("region", "limit", f"{HOST - saved(lab)['frames_bytes'] // MIB - 1}M")
+def measure(host: GroupHost, guests: list, seconds: float) -> dict:
+    before, began = [guest.pages for guest in guests], time.monotonic()
+    time.sleep(seconds)
+    took = time.monotonic() - began
+    # A guest that was slow before may catch up now; what exceeds its rate does not count.
+    progress = [(guest.pages - pages) / took for guest, pages in zip(guests, before)]
+    shared = sharing(host)
+    resident = [host.aquifer("region", "show", vm)["usage"]["resident"] for _, vm in host.vms]
+    return {
+        "pages_per_s": sum(min(RATE * MIB / PAGE, rate) for rate in progress),
+        "saved_mib": shared["saved_bytes"] / MIB,
+        "local_mib": (sum(resident) + shared["frames_bytes"]) / MIB,
+        "wrong": sum(guest.wrong for guest in guests),
+    }
 
 
-def run(name: str, counts: list, seconds: float, files: dict) -> list:
+def run(name: str, counts: list, seconds: float, files: dict) -> dict:
+    """Returns the figures of a configuration, by number of guests."""
     link, limited, shares, _ = CONFIGURATIONS[name]
-    with Lab(max(counts), files) as lab:
-        lab.create_group("blue")
+    with GroupHost(max(counts), files) as host:
+        host.create_group("blue")
         guests: list = []
-        found = []
+        found = {}
         for count in counts:
-            # With all memory there, as starting on a slow disk takes minutes.
-            lab.aquifer("region", "limit", "none")
+            # Without a limit, as guests take minutes to start on a slow disk.
+            host.aquifer("region", "limit", "none")
             while len(guests) < count:
-                lab.start(f"vm{len(guests)}", "blue", ["--cache", f"{MEMORY + 8}M", "--emulate-link", link, *PAPERS], f"{ASKED} seed={len(guests)}", memory=MEMORY, cpus=1)
-                guests.append(Guest(lab.serials[-1]))
+                where = ["--cache", f"{MEMORY + 8}M", "--emulate-link", link, *PAPERS]
+                host.start(
+                    f"vm{len(guests)}", "blue", where, f"{ASKED} seed={len(guests)}",
+                    memory=MEMORY, cpus=1,
+                )
+                guests.append(Guest(host.serials[-1]))
             if shares and count == counts[0]:
-                lab.scan(100)
-            until = time.monotonic() + TIMEOUT
-            while not all(guest.lines > 20 for guest in guests):
-                if time.monotonic() > until:
-                    sys.exit(f"{sys.argv[0]}: {name}: a guest does not get to work")
-                time.sleep(0.2)
+                host.scan(100)
+            at_work = lambda: all(guest.lines > 20 for guest in guests)
+            wait(f"{name}: all guests to work", at_work, TIMEOUT, 0.2)
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 if limited:
-                    limit(lab)
+                    limit(host)
                 time.sleep(0.5)
-            before, began = [guest.pages for guest in guests], time.monotonic()
-            time.sleep(seconds)
-            took = time.monotonic() - began
-            # What is made up for, of the time before, does not count.
-            done = sum(min(RATE * MIB / 4096, (guest.pages - pages) / took) for guest, pages in zip(guests, before))
-            sharing = saved(lab)
-            local = sum(lab.aquifer("region", "show", vm)["usage"]["resident"] for _, vm in lab.vms) + sharing["frames_bytes"]
-            found.append({"guests": count, "pages_per_s": done, "saved_mib": sharing["saved_bytes"] / MIB, "local_mib": local / MIB, "wrong": sum(guest.wrong for guest in guests)})
-            say(f"{name}: {found[-1]}")
+            found[str(count)] = measure(host, guests, seconds)
+            note(f"{name}, {count} VMs: {found[str(count)]}")
     return found
 
 
-def draw(file: str, results: dict) -> None:
-    import picture
+def compare(results: dict) -> None:
+    """Adds throughput beside Max with one VM, and the same for its price."""
+    count, first = next(iter(results["Max"].items()))
+    one, price = first["pages_per_s"] / int(count), CONFIGURATIONS["Max"][3]
+    for name, found in results.items():
+        for of in found.values():
+            of["throughput"] = of["pages_per_s"] / one
+            of["per_dollar"] = of["throughput"] * price / CONFIGURATIONS[name][3]
 
-    figure, [[throughput, value]] = picture.panels("VMs consolidated on one host", 2)
-    bars: tuple = ({}, {})
-    for (name, found), colour in zip(results.items(), picture.COLOURS):
-        bars[0][name] = ([one["throughput"] for one in found], colour, None)
-        bars[1][name] = ([one["per_dollar"] for one in found], colour, None)
-    groups = [f"{one['guests']} VMs" if one["guests"] > 1 else "1 VM" for one in results["Max"]]
-    for panel, of, title in ((throughput, bars[0], "throughput, of Max with one VM"), (value, bars[1], "throughput for its price, of Max with one VM")):
-        picture.grouped(panel, groups, of)
+
+def wrong_pages(result: dict) -> int:
+    configurations = [found for results in result["rounds"] for found in results.values()]
+    return sum(of["wrong"] for found in configurations for of in found.values())
+
+
+def draw(file: str, results: dict) -> None:
+    from common import picture
+
+    title = "VMs consolidated on one host"
+    figure, [[throughput, value]] = picture.panels(title, 2)
+    groups = [f"{count} VMs" if count != "1" else "1 VM" for count in results["Max"]]
+    for panel, key, title in (
+        (throughput, "throughput", "throughput, of Max with one VM"),
+        (value, "per_dollar", "throughput for its price, of Max with one VM"),
+    ):
+        bars = {
+            name: ([of[key] for of in found.values()], colour, None)
+            for (name, found), colour in zip(results.items(), picture.COLOURS)
+        }
+        picture.grouped(panel, groups, bars)
         panel.set(ylabel=title)
     throughput.legend(loc="upper left")
     picture.save(figure, file)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--guests", default="1,2,4,6,8")
-    parser.add_argument("--only", metavar="CONFIGURATION", action="append", choices=CONFIGURATIONS, help="beside Max; may be given several times")
-    parser.add_argument("--seconds", type=float, default=8, help="of each measurement")
-    parser.add_argument("--picture", metavar="FILE.png")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    counts = sorted({int(count) for count in args.guests.split(",")})
-    names = [name for name in CONFIGURATIONS if not args.only or name in args.only or name == "Max"]
-    with tempfile.TemporaryDirectory(prefix="aquifer-lab-") as tmp:
-        churn = Path(tmp) / "churn"
-        subprocess.run(["strip", "-o", churn, BUILT / "examples/churn"], check=True)
-        data = Path(tmp) / "same"
-        data.write_text("".join(f"{number:015}\n" for number in range(SAME * MIB // 16)))
-        files = {churn: "/bin/churn", data: "/same"}
-        results = {name: run(name, counts, args.seconds, files) for name in names}
-    one = results["Max"][0]["pages_per_s"] / results["Max"][0]["guests"]
-    for name, found in results.items():
-        for of in found:
-            of["throughput"] = of["pages_per_s"] / one
-            of["per_dollar"] = of["throughput"] * CONFIGURATIONS["Max"][3] / CONFIGURATIONS[name][3]
-    wrong = sum(of["wrong"] for found in results.values() for of in found)
-    if args.picture:
-        draw(args.picture, results)
-    if args.json:
-        print(json.dumps(results, indent=1))
-    else:
-        print(f"throughput beside Max with one VM ({one:.0f} pages/s), and for its price; MiB saved by equal pages, MiB of local RAM used; {wrong} pages wrong")
-        print(f"{'VMs':<10}" + "".join(f"{count:>32}" for count in counts))
+def report(result: dict) -> None:
+    for results in result["rounds"]:
+        print(
+            "throughput beside Max with one VM, and for its price; MiB saved by equal pages, "
+            f"MiB of local RAM used; {wrong_pages(result)} pages wrong"
+        )
+        print(f"{'VMs':<10}" + "".join(f"{count:>32}" for count in results["Max"]))
         for name, found in results.items():
-            print(f"{name:<10}" + "".join(f"{of['throughput']:9.2f} {of['per_dollar']:6.2f} {of['saved_mib']:7.0f} {of['local_mib']:7.0f}" for of in found))
-    if wrong:
+            cells = (
+                f"{of['throughput']:9.2f} {of['per_dollar']:6.2f} {of['saved_mib']:7.0f} "
+                f"{of['local_mib']:7.0f}"
+                for of in found.values()
+            )
+            print(f"{name:<10}" + "".join(cells))
+
+
+def main() -> None:
+    parser = bench.arguments(__doc__, rounds=1, picture=True)
+    parser.add_argument("--guests", default="1,2,4,6,8", help="numbers of guests")
+    parser.add_argument(
+        "--only", metavar="CONFIGURATION", action="append", choices=CONFIGURATIONS,
+        help="beside Max; may be given several times",
+    )
+    parser.add_argument("--seconds", type=float, default=8, help="of each measurement")
+    args = bench.parse(parser)
+    counts = sorted({int(count) for count in args.guests.split(",")})
+    only = {"Max", *(args.only or CONFIGURATIONS)}
+    names = [name for name in CONFIGURATIONS if name in only]
+    rounds = []
+    with tempfile.TemporaryDirectory(prefix="aquifer-bench-") as directory:
+        churn = Path(directory) / "churn"
+        bench.run("strip", "-o", churn, EXAMPLES / "churn")
+        data = Path(directory) / "same"
+        lines = (f"{number:015}\n" for number in range(SAME * MIB // 16))
+        data.write_text("".join(lines))
+        files = {churn: "/bin/churn", data: "/same"}
+        for _ in range(args.rounds):
+            rounds.append({name: run(name, counts, args.seconds, files) for name in names})
+            compare(rounds[-1])
+    result = {"rounds": rounds}
+    if args.picture:
+        draw(args.picture, rounds[-1])
+    bench.finish(result, report)
+    if wrong_pages(result):
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

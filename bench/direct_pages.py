@@ -1,46 +1,47 @@
-#!/usr/bin/env python3
-"""4 KiB random reads and writes on the RAM of another host, beside RAM of the host itself and beside a disk (Sharing, Fig. 11).
+#!/usr/bin/python3 -B
+"""Measures 4 KiB random I/O on another host's RAM, beside local RAM and a disk ([Ge23] Fig. 11).
 
-Two hosts of the testbed with Debian's kernel 6.12: b lends, and fio in a uses what the kernel's own NVMe initiator makes of that,
-a RAM disk of a, and a virtio disk whose pages are on a disk of this machine. Each round runs every job on every device in turn;
-figures are medians over the rounds, and the ratios to the disk are taken within each round. Before the first round and after the
-last one fio writes and checks all that it uses of each device. Emulated processors are slow, and a page that crosses
-to another host waits for those of both: only ratios within a run mean something. What does not answer in time (soft-RoCE now and then does not) is named and left out from then on.
+Two hosts of the testbed with Debian's kernel 6.12: b lends. In a, fio uses three kinds of device:
+the block device that the kernel's NVMe initiator makes of b's memory, a RAM disk of a, and a virtio
+disk whose pages are on a disk of this machine. Each round runs every job on every device in turn.
+The figures are medians over the rounds. The ratios to the disk are taken within each round. Before
+the first round and after the last, fio writes and checks all that it uses of each device.
 
-Needs fio, qemu-system-x86 and rdma (iproute2), and
+Emulated processors are slow, and a page that crosses to another host waits for those of both: only
+ratios within a run mean something. A device that does not answer in time is named and left out from
+then on; with soft-RoCE this happens now and then.
+
+Needs fio, qemu-system-x86 and rdma (iproute2). Build first:
     cargo build --release -p aquifer-cli -p aquifer-testbed --bins
 
-Usage: lab/fabrics [--rounds N] [--seconds S] [--json]
+Usage: bench/direct_pages.py [--rounds N] [--seconds S] [--json]
 """
 
-import argparse
 import json
-import os
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-AQUIFER = os.environ.get("AQUIFER", ROOT / "target/release/aquifer")
-TESTBED = os.environ.get("TESTBED", ROOT / "target/release/testbed")
+from common import bench
+from common.bench import AQUIFER, TESTBED, Failed, note
+
 JOBS = [(rw, depth) for rw in ("randread", "randwrite") for depth in (1, 32)]
 MODULES = [
-    # What soft-RoCE takes, in the order in which it takes it.
-    "crc32-pclmul", "crc32_generic", "rdma_rxe", "nvme-tcp", "nvme-rdma", "nvmet-tcp", "nvmet-rdma", "virtio_blk",
-    "brd rd_nr=1 rd_size=131072", "zram",
+    # The modules that soft-RoCE needs, in the order in which it needs them.
+    "crc32-pclmul", "crc32_generic", "rdma_rxe", "nvme-tcp", "nvme-rdma", "nvmet-tcp", "nvmet-rdma",
+    "virtio_blk", "brd rd_nr=1 rd_size=131072", "zram",
 ]
 DISK = "disk: virtio"
 SIZE = "128M"
-# Of which fio uses this much.
+# The part of each device that fio uses.
 USED = "32M"
 LENDER = "10.77.0.2"
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a"
 SECRET = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:"
-# Seconds for what takes some on an emulated host; more is a hang.
+# Seconds after which a command on an emulated host counts as hung.
 TIMEOUT = 120
 
 
@@ -53,36 +54,49 @@ class Hosts:
 
     def __init__(self, work: Path):
         tools = {"fio": "/bin/fio", "rdma": "/bin/rdma"}
-        files = [f"{shutil.which(name)}:{there}" for name, there in tools.items()] + [f"{AQUIFER}:/bin/aquifer"]
+        files = [f"{shutil.which(name)}:{there}" for name, there in tools.items()]
+        files.append(f"{AQUIFER}:/bin/aquifer")
         self.socket = work / "testbed.sock"
-        command = [TESTBED, "up", "--hosts", "2", "--memory", "768MiB", "--disk", SIZE + "iB", "--socket", self.socket]
+        command = [TESTBED, "up", "--hosts", "2", "--memory", "768MiB", "--disk", SIZE + "iB"]
+        command += ["--socket", self.socket]
         command += [word for module in MODULES for word in ("--module", module)]
         command += [word for file in files for word in ("--file", file)]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        if not any("up until" in line for line in self.process.stdout):
-            raise SystemExit("lab/fabrics: the hosts do not boot")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            if not any("up until" in line for line in self.process.stdout):
+                raise Failed("the hosts did not boot")
+        except BaseException:
+            self.stop()
+            raise
 
     def run(self, host: str, command: str) -> str:
-        """What a command prints that must succeed, and in time."""
+        """Runs a command that must succeed, and in time; returns its output."""
         order = [TESTBED, "exec", "--socket", self.socket, host, command]
         try:
             done = subprocess.run(order, capture_output=True, text=True, timeout=TIMEOUT)
         except subprocess.TimeoutExpired as late:
-            raise Hung(f"{host}: '{command}' has not ended after {TIMEOUT} s") from late
+            raise Hung(f"{host}: '{command}' did not end within {TIMEOUT} s") from late
         if done.returncode != 0:
-            raise SystemExit(f"lab/fabrics: {host}: '{command}' ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+            output = f"{done.stdout}{done.stderr}"
+            raise Failed(f"{host}: '{command}' failed ({done.returncode}):\n{output}")
         return done.stdout
 
     def export(self, at: str, *words: str) -> dict:
-        """Has b lend at an address, and says what b said when it did."""
-        said = f"/tmp/export-{at}"
-        command = " ".join(["aquifer", "export", SIZE, "--json", "--nvme", at, "--allow-host", HOST, *words])
-        wait = f"until grep -q capacity {said} || ! kill -0 $!; do sleep 0.1; done; cat {said}; kill -0 $!"
-        return json.loads(self.run("b", f"{command} >{said} 2>&1 & {wait}"))
+        """Makes b lend at an address, and returns the JSON that b prints then."""
+        log = f"/tmp/export-{at}"
+        command = ["aquifer", "export", SIZE, "--json", "--nvme", at, "--allow-host", HOST, *words]
+        ready = f"until grep -q capacity {log} || ! kill -0 $!; do sleep 0.1; done"
+        output = self.run("b", f"{' '.join(command)} >{log} 2>&1 & {ready}; cat {log}; kill -0 $!")
+        return json.loads(output)
 
     def attach(self, uri: str, *words: str) -> str:
-        """Has the kernel of a attach what b lends, and says as what."""
-        command = ["aquifer", "attach", "--direct", "--json", "--io-timeout", "forever", "--host-nqn", HOST, *words, uri]
+        """Attaches b's memory with the kernel of a, and returns the device."""
+        command = [
+            "aquifer", "attach", "--direct", "--json", "--io-timeout", "forever", "--host-nqn",
+            HOST, *words, uri,
+        ]
         return json.loads(self.run("a", " ".join(command)))["device"]
 
     def stop(self) -> None:
@@ -91,19 +105,20 @@ class Hosts:
 
 
 def devices(hosts: Hosts) -> dict:
-    """How each device is made that is measured."""
+    """Returns, for each device, the function that makes it."""
 
     def zram() -> str:
         hosts.run("a", f"echo {SIZE} >/sys/block/zram0/disksize")
         return "/dev/zram0"
 
-    def ours() -> str:
-        # Over a network our target takes only hosts that prove who they are, which they do as they connect.
+    def aquifer() -> str:
+        # Over a network, our target accepts only hosts that authenticate as they connect.
         for host in "ab":
             hosts.run(host, f"echo {SECRET} >/tmp/secret")
         address = f"{LENDER}:4420"
         lent = hosts.export(address, "--dhchap-secret /tmp/secret")
-        return hosts.attach(f"nvme+tcp://{address}/{lent['nvme']['nqn']}", "--dhchap-secret /tmp/secret")
+        uri = f"nvme+tcp://{address}/{lent['nvme']['nqn']}"
+        return hosts.attach(uri, "--dhchap-secret /tmp/secret")
 
     def tcp() -> str:
         [uri] = hosts.export(f"{LENDER}:4421", "--kernel")["uris"]
@@ -119,118 +134,120 @@ def devices(hosts: Hosts) -> dict:
         DISK: lambda: "/dev/vda",
         "RAM: brd": lambda: "/dev/ram0",
         "RAM: zram": zram,
-        "ours, TCP": ours,
+        "aquifer, TCP": aquifer,
         "nvmet, TCP": tcp,
         "nvmet, RDMA": rdma,
     }
 
 
 def fio(hosts: Hosts, device: str, *words: str) -> dict:
-    """What fio in a says of a job of its own."""
+    """Runs a job of fio in a, and returns fio's report of it."""
     command = [
-        "fio", "--name=job", f"--filename={device}", f"--size={USED}", "--ioengine=libaio", "--direct=1",
-        "--randrepeat=0", "--output-format=json", *words,
+        "fio", "--name=job", f"--filename={device}", f"--size={USED}", "--ioengine=libaio",
+        "--direct=1", "--randrepeat=0", "--output-format=json", *words,
     ]
-    said = hosts.run("a", " ".join(command))
-    return json.loads(said[said.index("{"):])["jobs"][0]
+    output = hosts.run("a", " ".join(command))
+    return json.loads(output[output.index("{"):])["jobs"][0]
 
 
 def check(hosts: Hosts, device: str) -> None:
-    """Writes all that is used of a device, and checks every block."""
-    fio(hosts, device, "--rw=randwrite", "--bs=16k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1")
+    """Writes the used part of a device, and checks every block."""
+    verify = ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1"]
+    fio(hosts, device, "--rw=randwrite", "--bs=16k", "--iodepth=16", *verify)
 
 
 def measure(hosts: Hosts, device: str, rw: str, depth: int, seconds: float) -> dict:
-    """One run of a job."""
+    """Runs a job once."""
     time = ["--time_based", f"--runtime={seconds}", "--ramp_time=0.5"]
     job = fio(hosts, device, f"--rw={rw}", "--bs=4k", f"--iodepth={depth}", "--norandommap", *time)
     side = job["read" if rw == "randread" else "write"]
     latency = side["clat_ns"]
-    times = {"mean": latency["mean"], "p50": latency["percentile"]["50.000000"], "p99": latency["percentile"]["99.000000"]}
-    return {"iops": side["iops"], "mb_s": side["bw_bytes"] / 1e6} | {f"{key}_us": ns / 1000 for key, ns in times.items()}
+    percentile = latency["percentile"]
+    return {
+        "iops": side["iops"],
+        "mb_s": side["bw_bytes"] / 1e6,
+        "mean_us": latency["mean"] / 1000,
+        "p50_us": percentile["50.000000"] / 1000,
+        "p99_us": percentile["99.000000"] / 1000,
+    }
 
 
-def run(hosts: Hosts, names: list[str], rounds: int, seconds: float) -> tuple[dict, dict]:
-    """The samples of each device, job and round, and what was left out and why."""
+def run(hosts: Hosts, names: list[str], rounds: int, seconds: float) -> dict:
+    """Returns the samples of each device, job and round, and the devices left out, with causes."""
     made, hung = {}, {}
-    results = {name: {job: [] for job in JOBS} for name in names}
+    samples: dict = {name: {f"{rw}-{depth}": [] for rw, depth in JOBS} for name in names}
 
-    def attempt(name: str, what):
+    def attempt(name: str, action):
         if name in hung:
             return None
         try:
-            return what()
+            return action()
         except Hung as why:
-            print(f"lab/fabrics: {name}: {why}", file=sys.stderr)
+            note(f"direct_pages: {name}: {why}")
             hung[name] = str(why)
             return None
 
     def make(name: str) -> None:
         made[name] = devices(hosts)[name]()
         check(hosts, made[name])
-        print(f"{name} is {made[name]}, and checked", file=sys.stderr)
+        note(f"{name} is {made[name]}, and checked")
 
     for name in names:
         attempt(name, lambda: make(name))
     for number in range(rounds):
-        # Nobody always comes first.
+        # Each round starts with another device.
         order = [names[(at + number) % len(names)] for at in range(len(names))]
         for rw, depth in JOBS:
             for name in order:
                 sample = attempt(name, lambda: measure(hosts, made[name], rw, depth, seconds))
-                # A round that was missed keeps its place.
-                results[name][rw, depth].append(sample)
-        print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
+                # A missed round keeps its place, for the ratios within a round.
+                samples[name][f"{rw}-{depth}"].append(sample)
+        note(f"round {number + 1} of {rounds} is done")
     for name in names:
         attempt(name, lambda: check(hosts, made[name]))
-    return results, hung
+    return {"samples": samples, "hung": hung}
 
 
-def report(results: dict, hung: dict) -> None:
+def report(result: dict) -> None:
     median = lambda samples, key: statistics.median(sample[key] for sample in samples)
     for rw, depth in JOBS:
+        job = f"{rw}-{depth}"
         print(f"{rw}, depth {depth}")
-        print(f"  {'':14}{'IOPS':>9} {'(lowest-highest)':>18}{'MB/s':>8}{'mean us':>10}{'50 %':>9}{'99 %':>9}{'to the disk':>22}")
-        for name, jobs in results.items():
-            samples = [sample for sample in jobs[rw, depth] if sample]
+        print(
+            f"  {'':14}{'IOPS':>9} {'(lowest-highest)':>18}{'MB/s':>8}{'mean us':>10}{'50 %':>9}"
+            f"{'99 %':>9}{'to the disk':>22}"
+        )
+        for name, jobs in result["samples"].items():
+            samples = [sample for sample in jobs[job] if sample]
             if not samples:
                 continue
             iops = [sample["iops"] for sample in samples]
             spread = f"({min(iops):,.0f}-{max(iops):,.0f})"
-            times = "".join(f"{median(samples, key):{width},.0f}" for key, width in (("mean_us", 10), ("p50_us", 9), ("p99_us", 9)))
-            pairs = zip(jobs[rw, depth], results.get(DISK, {}).get((rw, depth), []))
-            ratios = [ours["iops"] / disk["iops"] for ours, disk in pairs if ours and disk]
-            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
-            print(f"  {name:14}{statistics.median(iops):9,.0f} {spread:>18}{median(samples, 'mb_s'):8.1f}{times}{ratio:>22}")
-    for name, why in hung.items():
+            times = f"{median(samples, 'mean_us'):10,.0f}" + "".join(
+                f"{median(samples, key):9,.0f}" for key in ("p50_us", "p99_us")
+            )
+            pairs = zip(jobs[job], result["samples"][DISK][job])
+            ratios = [one["iops"] / disk["iops"] for one, disk in pairs if one and disk]
+            ratio = bench.spread_text(bench.spread(ratios)) if ratios else ""
+            rates = f"{statistics.median(iops):9,.0f} {spread:>18}{median(samples, 'mb_s'):8.1f}"
+            print(f"  {name:14}{rates}{times}{ratio:>22}")
+    for name, why in result["hung"].items():
         print(f"{name} was left out from then on: {why}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2)
-    parser.add_argument("--json", action="store_true", help="one JSON object with all samples")
-    arguments = parser.parse_args()
-    for tool in ("fio", "qemu-system-x86_64", "rdma"):
-        if not shutil.which(tool):
-            raise SystemExit(f"lab/fabrics: {tool} is missing: apt-get install fio qemu-system-x86 iproute2")
-    # However it ends, the hosts are stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-
-    with tempfile.TemporaryDirectory(prefix="aquifer-lab-") as work:
+    parser = bench.arguments(__doc__, rounds=5)
+    parser.add_argument("--seconds", type=float, default=2, help="of each run")
+    args = bench.parse(parser)
+    bench.require("fio", "qemu-system-x86_64", "rdma")
+    with tempfile.TemporaryDirectory(prefix="aquifer-bench-") as work:
         hosts = Hosts(Path(work))
         try:
-            names = list(devices(hosts))
-            results, hung = run(hosts, names, arguments.rounds, arguments.seconds)
+            result = run(hosts, list(devices(hosts)), args.rounds, args.seconds)
         finally:
             hosts.stop()
-    if arguments.json:
-        samples = {name: {f"{rw}-{depth}": runs for (rw, depth), runs in jobs.items()} for name, jobs in results.items()}
-        print(json.dumps({"samples": samples, "hung": hung}))
-    else:
-        report(results, hung)
+    bench.finish(result, report)
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

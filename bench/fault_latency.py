@@ -1,98 +1,126 @@
-#!/usr/bin/env -S python3 -B
-"""One touch of a page that is with a lender: regions beside the least that an engine can be.
+#!/usr/bin/python3 -B
+"""Measures a touch of a page that is with a lender: regions beside the simplest possible engine.
 
-The floor is an engine of one thread that fetches a page and puts it there, and never has one leave (`bare_engine`). A region has a
-cache of a quarter of it, which is full, so that every fault also has a page leave. Both from the same lender, `aquifer export`, over
-the same transport, with the same program that touches every page once (`touches`). Wanted: the region's median at most 1.4 of the floor's, its
-99th percentile at most 2 of it. And a scan with prefetch: at least 4 times the pages a second of random touches; and the same random reads
-of memory that is swapped to the same lender, by `aquifer run`: slower than a region.
+The floor is an engine of one thread that fetches pages and never evicts (`bare_engine`). A region
+has a cache of a quarter of its size, which is full, so that every fault also evicts a page. Both
+use the same lender, `aquifer export`, over the same transport, and the same program, which touches
+every page once (`touches`). Targets: the region's median is at most 1.4 times the floor's, and its
+99th percentile at most 2 times.
 
-Build first: cargo build --release --workspace --lib --bins --examples
+A scan with prefetch is compared with random touches. Target: at least 4 times the pages a second.
+The same random reads of memory that `aquifer run` swaps to the same lender must be slower than a
+region. Build first:
+    cargo build --release --workspace --lib --bins --examples
 
-Usage: lab/floor [--rounds N] [--tcp] [--json]      (as root, on a machine that does nothing else)
+Usage: bench/fault_latency.py [--rounds N] [--tcp] [--json]
+    (as root, on an otherwise idle machine)
 """
 
-import argparse
 import json
 import shutil
 import statistics
 import subprocess
 from pathlib import Path
 
-from lender import AQUIFER, BUILT, Lender
+from common import bench
+from common.bench import AQUIFER, EXAMPLES, end
+from common.lender import Lender
 
 MIB = 256
 TOUCHES = 20000
+# Ratio, what it compares, and the target.
+RATIOS = {
+    "read_p50": ("read: median beside the floor's", "at most 1.4"),
+    "read_p99": ("read: 99th percentile beside the floor's", "at most 2"),
+    "write_p50": ("write: median beside the floor's", "at most 1.4"),
+    "write_p99": ("write: 99th percentile beside the floor's", "at most 2"),
+    "read_beside_swap": ("random reads a second beside swap's", "over 1"),
+    "scan_beside_read": ("a scan's pages a second beside random reads'", "at least 4"),
+}
 
 
-class Lab(Lender):
-    """A lender, and what is measured over it."""
+class Measured(Lender):
+    """A lender, and the loads that are measured over it."""
 
     def touches(self, file: Path, *words: str) -> dict:
-        done = subprocess.run([BUILT / "examples/touches", file, *words], check=True, capture_output=True, text=True)
-        return json.loads(done.stdout)
+        return json.loads(bench.run(EXAMPLES / "touches", file, *words))
 
     def floor(self, kind: str) -> dict:
         file = self.ram / "bare"
-        command = [BUILT / "examples/bare_engine", file, f"{MIB}M", self.address]
+        command = [EXAMPLES / "bare_engine", file, f"{MIB}M", self.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
-            engine.stdout.readline()
             try:
+                engine.stdout.readline()
                 return self.touches(file, "none", kind, "random", str(TOUCHES))
             finally:
-                engine.kill()
-                file.unlink()
-                shutil.rmtree(self.ram / ".bare")
+                end(engine)
+                file.unlink(missing_ok=True)
+                shutil.rmtree(self.ram / ".bare", ignore_errors=True)
 
     def region(self, kind: str, order: str, prefetch: str) -> dict:
-        file = self.create("floor", MIB, MIB // 4 << 10, more=["--prefetch", prefetch])
+        file = self.create("floor", MIB, MIB // 4 << 10, more=("--prefetch", prefetch))
         try:
             return self.touches(file, "fill", kind, order, str(TOUCHES))
         finally:
             self.remove("floor")
 
     def swap(self) -> dict:
-        command = [AQUIFER, "run", "--local", f"{MIB // 4}M", "--lender", self.uri, "--",
-                   BUILT / "examples/touches", f"{MIB}M", "fill", "read", "random", str(TOUCHES)]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=self.env()).stdout)
+        command = [
+            AQUIFER, "run", "--local", f"{MIB // 4}M", "--lender", self.uri, "--",
+            EXAMPLES / "touches", f"{MIB}M", "fill", "read", "random", str(TOUCHES),
+        ]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=self.env())
+        return json.loads(done.stdout)
 
 
-def ratio(what: str, values: list, wanted: str) -> None:
-    print(f"{what:<44}{statistics.median(values):6.2f}  ({min(values):.2f} to {max(values):.2f}; wanted: {wanted})")
+def ratios(rounds: list) -> dict:
+    """Compares the loads, round by round."""
+
+    def of(field: str, these: str, those: str) -> dict:
+        return bench.spread(one[these][field] / one[those][field] for one in rounds)
+
+    result = {
+        f"{kind}_{percentile}": of(f"{percentile}_us", kind, "floor")
+        for kind in ("read", "write") for percentile in ("p50", "p99")
+    }
+    result["read_beside_swap"] = of("pages_per_s", "read", "swap")
+    result["scan_beside_read"] = of("pages_per_s", "scan", "read")
+    return result
+
+
+def report(result: dict) -> None:
+    rounds = result["rounds"]
+    head = f"{'p50 us':>9}{'p99 us':>9}{'p99.9 us':>10}{'pages/s':>10}"
+    print(f"{'':<16}{head}   (medians of {len(rounds)} rounds)")
+    for kind in rounds[0]:
+        median = lambda key: statistics.median(one[kind][key] for one in rounds)
+        print(
+            f"{kind:<16}{median('p50_us'):9.1f}{median('p99_us'):9.1f}{median('p999_us'):10.1f}"
+            f"{median('pages_per_s'):10.0f}"
+        )
+    print()
+    for name, (text, target) in RATIOS.items():
+        print(f"{text:<46}{bench.spread_text(result['ratios'][name])}; target: {target}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tcp", action="store_true", help="over loopback TCP, not a unix socket")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    lab, rounds = Lab("floor", 2 * MIB, args.tcp), []
+    parser = bench.arguments(__doc__, rounds=5)
+    parser.add_argument("--tcp", action="store_true", help="over loopback TCP, not a Unix socket")
+    args = bench.parse(parser)
+    lender, rounds = Measured("floor", 2 * MIB, args.tcp), []
     try:
         for _ in range(args.rounds):
             rounds.append({
-                "floor": lab.floor("read"),
-                "read": lab.region("read", "random", "off"),
-                "write": lab.region("write", "random", "off"),
-                "swap": lab.swap(),
-                "scan": lab.region("read", "sequential", "auto"),
+                "floor": lender.floor("read"),
+                "read": lender.region("read", "random", "off"),
+                "write": lender.region("write", "random", "off"),
+                "swap": lender.swap(),
+                "scan": lender.region("read", "sequential", "auto"),
             })
     finally:
-        lab.close()
-    if args.json:
-        print(json.dumps(rounds))
-        return
-    print(f"{'':<16}{'p50 us':>9}{'p99 us':>9}{'p99.9 us':>10}{'pages/s':>10}   (medians of {args.rounds} rounds)")
-    for kind in rounds[0]:
-        middle = {of: statistics.median(run[kind][of] for run in rounds) for of in rounds[0][kind]}
-        print(f"{kind:<16}{middle['p50_us']:9.1f}{middle['p99_us']:9.1f}{middle['p999_us']:10.1f}{middle['pages_per_s']:10.0f}")
-    print()
-    for kind in ("read", "write"):
-        ratio(f"{kind}: median beside the floor's", [run[kind]["p50_us"] / run["floor"]["p50_us"] for run in rounds], "at most 1.4")
-        ratio(f"{kind}: 99th percentile beside the floor's", [run[kind]["p99_us"] / run["floor"]["p99_us"] for run in rounds], "at most 2")
-    ratio("random reads a second beside swap's", [run["read"]["pages_per_s"] / run["swap"]["pages_per_s"] for run in rounds], "over 1")
-    ratio("a scan's pages a second beside random reads'", [run["scan"]["pages_per_s"] / run["read"]["pages_per_s"] for run in rounds], "at least 4")
+        lender.close()
+    bench.finish({"rounds": rounds, "ratios": ratios(rounds)}, report)
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -1,76 +1,111 @@
-#!/usr/bin/env python3
-"""An idle lender with a 4 GiB lease: CPU used over 10 s, by /proc/PID/stat. Both kinds: a stand-alone export with a client
-connected, and an agent that has granted a lease to another agent."""
-import json, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
+#!/usr/bin/python3 -B
+"""Measures the CPU time that an idle lender of 4 GiB uses over 10 s.
 
-AQUIFER = os.environ.get("AQUIFER", "target/release/aquifer")
+Two lenders: `aquifer export` with one connected client, and an agent that has lent 4 GiB to another
+agent. The CPU time comes from /proc/PID/stat. Needs root and Debian's python3-libnbd. Build first:
+    cargo build --release -p aquifer-cli
+
+Usage: bench/idle_cpu.py [--rounds N] [--json]
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from common import bench
+from common.bench import AQUIFER, PYTHON, cpu_seconds, end, run
+
 SECONDS = 10
 
 
-def cpu_seconds(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def idle(what, pid):
-    before = cpu_seconds(pid)
+def idle(pid: int) -> float:
+    """Returns the CPU seconds that a process uses in the next 10 s."""
+    stat = Path(f"/proc/{pid}/stat")
+    before = cpu_seconds(stat)
     time.sleep(SECONDS)
-    used = cpu_seconds(pid) - before
-    print(f"{what:45} {used:6.2f} s of {SECONDS} s = {100 * used / SECONDS:.1f} %")
+    return cpu_seconds(stat) - before
 
 
-def export(tmp):
-    with subprocess.Popen([AQUIFER, "--json", "export", "4G", "--nbd", f"unix:{tmp}/nbd.sock"],
-                          stdout=subprocess.PIPE, text=True) as server:
+def export(directory: str) -> float:
+    command = [AQUIFER, "--json", "export", "4G", "--nbd", f"unix:{directory}/nbd.sock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             uri = json.loads(server.stdout.readline())["uri"]
-            subprocess.run(["/usr/bin/python3", "-m", "nbd", "-u", uri, "-c", "h.pwrite(b'x' * 4096, 0)"], check=True)
-            with subprocess.Popen(["/usr/bin/python3", "-m", "nbd", "-u", uri, "-c", "import time; h.pread(4096, 0); time.sleep(60)"]) as client:
+            run(PYTHON, "-m", "nbd", "-u", uri, "-c", "h.pwrite(b'x' * 4096, 0)")
+            hold = "import time; h.pread(4096, 0); time.sleep(60)"
+            client = subprocess.Popen([PYTHON, "-m", "nbd", "-u", uri, "-c", hold])
+            try:
                 time.sleep(1)
-                idle("export of 4 GiB, one client connected", server.pid)
-                client.kill()
+                return idle(server.pid)
+            finally:
+                end(client)
         finally:
             server.send_signal(signal.SIGTERM)
 
 
-def agents(tmp):
-    subprocess.run([AQUIFER, "init", "--dir", f"{tmp}/c", "--cluster", "lab", "--host", "a", "--address", "127.0.0.1",
-                    "--host", "b", "--address", "127.0.0.1"], check=True, stdout=subprocess.DEVNULL)
+def agents(directory: str) -> float:
+    run(AQUIFER, "init", "--dir", f"{directory}/c", "--cluster", "bench", "--host", "a",
+        "--address", "127.0.0.1", "--host", "b", "--address", "127.0.0.1")
     running = []
-    for host, peer, port, peer_port in (("a", "b", 17070, 17080), ("b", "a", 17080, 17070)):
-        config = f"{tmp}/{host}.toml"
-        pathlib.Path(config).write_text(f"""host = "{host}"
+    try:
+        for host, peer, port, peer_port in (("a", "b", 17070, 17080), ("b", "a", 17080, 17070)):
+            config = Path(f"{directory}/{host}.toml")
+            config.write_text(f"""host = "{host}"
 listen = "127.0.0.1:{port}"
 pages = "127.0.0.1:{port + 1}"
-tls = "{tmp}/c/{host}/tls"
-socket = "{tmp}/{host}/agent.sock"
-state = "{tmp}/{host}"
-store = "/dev/shm/aquifer/lab-idle-{host}"
+tls = "{directory}/c/{host}/tls"
+socket = "{directory}/{host}/agent.sock"
+state = "{directory}/{host}"
+store = "/dev/shm/aquifer/bench-idle-{host}"
 [borrow]
-spill = "{tmp}/{host}/spill"
+spill = "{directory}/{host}/spill"
 [[peer]]
 name = "{peer}"
 address = "127.0.0.1:{peer_port}"
 """)
-        log = open(f"{tmp}/{host}.log", "w")
-        running.append(subprocess.Popen([AQUIFER, "agent", "--config", config], stderr=log))
-    call = lambda host, *words: subprocess.run([AQUIFER, *words, "--socket", f"{tmp}/{host}/agent.sock"], check=True,
-                                               stdout=subprocess.DEVNULL)
-    try:
+            log = open(f"{directory}/{host}.log", "w")
+            agent = subprocess.Popen([AQUIFER, "agent", "--config", config], stderr=log)
+            running.append(agent)
+        socket = ["--socket", f"{directory}/a/agent.sock"]
         time.sleep(2)
-        call("a", "borrow", "4G")
+        run(AQUIFER, "borrow", "4G", *socket)
         time.sleep(3)
-        idle("agent that has lent 4 GiB, volume connected", running[1].pid)
-        call("a", "return")
+        used = idle(running[1].pid)
+        run(AQUIFER, "return", *socket)
+        return used
     finally:
         for agent in running:
             agent.send_signal(signal.SIGINT)
         for agent in running:
             agent.wait(20)
+        for host in "ab":
+            shutil.rmtree(f"/dev/shm/aquifer/bench-idle-{host}", ignore_errors=True)
 
 
-with tempfile.TemporaryDirectory(prefix="aquifer-lab-") as tmp:
-    export(tmp)
-    agents(tmp)
-for host in "ab":
-    shutil.rmtree(f"/dev/shm/aquifer/lab-idle-{host}", ignore_errors=True)
+def measure() -> dict:
+    with tempfile.TemporaryDirectory(prefix="aquifer-bench-") as directory:
+        return {"export_cpu_s": export(directory), "agent_cpu_s": agents(directory)}
+
+
+def report(result: dict) -> None:
+    for of in result["rounds"]:
+        for key, name in (
+            ("export_cpu_s", "export of 4 GiB, one client connected"),
+            ("agent_cpu_s", "agent that has lent 4 GiB, volume connected"),
+        ):
+            share = 100 * of[key] / result["seconds"]
+            print(f"{name:45} {of[key]:6.2f} s of {result['seconds']} s = {share:.1f} %")
+
+
+def main() -> None:
+    args = bench.parse(bench.arguments(__doc__, rounds=1))
+    rounds = [measure() for _ in range(args.rounds)]
+    bench.finish({"seconds": SECONDS, "rounds": rounds}, report)
+
+
+if __name__ == "__main__":
+    bench.start(main)

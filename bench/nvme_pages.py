@@ -1,94 +1,103 @@
-#!/usr/bin/env python3
-"""4 KiB random reads over loopback TCP: NVMe/TCP from our initiator to our target, as ratios within each round.
+#!/usr/bin/python3 -B
+"""Measures 4 KiB random reads over NVMe/TCP on loopback, beside a bare exchange and beside NBD.
 
-Depth 1 beside a bare ping-pong (64 bytes there, 4 KiB back, over the same sockets with the same waiting): the ratio of the
-median times, at most 1.15. Depth 32 beside our NBD (in the clear): the ratio of the pages a second, at least 1.5; and the same
-exchange bare, 32 requests and then 32 pages, which is the most that any protocol could reach. Build first:
-    cargo build --release -p aquifer-fabric --examples
+All ratios are taken within a round. Depth 1 is compared with a bare ping-pong (64 bytes there, 4
+KiB back, over the same sockets with the same waiting). Target: at most 1.15 times its median time.
+Depth 32 is compared with NBD in the clear. Target: at least 1.5 times its pages a second. A bare
+exchange of 32 requests and 32 pages is the most that any protocol could reach. Build first:
+    cargo build --release --workspace --examples
 
-Usage: lab/nvme [--rounds N] [--seconds S] [--json]
+Usage: bench/nvme_pages.py [--rounds N] [--seconds S] [--json]
 """
 
-import argparse
-import json
-import os
 import statistics
 import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = Path(os.environ.get("AQUIFER_EXAMPLES", ROOT / "target/release/examples"))
+from common import bench
+from common.bench import EXAMPLES, Failed, end
+
 ADDRESS = "127.0.0.1:0"
 SIZE = "64M"
-# What is measured: kind and depth.
+# Kind and depth of each run.
 RUNS = [("bare", 1), ("nvme", 1), ("nbd", 1), ("bare", 32), ("nbd", 32), ("nvme", 32)]
 
 
 class Server:
-    """One of the servers, and what it said when it was ready: where it listens, and as what."""
+    """One of the servers, with the address and the name that it prints once it serves."""
 
-    def __init__(self, name: str, *arguments: str):
+    def __init__(self, program: str, *arguments: str):
         self.process = subprocess.Popen(
-            [str(EXAMPLES / name), ADDRESS, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
+            [EXAMPLES / program, ADDRESS, *arguments], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )
         words = self.process.stdout.readline().split()
         if words[:2] != ["listening", "on"]:
-            raise SystemExit(f"{name} does not serve")
+            end(self.process)
+            raise Failed(f"{program} does not serve")
         self.address = words[2]
         self.name = words[4:]
 
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
 
 def read(kind: str, depth: int, seconds: float, server: Server) -> dict:
-    """One run of the load."""
-    command = [str(EXAMPLES / "page_reads"), kind, server.address, str(depth), str(seconds), *server.name]
-    rate, median = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    """Runs the load once."""
+    command = [
+        EXAMPLES / "page_reads", kind, server.address, str(depth), str(seconds), *server.name,
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    rate, median = done.stdout.split()
     return {"pages_per_s": float(rate), "median_us": float(median)}
 
 
-def told(what: str, values: list[float], wanted: str = "") -> None:
-    middle, low, high = statistics.median(values), min(values), max(values)
-    print(f"{what:<58}{middle:6.2f}  ({low:.2f} to {high:.2f}{wanted and f'; wanted: {wanted}'})")
+def ratios(samples: dict) -> dict:
+    """Compares the kinds, round by round."""
+
+    def of(field: str, these: str, those: str) -> dict:
+        return bench.spread(a[field] / b[field] for a, b in zip(samples[these], samples[those]))
+
+    return {
+        "nvme_time_beside_bare_1": of("median_us", "nvme-1", "bare-1"),
+        "nvme_pages_beside_nbd_32": of("pages_per_s", "nvme-32", "nbd-32"),
+        "bare_pages_beside_nbd_32": of("pages_per_s", "bare-32", "nbd-32"),
+    }
+
+
+def report(result: dict) -> None:
+    for run, samples in result["samples"].items():
+        rate = statistics.median(sample["pages_per_s"] for sample in samples)
+        median = statistics.median(sample["median_us"] for sample in samples)
+        kind, depth = run.split("-")
+        print(f"{f'{kind}, {depth} at a time':<50}{rate:10,.0f} pages/s, {median:8.2f} us")
+    of = {name: bench.spread_text(ratio) for name, ratio in result["ratios"].items()}
+    for text, name, target in (
+        ("1 at a time: time of NVMe to a bare ping-pong", "nvme_time_beside_bare_1", 1.15),
+        ("32 at a time: pages of NVMe to NBD", "nvme_pages_beside_nbd_32", 1.5),
+        ("32 at a time: pages of a bare exchange to NBD", "bare_pages_beside_nbd_32", None),
+    ):
+        bound = "at most" if "time_" in name else "at least"
+        print(f"{text:<50}{of[name]}" + (f"; target: {bound} {target}" if target else ""))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object with all samples")
-    args = parser.parse_args()
+    parser = bench.arguments(__doc__, rounds=5)
+    parser.add_argument("--seconds", type=float, default=3, help="of each run")
+    args = bench.parse(parser)
     servers = {}
-    results = {run: [] for run in RUNS}
+    samples: dict = {f"{kind}-{depth}": [] for kind, depth in RUNS}
     try:
         servers["bare"] = Server("ping_pong")
         servers["nbd"] = Server("nbd_memory", SIZE)
         servers["nvme"] = Server("nvme_memory", SIZE)
-        for turn in range(args.rounds):
-            # Nobody always comes first.
+        for number in range(args.rounds):
+            # Each round starts with another run.
             for at in range(len(RUNS)):
-                kind, depth = run = RUNS[(at + turn) % len(RUNS)]
-                results[run].append(read(kind, depth, args.seconds, servers[kind]))
+                kind, depth = RUNS[(at + number) % len(RUNS)]
+                sample = read(kind, depth, args.seconds, servers[kind])
+                samples[f"{kind}-{depth}"].append(sample)
     finally:
         for server in servers.values():
-            server.stop()
-    if args.json:
-        print(json.dumps({f"{kind}-{depth}": samples for (kind, depth), samples in results.items()}))
-        return
-    for (kind, depth), samples in results.items():
-        rate = statistics.median(sample["pages_per_s"] for sample in samples)
-        median = statistics.median(sample["median_us"] for sample in samples)
-        print(f"{kind + ', ' + str(depth) + ' at a time':<58}{rate:10,.0f} pages/s, {median:8.2f} us")
-    def ratios(field: str, these: tuple[str, int], those: tuple[str, int]) -> list[float]:
-        return [a[field] / b[field] for a, b in zip(results[these], results[those])]
-
-    told("1 at a time: time of NVMe to a bare ping-pong", ratios("median_us", ("nvme", 1), ("bare", 1)), "at most 1.15")
-    told("32 at a time: pages of NVMe to NBD", ratios("pages_per_s", ("nvme", 32), ("nbd", 32)), "at least 1.5")
-    told("32 at a time: pages of a bare exchange to NBD", ratios("pages_per_s", ("bare", 32), ("nbd", 32)))
+            end(server.process)
+    bench.finish({"samples": samples, "ratios": ratios(samples)}, report)
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

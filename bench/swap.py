@@ -1,32 +1,31 @@
-#!/usr/bin/env python3
-"""Swap to memory behind a unix socket: Aquifer (FUSE + loop) beside nbdkit + nbdfuse + loop.
+#!/usr/bin/python3 -B
+"""Measures swap to memory behind a Unix socket: Aquifer (FUSE, loop) beside nbdkit, nbdfuse, loop.
 
-Each round runs the same load against both in turn, so that whatever else the machine does falls on both alike: a process
-in a memory control group of 256 MiB fills 768 MiB with checked content and then reads, checks and rewrites pages at
-random. Figures are medians over the rounds. Needs root, nbdkit and nbdfuse:
-    apt-get install nbdkit libnbd-bin fuse3
-    cargo build --release -p aquifer-blockdev -p aquifer-fabric --examples
+Each round runs the same load against both in turn, so that disturbances fall on both alike. In a
+memory cgroup of 256 MiB, a process fills 768 MiB with checked content. It then reads, checks and
+rewrites pages at random. The figures are medians over the rounds. Target: at most 0.5 times the
+peer's time. Needs root, nbdkit and nbdfuse. Build first:
+    cargo build --release --workspace --examples
 
-Usage: lab/swap [--rounds N] [--accesses N] [--limit 256M] [--memory 768M] [--json]
+Usage: bench/swap.py [--rounds N] [--accesses N] [--limit 256M] [--memory 768M] [--workers N]
+    [--json]
 """
 
-import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = Path(os.environ.get("AQUIFER_EXAMPLES", ROOT / "target/release/examples"))
+from common import bench
+from common.bench import EXAMPLES, GIB, Failed, MemoryCgroup, end, note, run, wait
+
 PRIORITY = 32000
-DEVICE_SIZE = 1 << 30
+DEVICE_SIZE = GIB
 
 
 class Aquifer:
@@ -34,40 +33,40 @@ class Aquifer:
 
     name = "aquifer"
 
-    def __init__(self, work: Path):
-        self.work = work
+    def __init__(self, work: Path, workers: int):
         socket = work / "lender.sock"
-        self.lender = subprocess.Popen([EXAMPLES / "nbd_memory", f"unix:{socket}", str(DEVICE_SIZE)], stdout=subprocess.DEVNULL)
-        wait_until("the lender's socket", socket.exists)
+        command = [EXAMPLES / "nbd_memory", f"unix:{socket}", str(DEVICE_SIZE)]
+        self.lender = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait("the lender's socket", socket.exists)
         lease = {
-            "lease": uuid.uuid4().hex, "lender": "lender", "address": f"unix:{socket}", "export": "",
-            "capacity": DEVICE_SIZE, "secure": False,
+            "lease": uuid.uuid4().hex, "lender": "lender", "address": f"unix:{socket}",
+            "export": "", "capacity": DEVICE_SIZE, "secure": False,
         }
         spec = {
-            "volume": uuid.uuid4().hex, "capacity": DEVICE_SIZE, "leases": [lease], "backend": "fuse-loop",
-            "workers": int(os.environ.get("AQUIFER_WORKERS", "4")), "swap": True, "priority": PRIORITY,
-            "io_timeout": {"secs": 8, "nanos": 0}, "identity": None, "spill": None, "state": str(work), "note": None,
+            "volume": uuid.uuid4().hex, "capacity": DEVICE_SIZE, "leases": [lease],
+            "backend": "fuse-loop", "workers": workers, "swap": True, "priority": PRIORITY,
+            "io_timeout": {"secs": 8, "nanos": 0}, "identity": None, "spill": None,
+            "state": str(work), "note": None,
         }
         started = subprocess.run(
-            [EXAMPLES / "volume_process", "volume-serve"], input=json.dumps({"serve": spec}), stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, check=True,
+            [EXAMPLES / "volume_process", "volume-serve"], input=json.dumps({"serve": spec}),
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
         )
         answer = json.loads(started.stdout)
         if answer["response"] != "status":
-            raise SystemExit(f"lab/swap: the volume process: {answer['error']}")
+            raise Failed(f"the volume process: {answer['error']}")
         self.pid = answer["record"]["pid"]
 
-    def stop(self):
-        def ended():
+    def stop(self) -> None:
+        def ended() -> bool:
             if Path(f"/proc/{self.pid}").exists():
                 os.kill(self.pid, signal.SIGTERM)
                 time.sleep(0.5)
             return not Path(f"/proc/{self.pid}").exists()
 
-        # Refused while a process that others run has pages there that do not fit into its control group.
-        wait_until("the end of the volume process", ended)
-        self.lender.kill()
-        self.lender.wait()
+        # The volume process refuses to end while swapped pages do not fit into their cgroup.
+        wait("the volume process to end", ended)
+        end(self.lender)
 
 
 class Nbdfuse:
@@ -75,19 +74,22 @@ class Nbdfuse:
 
     name = "nbdkit+nbdfuse"
 
-    def __init__(self, work: Path):
+    def __init__(self, work: Path, _workers: int):
         socket, self.file = work / "nbdkit.sock", work / "nbd"
         self.file.touch()
-        self.processes = [subprocess.Popen(["nbdkit", "-f", "-U", socket, "memory", str(DEVICE_SIZE)])]
-        wait_until("nbdkit's socket", socket.exists)
-        self.processes.append(subprocess.Popen(["nbdfuse", self.file, f"nbd+unix:///?socket={socket}"]))
-        wait_until("nbdfuse's file", lambda: self.file.stat().st_size == DEVICE_SIZE)
+        nbdkit = ["nbdkit", "-f", "-U", socket, "memory", str(DEVICE_SIZE)]
+        self.processes = [subprocess.Popen(nbdkit)]
+        wait("nbdkit's socket", socket.exists)
+        nbdfuse = ["nbdfuse", self.file, f"nbd+unix:///?socket={socket}"]
+        self.processes.append(subprocess.Popen(nbdfuse))
+        wait("nbdfuse's file", lambda: self.file.stat().st_size == DEVICE_SIZE)
         self.device = run("losetup", "--find", "--show", "--direct-io=on", self.file).strip()
         run("mkswap", self.device)
-        run("swapon", "--discard", "--priority", str(PRIORITY), self.device)
+        run("swapon", "--discard", "--priority", PRIORITY, self.device)
 
-    def stop(self):
-        wait_until("the end of swap", lambda: subprocess.run(["swapoff", self.device]).returncode == 0)
+    def stop(self) -> None:
+        swapoff = lambda: subprocess.run(["swapoff", self.device]).returncode == 0
+        wait("swapoff", swapoff)
         run("losetup", "--detach", self.device)
         run("umount", self.file)
         for process in reversed(self.processes):
@@ -95,91 +97,60 @@ class Nbdfuse:
             process.wait()
 
 
-def run(*command) -> str:
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-
-
-def wait_until(what: str, condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"lab/swap: {what} did not come within 60 s")
-        time.sleep(0.01)
-
-
-class Group:
-    """A memory control group, v1 or v2."""
-
-    def __init__(self, limit: int):
-        v1 = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists()
-        self.path = Path("/sys/fs/cgroup/memory" if v1 else "/sys/fs/cgroup") / f"aquifer-lab-{os.getpid()}"
-        if not v1:
-            Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+memory")
-        self.path.mkdir()
-        (self.path / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(limit))
-
-    def enter(self):
-        (self.path / "cgroup.procs").write_text("0")
-
-    def remove(self):
-        self.path.rmdir()
-
-
 def measure(peer, work: Path, arguments) -> dict:
-    """One run of the load against one peer."""
-    under_test = peer(work)
-    group = Group(size(arguments.limit))
+    """Runs the load once against one peer."""
+    under_test = peer(work, arguments.workers)
     try:
-        load = [EXAMPLES / "touch", arguments.memory, str(arguments.accesses)]
-        done = subprocess.run(load, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=group.enter)
-        if done.returncode != 0:
-            raise SystemExit(f"lab/swap: the load over {peer.name} failed with {done.returncode}")
-        return json.loads(done.stdout.splitlines()[1])
+        cgroup = MemoryCgroup("swap", bench.size(arguments.limit))
+        try:
+            load = [EXAMPLES / "touch", arguments.memory, str(arguments.accesses)]
+            done = subprocess.run(
+                load, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                preexec_fn=cgroup.enter,
+            )
+            if done.returncode != 0:
+                raise Failed(f"the load over {peer.name} failed ({done.returncode})")
+            return json.loads(done.stdout.splitlines()[1])
+        finally:
+            cgroup.remove()
     finally:
-        group.remove()
         under_test.stop()
 
 
-def size(text: str) -> int:
-    return int(text.rstrip("MGiB")) << (30 if "G" in text else 20)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--accesses", type=int, default=100_000)
-    parser.add_argument("--limit", default="256M")
-    parser.add_argument("--memory", default="768M")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    peers = [Aquifer, Nbdfuse]
-    for program in ("nbdkit", "nbdfuse"):
-        if not shutil.which(program):
-            raise SystemExit(f"lab/swap: {program} is missing: apt-get install nbdkit libnbd-bin fuse3")
-
-    results = {peer.name: [] for peer in peers}
-    for number in range(arguments.rounds):
-        # Who comes first changes from round to round.
-        for peer in peers if number % 2 == 0 else reversed(peers):
-            with tempfile.TemporaryDirectory(prefix="aquifer-lab-") as work:
-                result = measure(peer, Path(work), arguments)
-            results[peer.name].append(result)
-            print(f"round {number + 1}: {peer.name:15} {result['us_per_access']:8.1f} us an access", file=sys.stderr)
-
-    ours, theirs = (results[peer.name] for peer in peers)
-    ratios = [a["us_per_access"] / b["us_per_access"] for a, b in zip(ours, theirs)]
-    if arguments.json:
-        print(json.dumps({"rounds": results, "ratios": ratios, "ratio": statistics.median(ratios)}))
-        return
-    print(f"{'':15} {'us an access':>14} {'(lowest-highest)':>18} {'median':>9} {'99 %':>9}")
-    for name, runs in results.items():
-        means = [run["us_per_access"] for run in runs]
-        p50, p99 = (statistics.median(run[key] for run in runs) for key in ("p50_us", "p99_us"))
+def report(result: dict) -> None:
+    head = f"{'us an access':>14} {'(lowest-highest)':>18} {'median':>9} {'99 %':>9}"
+    print(f"{'':15} {head}")
+    for name, runs in result["rounds"].items():
+        means = [one["us_per_access"] for one in runs]
+        p50, p99 = (statistics.median(one[key] for one in runs) for key in ("p50_us", "p99_us"))
         spread = f"({min(means):.1f}-{max(means):.1f})"
         print(f"{name:15} {statistics.median(means):14.1f} {spread:>18} {p50:9.1f} {p99:9.1f}")
-    spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-    print(f"aquifer takes {statistics.median(ratios):.2f} times as long (round by round {spread})")
+    print(f"aquifer takes {bench.spread_text(result['ratio'])} times as long; target: at most 0.5")
+
+
+def main() -> None:
+    parser = bench.arguments(__doc__, rounds=5)
+    parser.add_argument("--accesses", type=int, default=100_000)
+    parser.add_argument("--limit", default="256M", help="of the cgroup")
+    parser.add_argument("--memory", default="768M", help="that the process fills")
+    parser.add_argument("--workers", type=int, default=4, help="threads of the volume process")
+    arguments = bench.parse(parser)
+    bench.require("nbdkit", "nbdfuse")
+
+    peers = [Aquifer, Nbdfuse]
+    rounds: dict = {peer.name: [] for peer in peers}
+    for number in range(arguments.rounds):
+        # Rounds start with either peer in turn.
+        for peer in peers if number % 2 == 0 else reversed(peers):
+            with tempfile.TemporaryDirectory(prefix="aquifer-bench-") as work:
+                result = measure(peer, Path(work), arguments)
+            rounds[peer.name].append(result)
+            note(f"round {number + 1}: {peer.name:15} {result['us_per_access']:8.1f} us an access")
+
+    ours, theirs = (rounds[peer.name] for peer in peers)
+    ratios = [a["us_per_access"] / b["us_per_access"] for a, b in zip(ours, theirs)]
+    bench.finish({"rounds": rounds, "ratio": bench.spread(ratios)}, report)
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

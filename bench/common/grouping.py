@@ -1,4 +1,4 @@
-"""Guests on this host, alone or as VMs of groups, for lab/groups and lab/consolidation. All of it ends with the block in which it is used."""
+"""Guests on this host, alone or as VMs of groups, for page_sharing.py and consolidation.py."""
 
 import json
 import os
@@ -6,48 +6,47 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BUILT = Path(os.environ.get("AQUIFER_BUILT", ROOT / "target/release"))
-AQUIFER = BUILT / "aquifer"
+from common.bench import AQUIFER, COMMON, MIB, PAGE, TESTBED, aquifer, cpu_seconds, run, wait
+
 KSM = Path("/sys/kernel/mm/ksm")
-MIB = 1 << 20
-PAGE = 4096
 MEMORY = 256
-SAYS = b"its memory is full"
+# The line of a guest whose memory is filled.
+FILLED = b"its memory is full"
 LOCAL = ["--cache", f"{MEMORY + 64}M", "--emulate-link", "1us"]
-
-
-def ticks(stat: Path) -> int:
-    try:
-        fields = stat.read_text().rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
-    except (OSError, IndexError):
-        return 0
+# What the guests do in each phase of `rates`, and their cache in MiB.
+PHASES = {
+    "idle": ("idle", MEMORY + 64),
+    "busy": ("busy", MEMORY + 64),
+    "busy, short of memory": ("walk", 24),
+}
+RATE_FIELDS = (
+    "scan_pages_per_ms", "saved_bytes", "scanner_cpu_pct", "scanned", "merged", "why",
+)
 
 
 def cpu(processes: list, thread: str | None = None) -> float:
-    """Seconds that these processes have used, or their threads of that name."""
-    total = 0
+    """Returns the CPU seconds of these processes, or of their threads with that name."""
+    total = 0.0
     for pid in processes:
-        if thread is None:
-            total += ticks(Path(f"/proc/{pid}/stat"))
-            continue
-        for task in Path(f"/proc/{pid}/task").glob("*"):
+        tasks = [Path(f"/proc/{pid}")]
+        if thread is not None:
+            tasks = list(Path(f"/proc/{pid}/task").glob("*"))
+        for task in tasks:
             try:
-                if (task / "comm").read_text().strip() == thread:
-                    total += ticks(task / "stat")
-            except OSError:
+                if thread is None or (task / "comm").read_text().strip() == thread:
+                    total += cpu_seconds(task / "stat")
+            except (OSError, IndexError):
                 pass
-    return total / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def until_settled(saved, used, timeout: float = 180) -> tuple:
-    """Waits until that has not grown by 1 % for 3 s. Seconds, and seconds of CPU, until 99 % of it was saved."""
+    """Waits until `saved` has not grown by 1 % for 3 s. Returns the seconds, and the CPU seconds,
+    until 99 % of the final value was saved."""
     began = best_at = time.monotonic()
     best, samples = 0, []
     while time.monotonic() - best_at < 3 or best == 0:
@@ -58,13 +57,39 @@ def until_settled(saved, used, timeout: float = 180) -> tuple:
         if time.monotonic() - began > timeout:
             break
         time.sleep(0.05)
-    _, seconds, cpu_seconds = next(sample for sample in samples if sample[0] >= 0.99 * samples[-1][0])
-    return seconds, cpu_seconds - samples[0][2]
+    nearly = 0.99 * samples[-1][0]
+    _, seconds, cpu_used = next(sample for sample in samples if sample[0] >= nearly)
+    return seconds, cpu_used - samples[0][2]
 
 
-class Lab:
-    def __init__(self, guests: int, more: dict = {}):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+class KsmSettings:
+    """KSM at rest. The settings come back with the end of the block."""
+
+    NAMES = ("run", "pages_to_scan", "sleep_millisecs")
+
+    def __enter__(self) -> "KsmSettings":
+        self.before = {name: self.read(name) for name in self.NAMES}
+        # 2 stops KSM and unshares all pages.
+        self.set("run", 2)
+        return self
+
+    def read(self, name: str) -> int:
+        return int((KSM / name).read_text())
+
+    def set(self, name: str, value: int) -> None:
+        (KSM / name).write_text(str(value))
+
+    def __exit__(self, *_) -> None:
+        self.set("run", 2)
+        for name, value in self.before.items():
+            self.set(name, value)
+
+
+class GroupHost:
+    """This machine, with guests and their groups, all of which end with the block."""
+
+    def __init__(self, guests: int, more: dict | None = None):
+        """The guests have the files `more`: path on this machine to path in the guest."""
         self.count = guests
         self.dir = Path(tempfile.mkdtemp(prefix="aquifer-groups-"))
         self.ram = Path(tempfile.mkdtemp(prefix="aquifer-groups-", dir="/dev/shm"))
@@ -74,20 +99,20 @@ class Lab:
         self.vms: list = []
         self.serials: list = []
         self.groups: list = []
-        files = {ROOT / "lab/groups-guest.sh": "/bin/groups.sh"} | more
+        files = {COMMON / "groups-guest.sh": "/bin/groups.sh"} | (more or {})
         words = [word for here, there in files.items() for word in ("--file", f"{here}:{there}")]
         try:
-            parts = subprocess.run([BUILT / "testbed", "parts", *words, self.dir], capture_output=True, text=True, check=True)
+            parts = run(TESTBED, "parts", *words, self.dir)
         except BaseException:
             self.__exit__()
             raise
-        self.kernel, self.initrd, append = parts.stdout.splitlines()
+        self.kernel, self.initrd, append = parts.splitlines()
         self.append = f"{append} rdinit=/bin/groups.sh"
 
-    def __enter__(self):
+    def __enter__(self) -> "GroupHost":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.end()
         for directory in (self.dir, self.ram):
             shutil.rmtree(directory, ignore_errors=True)
@@ -96,33 +121,32 @@ class Lab:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for serial in self.serials:
             serial.close()
-        # VMs before lenders, which they may wait for.
+        # VMs end before lenders, which they may wait for.
         for run_dir, vm in self.vms:
-            self.run("vm", "stop", vm, "--force", run_dir=run_dir)
+            self.try_aquifer("vm", "stop", vm, "--force", run_dir=run_dir)
         for process in reversed(self.processes):
             process.terminate()
             process.wait()
         for group in self.groups:
-            self.run("group", "rm", group)
+            self.try_aquifer("group", "rm", group)
         self.processes, self.vms, self.serials, self.groups = [], [], [], []
         signal.signal(signal.SIGINT, before)
 
-    def run(self, *words, run_dir: Path | None = None):
-        words = [AQUIFER, "--json", "--run-dir", run_dir or self.run_dir, *map(str, words)]
-        # In a session of its own, as all that is started: ctrl-C is for the script, which ends them in order.
-        return subprocess.run(words, capture_output=True, text=True, env=self.env(), start_new_session=True)
+    def try_aquifer(self, *words, run_dir: Path | None = None) -> None:
+        """Runs a command that may fail."""
+        command = [AQUIFER, "--run-dir", run_dir or self.run_dir, *words]
+        subprocess.run(command, capture_output=True, **self.options())
 
     def aquifer(self, *words, run_dir: Path | None = None):
-        done = self.run(*words, run_dir=run_dir)
-        if done.returncode != 0:
-            sys.exit(f"aquifer {' '.join(map(str, words))}: {done.stderr}")
-        return json.loads(done.stdout or "null")
+        return aquifer("--run-dir", run_dir or self.run_dir, *words, **self.options())
 
-    def env(self) -> dict:
-        return {**os.environ, "AQUIFER_GROUPS": str(self.dir / "groups")}
+    def options(self) -> dict:
+        # Sessions of their own keep ctrl-C from all processes: the script ends them in order.
+        env = {**os.environ, "AQUIFER_GROUPS": str(self.dir / "groups")}
+        return {"env": env, "start_new_session": True}
 
-    def popen(self, words: list, **more):
-        process = subprocess.Popen(list(map(str, words)), text=True, start_new_session=True, env=self.env(), **more)
+    def popen(self, words: list, **more) -> subprocess.Popen:
+        process = subprocess.Popen(list(map(str, words)), text=True, **self.options(), **more)
         self.processes.append(process)
         return process
 
@@ -130,118 +154,149 @@ class Lab:
         self.aquifer("group", "create", name, *words)
         self.groups.append(name)
 
-    def ksm(self) -> dict:
-        """Plain guests, whose memory KSM may merge."""
-        def pss() -> int:
-            rollups = [Path(f"/proc/{process.pid}/smaps_rollup").read_text() for process in self.processes]
-            return sum(int(line.split()[1]) for text in rollups for line in text.splitlines() if line.startswith("Pss:")) * 1024
-        read = lambda name: int((KSM / name).read_text())
-        set_to = lambda name, value: (KSM / name).write_text(str(value))
-        before = {name: read(name) for name in ("run", "pages_to_scan", "sleep_millisecs")}
-        try:
-            set_to("run", 2)
-            for guest in range(self.count):
-                log = self.dir / f"serial{guest}"
-                self.popen(
-                    ["qemu-system-x86_64", "-machine", "q35,accel=tcg,memory-backend=ram,mem-merge=on", "-object", f"memory-backend-ram,id=ram,size={MEMORY}M,merge=on",
-                     "-m", f"{MEMORY}M", "-smp", "2", "-nodefaults", "-display", "none", "-serial", f"file:{log}", "-kernel", self.kernel, "-initrd", self.initrd,
-                     "-append", self.append], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            logs = [self.dir / f"serial{guest}" for guest in range(self.count)]
-            while not all(log.exists() and SAYS in log.read_bytes() for log in logs):
-                time.sleep(0.2)
-            time.sleep(3)
-            ksmd = subprocess.run(["pgrep", "-x", "ksmd"], capture_output=True, text=True, check=True).stdout.split()
-            memory, used, scanned = pss(), cpu(ksmd), read("pages_scanned")
-            set_to("pages_to_scan", 1000)
-            set_to("sleep_millisecs", 0)
-            set_to("run", 1)
-            took, first = until_settled(lambda: read("pages_sharing") * PAGE, lambda: cpu(ksmd))
-            result = {"saved_mib": (memory - pss()) / MIB, "of_mib": memory / MIB, "told_mib": read("pages_sharing") * PAGE / MIB, "seconds": took, "cpu_until_saved": first,
-                      "cpu_seconds": cpu(ksmd) - used, "scanned": read("pages_scanned") - scanned}
-        finally:
-            set_to("run", 2)
-            for name, value in before.items():
-                set_to(name, value)
-            self.end()
-        return result
+    def start_qemu(self, log: Path) -> None:
+        """Starts a plain guest, whose memory KSM may merge."""
+        memory = f"memory-backend-ram,id=ram,size={MEMORY}M,merge=on"
+        self.popen([
+            "qemu-system-x86_64", "-machine", "q35,accel=tcg,memory-backend=ram,mem-merge=on",
+            "-object", memory, "-m", f"{MEMORY}M", "-smp", "2", "-nodefaults", "-display", "none",
+            "-serial", f"file:{log}", "-kernel", self.kernel, "-initrd", self.initrd,
+            "-append", self.append,
+        ], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def start(self, vm: str, group: str, way: list, asked: str = "", run_dir: Path | None = None, memory: int = MEMORY, cpus: int = 2) -> None:
-        """A guest as a VM of a group. `way` is where its memory is; `asked` what its kernel's command line tells it beside the rest."""
+    def pss(self) -> int:
+        """Returns the proportional set size of all processes, in bytes."""
+        rollups = [Path(f"/proc/{one.pid}/smaps_rollup").read_text() for one in self.processes]
+        lines = [line for text in rollups for line in text.splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+
+    def ksm(self) -> dict:
+        """Measures KSM at full speed, with plain guests."""
+        with KsmSettings() as ksm:
+            try:
+                logs = [self.dir / f"serial{guest}" for guest in range(self.count)]
+                for log in logs:
+                    self.start_qemu(log)
+                filled = lambda: all(log.exists() and FILLED in log.read_bytes() for log in logs)
+                wait("the guests to fill their memory", filled, 300, 0.2)
+                time.sleep(3)
+                ksmd = run("pgrep", "-x", "ksmd").split()
+                memory, used, scanned = self.pss(), cpu(ksmd), ksm.read("pages_scanned")
+                ksm.set("pages_to_scan", 1000)
+                ksm.set("sleep_millisecs", 0)
+                ksm.set("run", 1)
+                shared = lambda: ksm.read("pages_sharing") * PAGE
+                took, first = until_settled(shared, lambda: cpu(ksmd))
+                return {
+                    "saved_mib": (memory - self.pss()) / MIB, "of_mib": memory / MIB,
+                    "told_mib": shared() / MIB, "seconds": took, "cpu_until_saved": first,
+                    "cpu_seconds": cpu(ksmd) - used,
+                    "scanned": ksm.read("pages_scanned") - scanned,
+                }
+            finally:
+                self.end()
+
+    def start(
+        self, vm: str, group: str, where: list, asked: str = "", run_dir: Path | None = None,
+        memory: int = MEMORY, cpus: int = 2,
+    ) -> None:
+        """Starts a guest as a VM of a group. `where` says where its memory is; `asked` goes onto
+        its kernel's command line."""
         self.vms.append((run_dir or self.run_dir, vm))
-        status = self.aquifer("vm", "start", vm, "--memory", f"{memory}M", *way, "--group", group, "--cpus", cpus, "--accel", "tcg", "--kernel", self.kernel, "--initrd", self.initrd,
-                              "--append", f"{self.append} {asked}", run_dir=run_dir)
+        status = self.aquifer(
+            "vm", "start", vm, "--memory", f"{memory}M", *where, "--group", group, "--cpus", cpus,
+            "--accel", "tcg", "--kernel", self.kernel, "--initrd", self.initrd,
+            "--append", f"{self.append} {asked}", run_dir=run_dir,
+        )
         self.serials.append(socket.socket(socket.AF_UNIX))
         self.serials[-1].connect(status["serial"])
 
-    def until_full(self) -> None:
+    def wait_until_filled(self) -> None:
         for serial in self.serials:
             serial.settimeout(180)
             said = b""
-            while SAYS not in said:
+            while FILLED not in said:
                 said += serial.recv(4096)
 
-    def start_group(self) -> list:
-        """The same guests as VMs of a group; their serial ports."""
+    def start_group(self) -> None:
+        """Starts the guests as VMs of one group."""
         self.create_group("blue")
         for guest in range(self.count):
             self.start(f"vm{guest}", "blue", LOCAL)
-        self.until_full()
-        return self.serials
+        self.wait_until_filled()
 
-    def scan(self, rate, group: str = "blue", report: str = "1s"):
-        words = [AQUIFER, "--json", "--run-dir", self.run_dir, "group", "scan", group, "--scan", rate, "--report", report]
-        return self.popen(words, stdout=subprocess.PIPE)
+    def scan(self, rate, group: str = "blue", report: str = "1s") -> subprocess.Popen:
+        return self.popen([
+            AQUIFER, "--json", "--run-dir", self.run_dir, "group", "scan", group, "--scan", rate,
+            "--report", report,
+        ], stdout=subprocess.PIPE)
+
+    def order(self, word: str) -> None:
+        """Sends an order to all guests."""
+        for serial in self.serials:
+            serial.sendall(word.encode() + b"\n")
+
+    def set_caches(self, mib: int) -> None:
+        for _, vm in self.vms:
+            self.aquifer("region", "resize-cache", vm, f"{mib}M")
 
     def rates(self, seconds: int) -> dict:
-        """What the scanner says second by second, by variant and by what the guests do."""
-        serials = self.start_group()
-        tell = lambda order: [serial.sendall(order.encode() + b"\n") for serial in serials]
-        all_of = {}
+        """Returns the scanner's reports, one a second, by variant and by what the guests do."""
+        self.start_group()
+        result = {}
         for variant in ("c", "cs", "csd", "20"):
             scanner = self.scan(variant)
-            said: dict = {}
-            for phase, orders, cache in (("idle", ["idle"], MEMORY + 64), ("busy", ["busy"], MEMORY + 64), ("busy, short of memory", ["walk"], 24)):
-                for _, vm in self.vms:
-                    self.aquifer("region", "resize-cache", vm, f"{cache}M")
-                for order in orders:
-                    tell(order)
-                said[phase] = [json.loads(scanner.stdout.readline()) for _ in range(seconds)]
-            tell("idle")
+            result[variant] = {}
+            for phase, (order, cache) in PHASES.items():
+                self.set_caches(cache)
+                self.order(order)
+                reports = [json.loads(scanner.stdout.readline()) for _ in range(seconds)]
+                result[variant][phase] = [
+                    {field: one[field] for field in RATE_FIELDS} for one in reports
+                ]
+            self.order("idle")
             scanner.terminate()
             scanner.wait()
             self.processes.remove(scanner)
-            for _, vm in self.vms:
-                self.aquifer("region", "resize-cache", vm, f"{MEMORY + 64}M")
+            self.set_caches(MEMORY + 64)
             self.aquifer("group", "scan", "blue", "--undo")
-            keep = lambda one: {key: one[key] for key in ("scan_pages_per_ms", "saved_bytes", "scanner_cpu_pct", "scanned", "merged", "why")}
-            all_of[variant] = {phase: [keep(one) for one in ones] for phase, ones in said.items()}
         self.end()
-        return all_of
+        return result
+
+    def taken(self) -> int:
+        """Returns the bytes that the files of regions and frames take."""
+        regions = self.run_dir / "regions"
+        files = [*regions.glob("vm*"), *regions.glob("@*/frames")]
+        return sum(os.stat(path).st_blocks for path in files) * 512
 
     def group(self) -> dict:
-        """VMs of a group, and its scanner as fast as it can."""
-        regions = self.run_dir / "regions"
-        taken = lambda: sum(os.stat(path).st_blocks for path in [*regions.glob("vm*"), *regions.glob("@*/frames")]) * 512
+        """Measures a group's scanner as fast as it can, with VMs of the group."""
         self.start_group()
         time.sleep(3)
-        memory = taken()
+        memory = self.taken()
         shown = [self.aquifer("region", "show", vm) for _, vm in self.vms]
-        engines, programs = [one["pid"] for one in shown], [pid for one in shown for pid in one["processes"]]
+        engines = [one["pid"] for one in shown]
+        programs = [pid for one in shown for pid in one["processes"]]
         spent = lambda: cpu(engines) + cpu(programs, "aquifer")
         used = spent()
         scanner = self.scan(100000)
-        took, first = until_settled(lambda: max(0, memory - taken()), lambda: cpu([scanner.pid]) + spent())
+        saved_now = lambda: max(0, memory - self.taken())
+        took, first = until_settled(saved_now, lambda: cpu([scanner.pid]) + spent())
         scans = cpu([scanner.pid])
         merges = spent() - used
         last = json.loads(scanner.stdout.readline())
-        saved = memory - taken()
-        # What it has said meanwhile, up to now.
+        saved = memory - self.taken()
+        # Reads the reports of the meantime, to the last.
         scanner.terminate()
         for line in scanner.stdout:
             last = json.loads(line)
         scanner.wait()
-        result = {"saved_mib": saved / MIB, "of_mib": memory / MIB, "told_mib": (last["saved_bytes"] + last["zero"] * PAGE) / MIB, "seconds": took, "cpu_until_saved": first,
-                  "cpu_seconds": scans + merges, "scanner_cpu_seconds": scans, "scanned": last["scanned"], "mappings_per_page": last["mappings_per_page"],
-                  "broken": last["broken"]}
+        result = {
+            "saved_mib": saved / MIB, "of_mib": memory / MIB,
+            "told_mib": (last["saved_bytes"] + last["zero"] * PAGE) / MIB, "seconds": took,
+            "cpu_until_saved": first, "cpu_seconds": scans + merges, "scanner_cpu_seconds": scans,
+            "scanned": last["scanned"], "mappings_per_page": last["mappings_per_page"],
+            "broken": last["broken"],
+        }
         self.end()
         return result

@@ -1,10 +1,11 @@
 #!/bin/busybox sh
-# The first process of a guest of lab/groups and lab/consolidation: has memory that all guests have (numbers), and memory that none other has; says so, and takes orders.
+# The first process in the guests of page_sharing.py and consolidation.py. It fills memory with
+# numbers that all guests have, and with data of its own. Then it reports that, and takes orders.
 /bin/busybox mkdir -p /proc /dev
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t devtmpfs dev /dev
-# What the kernel's command line says is in the environment: with which number the data begins, if there is to be any. Of a MiB of numbers 48 are made, as that is
-# quicker: with other digits each time.
+# The kernel's command line is in the environment: `data` is the first number, or 0 for no data. One
+# MiB of numbers becomes 48 different ones by other digits each time, which is quicker.
 [ "${data:-1}" = 0 ] || {
 	/bin/busybox seq "${data:-1}" 900000000 | /bin/busybox head -c 1048576 >/part
 	digits=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
@@ -15,7 +16,7 @@
 	done >/same
 	/bin/busybox head -c 16777216 /dev/urandom >/own
 }
-# Not by cat, which has the kernel pass pages to /dev/null without a look at what is in them.
+# Not by cat: with it, the kernel passes pages to /dev/null without reading them.
 read_all() {
 	/bin/busybox dd if="$1" of=/dev/null bs=64k 2>/dev/null
 }

@@ -1,69 +1,82 @@
-"""A lender on this host with regions over it, for the lab's scripts: `aquifer export` over a unix socket or loopback TCP. All of it ends with `close`."""
+"""A lender on this host, with regions over it: `aquifer export` over a Unix socket or loopback TCP.
+"""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BUILT = Path(os.environ.get("AQUIFER_BUILT", ROOT / "target/release"))
-AQUIFER = BUILT / "aquifer"
+from common.bench import AQUIFER, Failed, aquifer, note, wait
+
 EXTENT_MIB = 64
-TIMEOUT = 10
+# Seconds in which the programs that map a region must have ended before it is removed.
+REMOVE_TIMEOUT = 10
 
 
 class Lender:
-    """A lender of `mib` MiB, a directory for what is measured, and the regions that were made and not yet removed."""
+    """A lender of `mib` MiB, a scratch directory, and the regions that still exist."""
 
     def __init__(self, name: str, mib: int, tcp: bool = False):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         self.regions: list = []
         self.dir = Path(tempfile.mkdtemp(prefix=f"{name}-"))
         self.ram = Path(tempfile.mkdtemp(prefix=f"aquifer-{name}-", dir="/dev/shm"))
         self.address = "127.0.0.1:10898" if tcp else f"unix:{self.dir}/lender"
-        self.uri = "nbd://127.0.0.1:10898/" if tcp else f"nbd+unix:///?socket={self.dir}/lender"
+        uri = "nbd://127.0.0.1:10898/"
+        self.uri = uri if tcp else f"nbd+unix:///?socket={self.dir}/lender"
         room = -(-mib // EXTENT_MIB) * EXTENT_MIB
-        # In a session of its own, as all that regions need: ctrl-C is for the script, which ends them in order.
-        self.process = subprocess.Popen([AQUIFER, "--json", "export", f"{room}M", "--nbd", self.address, "--dir", self.ram / "pages"],
-                                        stdout=subprocess.PIPE, text=True, env=self.env(), start_new_session=True)
+        # A session of its own keeps ctrl-C from the lender: the script ends its processes in order.
+        self.process = subprocess.Popen(
+            [AQUIFER, "--json", "export", f"{room}M", "--nbd", self.address,
+             "--dir", self.ram / "pages"],
+            stdout=subprocess.PIPE, text=True, env=self.env(), start_new_session=True,
+        )
         if not self.process.stdout.readline():
             self.close()
-            sys.exit(f"{sys.argv[0]}: no lender")
+            raise Failed("the lender did not start")
 
     def env(self) -> dict:
         return os.environ | {"AQUIFER_RUN_DIR": str(self.dir)}
 
-    def aquifer(self, *words: str) -> dict:
-        done = subprocess.run([AQUIFER, "--json", *map(str, words)], capture_output=True, text=True, env=self.env())
-        if done.returncode != 0:
-            raise SystemExit(f"{sys.argv[0]}: aquifer {' '.join(map(str, words))}: {done.stderr.strip()}")
-        return json.loads(done.stdout or "{}")
+    def aquifer(self, *words):
+        return aquifer(*words, env=self.env())
 
-    def create(self, name: str, size_mib: int, cache_kib: int, link: str | None = None, more: tuple = ()) -> Path:
-        """The region's file. With `link` its pages cross an emulated link, one at a time, in place of going to the lender."""
+    def create(
+        self, name: str, size_mib: int, cache_kib: int, link: str | None = None, more: tuple = ()
+    ) -> Path:
+        """Creates a region, and returns its file. With `link`, its pages cross an emulated link,
+        one at a time, instead of the way to the lender."""
         self.regions.append(name)
-        way = ["--emulate-link", link, "--one-at-a-time"] if link else ["--lender", self.uri, "--unsealed"]
-        made = self.aquifer("region", "create", name, "--size", f"{size_mib}M", "--cache", f"{cache_kib}K", *way, *more)
-        return Path(made["file"])
+        if link:
+            where = ["--emulate-link", link, "--one-at-a-time"]
+        else:
+            where = ["--lender", self.uri, "--unencrypted"]
+        created = self.aquifer(
+            "region", "create", name, "--size", f"{size_mib}M", "--cache", f"{cache_kib}K",
+            *where, *more,
+        )
+        return Path(created["file"])
 
     def show(self, name: str) -> dict:
         return self.aquifer("region", "show", name)
 
     def remove(self, name: str) -> None:
-        """Whoever mapped it may have ended a moment ago."""
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            done = subprocess.run([AQUIFER, "region", "rm", name], capture_output=True, text=True, env=self.env())
-            if done.returncode == 0 or "no region" in done.stderr or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        if time.monotonic() > deadline:
-            print(f"{sys.argv[0]}: {name} is still there: {done.stderr.strip()}", file=sys.stderr)
+        """Removes a region. A program that mapped it may still be about to end, so this retries."""
+        refusal = ""
+
+        def removed() -> bool:
+            nonlocal refusal
+            done = subprocess.run(
+                [AQUIFER, "region", "rm", name], capture_output=True, text=True, env=self.env()
+            )
+            refusal = done.stderr.strip()
+            return done.returncode == 0 or "no region" in refusal
+
+        try:
+            wait(f"the removal of region {name}", removed, REMOVE_TIMEOUT, 0.05)
+        except Failed as failed:
+            note(f"{failed}: {refusal}")
         self.regions.remove(name)
 
     def close(self) -> None:
@@ -74,8 +87,3 @@ class Lender:
         self.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
         shutil.rmtree(self.ram, ignore_errors=True)
-
-
-def end(process: subprocess.Popen) -> None:
-    process.kill()
-    process.wait()

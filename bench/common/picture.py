@@ -1,18 +1,26 @@
-"""Pictures of the lab's figures: what they have in common. Needs Debian's python3-matplotlib (`scripts/install-packages lab`), and only for `--picture`."""
+"""Draws, for `--picture`. Needs Debian's python3-matplotlib (`scripts/install-packages bench`)."""
 
 from pathlib import Path
 
-COLOURS = ["#4682b4", "#d2691e", "#6b8e23", "#8b5a9b", "#c0392b", "#7f8c8d", "#d4a017", "#16a085"]
+COLOURS = [
+    "#4682b4", "#d2691e", "#6b8e23", "#8b5a9b", "#c0392b", "#7f8c8d", "#d4a017", "#16a085",
+]
 MARKERS = "osD^vPX*"
 
 
 def panels(title: str, columns: int, rows: int = 1, width: float = 6.4, height: float = 4.4):
-    """A figure with a title, and its panels as a list of rows."""
+    """Returns a figure with a title, and its panels as a list of rows."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    plt.rcParams.update({"font.size": 10, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained")
+    plt.rcParams.update({
+        "font.size": 10, "axes.axisbelow": True,
+        "axes.spines.top": False, "axes.spines.right": False,
+    })
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False,
+        layout="constrained",
+    )
     figure.suptitle(title, fontsize=14)
     for row in axes:
         for panel in row:
@@ -21,10 +29,10 @@ def panels(title: str, columns: int, rows: int = 1, width: float = 6.4, height: 
 
 
 def stacked(panel, names: list, parts: dict) -> None:
-    """A bar for each name, of parts that lie on one another: {what: [a value for each name]}."""
+    """Draws a bar for each name, of stacked parts: {label: [a value for each name]}."""
     below = [0.0] * len(names)
-    for (what, values), colour in zip(parts.items(), COLOURS):
-        panel.bar(range(len(names)), values, bottom=below, width=0.7, label=what, color=colour)
+    for (label, values), colour in zip(parts.items(), COLOURS):
+        panel.bar(range(len(names)), values, bottom=below, width=0.7, label=label, color=colour)
         below = [under + value for under, value in zip(below, values)]
     for at, total in enumerate(below):
         panel.text(at, total, f"{total:.0f}", ha="center", va="bottom", fontsize=8)
@@ -32,11 +40,14 @@ def stacked(panel, names: list, parts: dict) -> None:
 
 
 def grouped(panel, groups: list, bars: dict) -> None:
-    """Bars side by side in groups: {what: ([a value for each group], colour, hatch)}."""
+    """Draws bars side by side in groups: {label: ([a value for each group], colour, hatch)}."""
     width = 0.84 / len(bars)
-    for at, (what, (values, colour, hatch)) in enumerate(bars.items()):
+    for at, (label, (values, colour, hatch)) in enumerate(bars.items()):
         places = [group - 0.42 + width * (at + 0.5) for group in range(len(groups))]
-        panel.bar(places, values, width=width, label=what, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+        panel.bar(
+            places, values, width=width, label=label, color=colour, hatch=hatch,
+            edgecolor="white", linewidth=0.3,
+        )
     panel.set_xticks(range(len(groups)), groups)
 
 
