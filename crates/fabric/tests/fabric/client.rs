@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Failure, NbdError, Run, Target};
+use aquifer_fabric::nbd::proto::option;
 
 use crate::certificates::{Cluster, host};
 use crate::nbdkit::Nbdkit;
@@ -117,6 +118,23 @@ fn an_unknown_export_is_refused_by_name() {
     let target = Target { address: server.address(), export: "not there".into(), tls: None };
     let error = Connection::connect(Arc::new(target), TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("not%20there") && error.contains("no such export"), "{error}");
+}
+
+#[test]
+fn a_refused_client_takes_its_leave() {
+    let error = malicious(|mut socket| {
+        socket.write_all(GREETING).unwrap();
+        socket.read_exact(&mut [0; 4]).unwrap();
+        let structured = read_option(&mut socket);
+        answer(&mut socket, structured, 0x8000_0001, b"not known here");
+        let go = read_option(&mut socket);
+        answer(&mut socket, go, 0x8000_0007, b"maintenance");
+        assert_eq!(read_option(&mut socket), option::ABORT);
+        // The end is in order: no reset.
+        assert_eq!(socket.read(&mut [0]).unwrap(), 0);
+    });
+    assert!(matches!(error.failure, Failure::Refused(_)) && error.ends_connection(), "{error}");
+    assert!(error.to_string().contains("shutting down (maintenance)"), "{error}");
 }
 
 #[test]

@@ -41,7 +41,12 @@ pub(super) fn connect(
             Box::new(tls::connect(socket, config.clone(), host, deadline.left())?)
         }
     };
-    let agreement = agree(&mut Wire { channel: &mut *channel, deadline }, &target.export, visitor)?;
+    let mut wire = Wire { channel: &mut *channel, deadline };
+    let agreement = agree(&mut wire, &target.export, visitor).inspect_err(|failure| {
+        if matches!(failure, Failure::Refused(_) | Failure::Claimed(_)) {
+            wire.leave();
+        }
+    })?;
     Ok((channel, agreement))
 }
 
@@ -112,6 +117,15 @@ impl Wire<'_> {
             length: length.into(),
         };
         self.send(&[header.as_bytes(), payload])
+    }
+
+    /// Ends the session by ABORT, as a client must that leaves the option phase (NBD, "Termination
+    /// of the session during option haggling").
+    fn leave(&mut self) {
+        // Without ABORT the server still sees the connection close.
+        if self.ask(option::ABORT, &[]).is_ok() {
+            let _ = self.channel.set_abortive(false);
+        }
     }
 
     fn answer(&mut self, option: u32) -> Result<Answer, Failure> {

@@ -94,8 +94,8 @@ pub(super) fn run(
     }
     let no_zeroes = flags & handshake::C_NO_ZEROES != 0;
 
-    let needs_tls = matches!(security, Security::Tls(_));
-    let next = Haggle::new(&mut wire, exports, peer, no_zeroes, needs_tls, end).run()?;
+    let tls = if matches!(security, Security::Tls(_)) { Tls::Demanded } else { Tls::Absent };
+    let next = Haggle::new(&mut wire, exports, peer, no_zeroes, tls, end).run()?;
     match (next, security) {
         (Agreed::Terms(agreed), _) => Ok(Some(agreed.with(wire.channel))),
         (Agreed::StartTls, Security::Tls(config)) => {
@@ -105,7 +105,7 @@ pub(super) fn run(
             peer.host = Some(host);
             // Nothing of the negotiation before TLS counts (NBD, "NBD_OPT_STARTTLS").
             let mut wire = Wire::new(stream, deadline);
-            match Haggle::new(&mut wire, exports, peer, no_zeroes, false, end).run()? {
+            match Haggle::new(&mut wire, exports, peer, no_zeroes, Tls::Active, end).run()? {
                 Agreed::Terms(agreed) => Ok(Some(agreed.with(wire.channel))),
                 _ => Ok(None),
             }
@@ -163,14 +163,24 @@ impl Modes {
     }
 }
 
+/// TLS in a session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tls {
+    /// The server has none.
+    Absent,
+    /// The client must start it before any other option.
+    Demanded,
+    /// The session runs under it.
+    Active,
+}
+
 /// The option phase ("Option haggling" in the specification).
 struct Haggle<'a, C> {
     wire: &'a mut Wire<C>,
     exports: &'a dyn Exports,
     peer: &'a Peer,
     no_zeroes: bool,
-    /// The client must start TLS before any other option.
-    needs_tls: bool,
+    tls: Tls,
     structured: bool,
     /// The export for which the client selected `base:allocation`.
     allocation_of: Option<String>,
@@ -187,22 +197,11 @@ impl<'a, C: Channel> Haggle<'a, C> {
         exports: &'a dyn Exports,
         peer: &'a Peer,
         no_zeroes: bool,
-        needs_tls: bool,
+        tls: Tls,
         end: &'a dyn Fn() -> io::Result<End>,
     ) -> Self {
         let (structured, allocation_of, chosen, stay) = (false, None, String::new(), None);
-        Self {
-            wire,
-            exports,
-            peer,
-            no_zeroes,
-            needs_tls,
-            structured,
-            allocation_of,
-            chosen,
-            end,
-            stay,
-        }
+        Self { wire, exports, peer, no_zeroes, tls, structured, allocation_of, chosen, end, stay }
     }
 
     fn run(mut self) -> Result<Agreed, HandshakeError> {
@@ -239,7 +238,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
         }
         let mut payload = vec![0; length];
         self.wire.recv(&mut payload)?;
-        if self.needs_tls {
+        if self.tls == Tls::Demanded {
             return self.before_tls(option, &payload);
         }
         match option {
@@ -253,6 +252,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
                 self.acknowledge(option)
             }
             option::STRUCTURED_REPLY => self.invalid(option),
+            // TLS starts once in a session (NBD, "FORCEDTLS mode").
+            option::STARTTLS if self.tls == Tls::Active => self.invalid(option),
             option::INTRODUCE => self.introduce(&payload),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(option, &payload)

@@ -1,8 +1,10 @@
 //! Tests that the server admits hosts of the cluster by mutual TLS, and no other client.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use aquifer_fabric::Address;
+use aquifer_fabric::channel::Channel as _;
 use aquifer_fabric::nbd::proto::{option, reply};
 use aquifer_fabric::nbd::server::{Security, Server};
 use aquifer_page::Bytes;
@@ -94,4 +96,27 @@ fn a_stranger_gets_nothing() {
         assert!(refused);
     }
     assert!(served.registry.peers.lock().unwrap().is_empty());
+}
+
+#[test]
+fn tls_starts_once_in_a_session() {
+    let (served, cluster) = (Served::new(Bytes::mib(1)), Cluster::new());
+    let path = served.path("secure");
+    let _server = secure(&served, &cluster, &format!("unix:{}", path.display()));
+    let mut client = Client::greeted(&path);
+    client.option(option::STARTTLS, &[]);
+    assert_eq!(client.option_reply(option::STARTTLS).0, reply::ACK);
+    let config = cluster.identity("borrower").client_config();
+    let host = crate::certificates::host("lender");
+    let timeout = crate::common::TIMEOUT;
+    let mut stream =
+        aquifer_fabric::tls::connect(client.stream.into(), config, &host, timeout).unwrap();
+    let again = [&b"IHAVEOPT"[..], &option::STARTTLS.to_be_bytes(), &[0; 4]].concat();
+    stream.send_all(&mut [IoSlice::new(&again)]).unwrap();
+    let (mut answer, mut at) = ([0; 20], 0);
+    while at < answer.len() {
+        at += stream.recv(&mut answer[at..]).unwrap();
+    }
+    assert_eq!(answer[8..12], option::STARTTLS.to_be_bytes());
+    assert_eq!(answer[12..16], reply::ERR_INVALID.to_be_bytes());
 }
