@@ -423,7 +423,7 @@ fn a_refusal_is_heard_and_the_next_lender_is_asked_at_once() {
     host.event(Event::Refused { by: name("b"), message, why });
     assert_eq!(host.request_sent().0, "c");
     let text = host.step.decisions[0].to_string();
-    assert!(text.contains("is refused 1GiB by b: me is no peer of b"), "{text}");
+    assert!(text.contains("gets no 1GiB from b, which refuses the request: me is no peer of b"), "{text}");
 }
 
 #[test]

@@ -285,9 +285,10 @@ fn a_host_of_another_cluster_gets_nothing_and_trusts_nothing() {
 fn a_host_is_not_taken_for_another_one() {
     let cluster = Cluster::new();
     cluster.issue("impostor", &["lender".to_owned(), "127.0.0.1".to_owned()]);
-    for (name, why) in
-        [("borrower", "certificate"), ("impostor", "that of host impostor, not of lender")]
-    {
+    for (name, why) in [
+        ("borrower", "certificate"),
+        ("impostor", "its certificate names host impostor, not lender"),
+    ] {
         let (ours, theirs) = pair();
         let config = cluster.identity(name).server_config();
         let server = thread::spawn(move || tls::accept(theirs.into(), config, TIMEOUT));

@@ -68,7 +68,7 @@ fn a_disk_is_read_by_all_or_written_by_one() {
     one.read(0, &mut read).unwrap();
     assert!(read == content);
     let refused = here.export(path.to_str().unwrap()).unwrap_err().to_string();
-    assert!(refused.contains("read by others"), "{refused}");
+    assert!(refused.contains("other VMs read"), "{refused}");
     drop((one, other));
     let mut writer = None;
     until(|| {

@@ -127,7 +127,7 @@ fn a_killed_lender_has_all_shared_pages_when_it_is_back() {
     // The store refuses an export with other parameters, and its pages stay.
     let other = setting.aquifer(&[&["export", "128M"], &words[8..]].concat());
     assert!(
-        stderr(&other).contains("leases of an agent, or of an export with other names"),
+        stderr(&other).contains("leases of an agent, or of an export with another name"),
         "{}",
         stderr(&other)
     );

@@ -238,9 +238,10 @@ fn damage_is_found_by_digests() {
         let digest = aquifer_fabric::nvme::proto::digest::of(pdu.as_bytes());
         [pdu.as_bytes(), digest.as_bytes(), &[0; PAGE_SIZE], &[1; 4]].concat()
     };
-    for (answer, what) in
-        [(damaged_header, "a header was damaged"), (damaged_data, "data that was read was")]
-    {
+    for (answer, what) in [
+        (damaged_header, "the network damaged a header"),
+        (damaged_data, "the network damaged data"),
+    ] {
         let error = misbehaving(&served, true, answer, a_read);
         assert!(matches!(error.failure, Failure::Damaged(_)) && error.ends_connection(), "{error}");
         assert!(error.to_string().contains(what), "{error}");

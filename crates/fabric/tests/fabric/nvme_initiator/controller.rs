@@ -65,7 +65,7 @@ fn queues_that_are_left_make_room_for_others() {
     for _ in 0..20 {
         let second = session.connect(TIMEOUT).unwrap();
         let third = session.connect(TIMEOUT).unwrap_err();
-        assert!(third.to_string().contains("no more than 2 I/O queues"), "{third}");
+        assert!(third.to_string().contains("at most 2 I/O queues"), "{third}");
         drop(second);
         eventually("the target knows", || served.queues() == 2);
     }
