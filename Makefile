@@ -9,7 +9,7 @@ help: ## list the targets
 demo: ## build, then show two hosts that share memory (six minutes, the build included)
 	scripts/need-root demo
 	scripts/install-packages demo
-	cargo build --release --locked -p aquifer-cli --bin aquifer
+	cargo build --release --locked -p aquifer-cli -p aquifer-demo --bins
 	target/release/aquifer demo sharing --picture sharing.png
 	@echo 'The picture is sharing.png. Next: make demo-all, or docs/tutorial.md'
 
@@ -44,7 +44,7 @@ bench: ## measure all figures of docs/benchmarks.md again, beside the peers (hou
 	cargo build --release --locked --workspace --lib --examples --bins
 	bench/run all
 
-build: ## build target/release/aquifer and the agent for guests
+build: ## build target/release/aquifer, its demos, and the agent for guests
 	cargo build --release --locked
 	scripts/guest-agent
 
@@ -52,7 +52,8 @@ guest: ## build target/release/aquifer-guest, the static agent for guests
 	scripts/guest-agent
 
 install: build ## copy binaries, libraries and header to /usr/local/{bin,lib,include}
-	install -m 755 target/release/aquifer target/release/aquifer-guest /usr/local/bin/
+	install -m 755 target/release/aquifer target/release/aquifer-demo /usr/local/bin/
+	install -m 755 target/release/aquifer-guest /usr/local/bin/
 	install -m 755 target/release/libaquifer_preload.so target/release/libaquifer.so /usr/local/lib/
 	install -m 644 crates/libaquifer/include/aquifer.h /usr/local/include/aquifer.h
 

@@ -227,7 +227,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not TOML, or has unknown keys or values.
-    #[error("the configuration {path} is wrong: {source}")]
+    #[error("the configuration {path} is invalid: {source}")]
     Parse {
         /// Path of the file.
         path: PathBuf,
@@ -235,7 +235,7 @@ pub enum ConfigError {
         source: Box<toml::de::Error>,
     },
     /// A value is out of range, or values contradict each other.
-    #[error("the configuration {path} is wrong: {why}")]
+    #[error("the configuration {path} is invalid: {why}")]
     Invalid {
         /// Path of the file.
         path: PathBuf,
@@ -278,7 +278,7 @@ impl Config {
         }
         if self.memory.gate_swap && self.memory.cgroup.is_none() {
             return Err(
-                "[memory] gate_swap = true needs a cgroup: name one, or leave it out".to_owned()
+                "[memory] gate_swap = true needs a cgroup: set one, or remove gate_swap".to_owned()
             );
         }
         if !(0.0..1.0).contains(&pressure) {

@@ -74,7 +74,7 @@ pub enum AgentError {
     },
     /// The operator forced the end while borrowers had pages here; the text lists them.
     #[error(
-        "the agent ended at once, with {0} still here: to lose nothing, start an agent again \
+        "the agent stopped at once, but still held {0}: to lose nothing, start an agent again \
          before their io_timeout ends"
     )]
     Forced(String),
@@ -97,7 +97,7 @@ pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     for rule in &aquifer_blockdev::safety::protect_agent().0 {
         if let Some(failed) = &rule.failed {
             tracing::warn!(
-                "the agent does not meet a rule for short memory ('{}'): {failed}",
+                "the agent lacks a protection for when memory is short ('{}'): {failed}",
                 rule.rule
             );
         }

@@ -110,7 +110,7 @@ impl Peers {
         match self.knows(from) {
             true => Ok(()),
             false => Err(Problem {
-                error: format!("{from} is no peer of {host}"),
+                error: format!("{from} is not a peer of {host}"),
                 help: Some(format!("add a [[peer]] named {from} to the configuration of {host}")),
             }),
         }
@@ -301,7 +301,7 @@ fn with_help(problem: &Problem) -> String {
 
 fn unknown(host: &HostName) -> String {
     format!(
-        "{host} is no peer of this host: add a [[peer]] with its name and address \
+        "{host} is not a peer of this host: add a [[peer]] with its name and address \
          to the configuration"
     )
 }

@@ -94,7 +94,7 @@ impl Signals {
             }
             if told.is_none() {
                 tracing::info!(
-                    "recalling all leases before the end; interrupt again to end at once, \
+                    "recalling all leases before stopping; interrupt again to stop at once, \
                      which loses the borrowers' pages"
                 );
             }
@@ -175,7 +175,7 @@ fn io_timeout(left: &Left) -> String {
         Some(millis) => {
             format!("for {}", humantime::format_duration(Duration::from_millis(millis)))
         }
-        None => "as long as its [borrow] io_timeout says".to_owned(),
+        None => "for its [borrow] io_timeout".to_owned(),
     }
 }
 
@@ -183,7 +183,7 @@ fn wait_for_next_agent(left: &Left) {
     let Left { borrower, bytes, lease, .. } = left;
     tracing::warn!(
         "{borrower} has {bytes} here in lease {lease}: its programs wait for the next agent {}, \
-         and fail then",
+         then fail",
         io_timeout(left)
     );
 }
@@ -192,7 +192,7 @@ fn lose(left: &Left) {
     let Left { borrower, bytes, lease, .. } = left;
     tracing::error!(
         "{borrower} loses {bytes} in lease {lease}, unless you start another agent: its programs \
-         wait {}, and fail then",
+         wait {}, then fail",
         io_timeout(left)
     );
 }

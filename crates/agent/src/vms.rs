@@ -47,7 +47,7 @@ impl Vms {
         let Inner { config, .. } = &*self.0;
         if !config.vms.accept {
             return Err(Problem {
-                error: format!("host {} accepts no VMs of other hosts", config.host),
+                error: format!("host {} accepts no VMs from other hosts", config.host),
                 help: Some(
                     "set 'accept = true' under [vms] in its configuration, and restart its agent"
                         .to_owned(),
@@ -55,7 +55,7 @@ impl Vms {
             });
         }
         if !self.0.peers.knows(&from) {
-            return Err(problem(format!("{from} is no peer of host {}", config.host)));
+            return Err(problem(format!("{from} is not a peer of host {}", config.host)));
         }
         let arrival: Arrival = serde_json::from_value(arrive.arrival).map_err(problem)?;
         let inner = self.0.clone();
@@ -102,7 +102,7 @@ impl Inner {
             left_at_source: None,
         };
         let address = client::receive(&self.exe, state, &arrival, incoming).map_err(problem)?;
-        tracing::info!(vm = %arrival.vm.name, %address, "waits for the VM");
+        tracing::info!(vm = %arrival.vm.name, %address, "waiting for the VM to arrive");
         Ok(Awaits { address })
     }
 }

@@ -35,8 +35,8 @@ impl TryFrom<Heard> for Message {
             }
             Heard::Rej(MemBorRej { request, spare, reason }) => {
                 let named: StrDeserializer<'_, Error> = reason.as_str().into_deserializer();
-                let reason =
-                    Reason::deserialize(named).map_err(|error| format!("bad reason: {error}"))?;
+                let reason = Reason::deserialize(named)
+                    .map_err(|error| format!("invalid reason: {error}"))?;
                 Self::MemBorRej { request: id(request)?, spare, reason }
             }
             Heard::BorFin(MemBorFin { lease }) => Self::MemBorFin { lease },

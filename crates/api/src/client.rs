@@ -33,7 +33,7 @@ pub enum CallError {
         why: String,
     },
     /// The operating system denies this user access to the agent's socket.
-    #[error("only root may ask the agent at {agent}: {why}")]
+    #[error("only root may use the agent at {agent}: {why}")]
     Denied {
         /// Address of the agent.
         agent: String,
@@ -67,7 +67,7 @@ pub enum CallError {
         problem: Problem,
     },
     /// The answer, or the request, does not fit the API.
-    #[error("the agent at {agent} gave an answer that is not part of the API: {why}")]
+    #[error("the agent at {agent} sent an answer that does not fit the API: {why}")]
     Malformed {
         /// Address of the agent.
         agent: String,
@@ -82,12 +82,12 @@ impl CallError {
         match self {
             Self::Refused { problem, .. } => problem.help.clone(),
             Self::Unreachable { agent, .. } if agent.starts_with("unix:") => Some(
-                "start one with `aquifer agent --config FILE`, or name its socket with --socket"
+                "start one with 'aquifer agent --config FILE', or name its socket with --socket"
                     .to_owned(),
             ),
             Self::Denied { .. } => Some("run this as root, for example with sudo".to_owned()),
             Self::Untrusted { .. } => Some(
-                "give both hosts certificates of one authority: run 'aquifer init' in the \
+                "give both hosts certificates from one authority: run 'aquifer init' in the \
                  directory that has its key, and compare the file ca.pem of both hosts"
                     .to_owned(),
             ),
@@ -105,7 +105,7 @@ fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     }
     match error.downcast_ref::<Error>() {
         Some(Error::InvalidCertificate(why)) => {
-            Some(format!("this host does not trust the certificate of the other ({why})"))
+            Some(format!("this host does not trust the other's certificate ({why})"))
         }
         Some(Error::AlertReceived(
             alert @ (Alert::UnknownCA
@@ -117,7 +117,7 @@ fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
             | Alert::UnsupportedCertificate
             | Alert::DecryptError
             | Alert::AccessDenied),
-        )) => Some(format!("the other does not trust the certificate of this host ({alert:?})")),
+        )) => Some(format!("the other does not trust this host's certificate ({alert:?})")),
         _ => error.source().and_then(distrust),
     }
 }

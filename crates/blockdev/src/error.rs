@@ -9,7 +9,7 @@ use crate::backend::BackendKind;
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The kernel does not offer this backend.
-    #[error("cannot make a block device here ({kind}): {why}")]
+    #[error("cannot create a block device here ({kind}): {why}")]
     Unavailable {
         /// The requested backend.
         kind: BackendKind,

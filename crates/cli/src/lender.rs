@@ -50,8 +50,8 @@ pub struct Trust {
     /// Send pages unencrypted; the lender can read them
     ///
     /// By default this host encrypts pages under a key that the lender does not have. That costs
-    /// about 3 us a page. Pages for a lender at a unix socket are not encrypted, nor pages that the
-    /// kernel sends (--direct).
+    /// about 3 us a page. Pages for a lender at a unix socket are never encrypted, nor are pages
+    /// that the kernel sends (--direct).
     #[arg(long)]
     pub(crate) unencrypted: bool,
     /// Take the export from its owner, whose pages there are lost
@@ -159,7 +159,7 @@ impl ClaimedLender {
         claim.incarnation = holder.incarnation();
         lease.claim = Some(claim);
         if read_only {
-            return Err(Failure::new(what(), "it is read-only").help("serve it writable"));
+            return Err(Failure::new(what(), "the export is read-only").help("export it writable"));
         }
         lease.capacity =
             usable(there, size).map_err(|failure| Failure { what: what(), ..failure })?;
@@ -252,9 +252,9 @@ impl Certified {
             Ok(name) if is_name || !uri.is_secure() => Ok(name),
             _ if uri.is_secure() => Err(Failure::new(
                 format!("using {uri}"),
-                format!("{host} is not the lender's name, which TLS must check"),
+                format!("TLS checks the lender's name, and {host} is not a name"),
             )
-            .help("give the name in the lender's certificate by --lender-host")),
+            .help("give the name in the lender's certificate with --lender-host")),
             // A name has no brackets and colons as IPv6 addresses have.
             _ => HostName::try_from("lender".to_owned()).or_fail(|| format!("using {uri}")),
         }
@@ -262,7 +262,7 @@ impl Certified {
 }
 
 fn misfit(uri: &impl std::fmt::Display, why: &str) -> Failure {
-    Failure::new(format!("using {uri}"), why).help("leave it out, or give another URI")
+    Failure::new(format!("using {uri}"), why).help("drop the option, or use another URI")
 }
 
 /// Returns how much of an export of `size` to use, at most `wanted`: whole extents.
@@ -287,7 +287,7 @@ fn host_nqn(linux: &Path, machine: &Path) -> Result<Nqn> {
     let what = || "finding this host's NVMe name";
     let machine = fs::read_to_string(machine)
         .or_fail(what)
-        .map_err(|failure| failure.help("give it by --host-nqn"))?;
+        .map_err(|failure| failure.help("give it with --host-nqn"))?;
     let id = u128::from_str_radix(machine.trim(), 16).or_fail(what)?;
     Ok(Nqn::of_lease(LeaseId(id)))
 }

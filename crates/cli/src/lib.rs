@@ -2,14 +2,13 @@
 //!
 //! Each command has a file in [`commands`]. The modules that commands share lie beside them:
 //! failures ([`failure`]), answers ([`output`]), manuals ([`manual`]), memory cgroups ([`cgroup`])
-//! and the pieces of `aquifer demo` ([`demo`]).
+//! and the process that needs memory in demos, tests and measurements ([`load`]).
 
 use std::process::ExitCode;
 
 pub mod agent_call;
 pub mod cgroup;
 pub mod commands;
-pub mod demo;
 pub mod doctor;
 pub mod failure;
 pub mod init;
@@ -18,13 +17,14 @@ pub mod io_timeout;
 pub mod lender;
 pub mod lender_uri;
 pub mod listening;
+pub mod load;
 pub mod logging;
 pub mod manual;
 pub mod output;
 pub mod panics;
 pub mod progress;
 pub mod run;
-mod sys;
+pub mod sys;
 pub mod view;
 pub mod volumes;
 

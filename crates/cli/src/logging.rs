@@ -50,7 +50,7 @@ fn filter(text: &str) -> Result<EnvFilter> {
         !part.is_empty() && !part.contains(['=', '[', ':']) && part.parse::<LevelFilter>().is_err()
     };
     if let Some(word) = text.split(',').find(is_unclear) {
-        return Err(refusal(text, format!("'{}' is no level", word.trim())));
+        return Err(refusal(text, format!("'{}' is not a log level", word.trim())));
     }
     EnvFilter::try_new(text.replace(' ', "")).map_err(|error| refusal(text, error))
 }
@@ -58,7 +58,7 @@ fn filter(text: &str) -> Result<EnvFilter> {
 fn refusal(text: &str, why: impl std::fmt::Display) -> Failure {
     Failure::new(format!("reading {VARIABLE}={text}"), why).help(
         "write off, error, warn, info, debug or trace; \
-             for one part for example info,aquifer_agent=debug",
+             for one part only, for example info,aquifer_agent=debug",
     )
 }
 

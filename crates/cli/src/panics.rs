@@ -12,9 +12,7 @@ pub fn end_the_process() {
     let tell = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         tell(info);
-        eprintln!(
-            "aquifer: this is a bug in aquifer; the process ends, as it cannot run without a thread"
-        );
+        eprintln!("aquifer: this is a bug in aquifer: a thread failed, so the process ends");
         abort();
     }));
     #[cfg(debug_assertions)]

@@ -2,16 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use rustix::process::Signal;
-use rustix::thread::LinkNameSpaceType;
 
 /// Makes `command` start inside the cgroup of the file `procs` (`cgroup.procs`), so that all its
 /// pages are charged there.
-pub(crate) fn start_in_cgroup(command: &mut Command, procs: File) {
+pub fn start_in_cgroup(command: &mut Command, procs: File) {
     // SAFETY: between fork and exec the closure only calls write(2) on an open file with constant
     // data. That is async-signal-safe; the closure neither allocates nor takes locks.
     unsafe {
@@ -19,24 +17,9 @@ pub(crate) fn start_in_cgroup(command: &mut Command, procs: File) {
     }
 }
 
-/// Makes `command` start inside a network namespace; its other namespaces stay this process's.
-pub(crate) fn start_in_network(command: &mut Command, namespace: OwnedFd) {
-    // SAFETY: between fork and exec the closure only calls setns(2) on an open descriptor. That is
-    // async-signal-safe; the closure neither allocates nor takes locks.
-    unsafe {
-        command.pre_exec(move || {
-            rustix::thread::move_into_link_name_space(
-                namespace.as_fd(),
-                Some(LinkNameSpaceType::Network),
-            )
-            .map_err(io::Error::from)
-        });
-    }
-}
-
 /// Makes the kernel send `signal` to `command` when the thread that starts it ends (prctl(2),
 /// PR_SET_PDEATHSIG). A thread also ends when it returns.
-pub(crate) fn signal_with_parent(command: &mut Command, signal: Signal) {
+pub fn signal_with_parent(command: &mut Command, signal: Signal) {
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec the closure only calls prctl(2) and getppid(2). Both are
     // async-signal-safe; the closure neither allocates nor takes locks.

@@ -136,7 +136,7 @@ impl Volumes {
     /// # Errors
     /// If the directory of records cannot be read, or if this user may not read a record.
     pub fn all(&self) -> Result<Vec<Found>> {
-        let ids = client::list(&self.state).or_fail(|| "looking for volumes")?;
+        let ids = client::list(&self.state).or_fail(|| "listing volumes")?;
         let mut all = Vec::new();
         for id in ids {
             match client::record(&self.state, id) {
@@ -145,7 +145,7 @@ impl Volumes {
                     all.push(Found { record, owner });
                 }
                 Err(error) if is_denied(&error) => {
-                    return Err(error).or_fail(|| format!("asking for volume {id}"));
+                    return Err(error).or_fail(|| format!("querying volume {id}"));
                 }
                 Err(_) => {}
             }

@@ -157,7 +157,7 @@ impl Decision {
             What::Grants { borrower, lease, bytes, spare, shareable } => write!(
                 f,
                 "grants {bytes} to {borrower} as lease {lease}: {spare} of {shareable} shareable \
-                 are free, {}",
+                 is free, {}",
                 self.state()
             ),
             What::Rejects { borrower, bytes, spare, reason } => write!(
@@ -170,7 +170,7 @@ impl Decision {
                 write!(f, "cannot set up lease {lease} for {borrower}: {why}")
             }
             What::Recalls { borrower, lease, stored, expected, because } => {
-                write!(f, "asks {borrower} to leave lease {lease}, which holds {stored}: ")?;
+                write!(f, "asks {borrower} to vacate lease {lease}, which holds {stored}: ")?;
                 match because {
                     Because::Overload => {
                         write!(f, "{}, {expected} expected afterwards", self.overload())
@@ -208,7 +208,7 @@ impl Decision {
                 write!(f, "stops asking {lender} for {bytes}: no answer for {waited:?}")
             }
             What::Rejected { lender, bytes, spare, reason } => {
-                write!(f, "gets no {bytes} from {lender}: {reason}, and could spare {spare}")
+                write!(f, "gets no {bytes} from {lender}: {reason}; it could spare {spare}")
             }
             What::Refused { lender, bytes, why } => {
                 write!(f, "gets no {bytes} from {lender}, which refuses the request: {why}")
@@ -217,7 +217,7 @@ impl Decision {
                 write!(f, "borrows {bytes} from {lender} as lease {lease}: {missing} still missing")
             }
             What::NobodyLends { wanted, cause, retry } => {
-                write!(f, "finds no lender of {wanted}")?;
+                write!(f, "finds no lender for {wanted}")?;
                 match cause {
                     Cause::Overload => match retry {
                         Some(retry) => write!(f, ", asks again in {retry:?}: {}", self.overload()),
@@ -228,7 +228,7 @@ impl Decision {
             }
             What::Abandons { wanted, got, .. } => write!(
                 f,
-                "no longer needs the {wanted} it asks for, gives back the {got} it got: {}",
+                "no longer needs the {wanted} it asked for, gives back the {got} it got: {}",
                 self.state()
             ),
             What::BorrowRefused { bytes, refusal } => match refusal {
@@ -256,7 +256,7 @@ impl Decision {
             What::Activates { volume, leases, bytes, wanted, .. } => {
                 write!(
                     f,
-                    "makes volume {volume} of {bytes} over {leases} lease(s), of {wanted} wanted"
+                    "makes volume {volume} of {bytes}, of {wanted} wanted, over {leases} lease(s)"
                 )
             }
             What::ActivationFailed { volume, why } => {
@@ -282,7 +282,7 @@ impl Decision {
                 write!(f, "cannot give back volume {volume}: {why}")
             }
             What::Deactivated { volume, leases } => {
-                write!(f, "removed volume {volume}, and gives back {leases} lease(s)")
+                write!(f, "removed volume {volume} and gives back {leases} lease(s)")
             }
             What::Finishes { lender, lease } => write!(f, "gives lease {lease} back to {lender}"),
             What::FinDropped { lender, lease } => write!(

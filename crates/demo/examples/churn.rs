@@ -1,9 +1,9 @@
 //! `churn MIB HOT RATE [SEED]` keeps a guest busy in tests and measurements
-//! (`aquifer_cli::demo::churn`). Ten times a second it prints `churn TICK PAGES WRONG`.
+//! (`aquifer_demo::churn`). Ten times a second it prints `churn TICK PAGES WRONG`.
 
 use std::io::{self, Write as _};
 
-use aquifer_cli::demo::churn::{Load, run};
+use aquifer_demo::churn::{Load, run};
 
 fn main() -> io::Result<()> {
     let numbers: Vec<usize> =

@@ -1,30 +1,59 @@
-//! The pieces of `aquifer demo`: real processes with checked content, two hosts in network
-//! namespaces, a live view, and the picture.
+//! The content of the binary `aquifer-demo`; `main.rs` only calls [`main`].
+//!
+//! The demos show real processes with checked content, two hosts in network namespaces, and guests.
+//! The hosts run the `aquifer` that lies beside `aquifer-demo`.
 
 pub mod churn;
-pub mod content;
-pub mod groups;
+mod command;
+mod groups;
 mod guest;
-pub mod live;
-pub mod load;
-pub mod loader;
-pub mod machine;
-pub mod migrate;
-pub mod netns;
+mod live;
+mod loader;
+mod machine;
+mod migrate;
+mod netns;
 pub mod picture;
-pub mod process;
-pub mod region;
-pub mod resize;
+mod process;
+mod program;
+mod region;
+mod resize;
 mod session;
-pub mod sharing;
+mod sharing;
+mod sys;
 mod user;
 mod wait;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
-pub use guest::run as be_a_guest;
-pub use session::Outcome;
+use aquifer_cli::{logging, panics};
+
+use command::Demo;
+use command::worker::Worker;
+use guest::run as be_a_guest;
+use session::Outcome;
+
+/// Reads the command line, runs its demo and returns the exit code: 0 done, 1 failed, 2 misuse.
+pub fn main() -> ExitCode {
+    panics::end_the_process();
+    let line: Vec<_> = std::env::args_os().collect();
+    let (ended, json) = match Worker::of(&line) {
+        Ok(Some(worker)) => (worker.run(), false),
+        Ok(None) => match Demo::parse(line) {
+            Ok(demo) => {
+                let json = demo.common.json;
+                (logging::check().and_then(|()| demo.run()), json)
+            }
+            Err(code) => return code,
+        },
+        Err(code) => return code,
+    };
+    ended.unwrap_or_else(|failure| {
+        failure.report(json);
+        ExitCode::FAILURE
+    })
+}
 
 /// Returns the directory, in RAM, of the pages that the demo with files in `dir` lends.
 fn stores(dir: &Path) -> PathBuf {

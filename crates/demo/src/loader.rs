@@ -6,8 +6,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::load::{Event, Plan, Verdict};
-use crate::failure::{Failure, OrFail, Result};
+use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::load::{Event, Plan, Verdict};
+
+use super::program;
 
 /// A running load; its drop kills it.
 #[derive(Debug)]
@@ -15,7 +17,6 @@ pub struct Loader {
     child: Child,
     orders: Option<ChildStdin>,
     events: Receiver<Event>,
-    pages: usize,
 }
 
 impl Loader {
@@ -25,8 +26,7 @@ impl Loader {
     /// # Errors
     /// If the process cannot be started.
     pub fn start(plan: Plan, prepare: impl FnOnce(&mut Command) -> Result<()>) -> Result<Self> {
-        let what = || "starting a load";
-        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        let mut command = Command::new(program::aquifer()?);
         command
             .arg("load")
             .arg("--bytes")
@@ -45,7 +45,7 @@ impl Loader {
         prepare: impl FnOnce(&mut Command) -> Result<()>,
     ) -> Result<Self> {
         prepare(&mut command)?;
-        crate::sys::signal_with_parent(&mut command, rustix::process::Signal::KILL);
+        aquifer_cli::sys::signal_with_parent(&mut command, rustix::process::Signal::KILL);
         let mut child = command.spawn().or_fail(|| "starting a load")?;
         let orders = child.stdin.take();
         let (sender, events) = mpsc::channel();
@@ -58,22 +58,7 @@ impl Loader {
                 events.try_for_each(|event| sender.send(event))
             });
         }
-        Ok(Self { child, orders, events, pages: 0 })
-    }
-
-    /// Returns how many pages the load has written or verified, by its latest report; does not
-    /// wait.
-    ///
-    /// # Errors
-    /// If the load has died.
-    pub fn pages(&mut self) -> Result<usize> {
-        loop {
-            match self.events.try_recv() {
-                Ok(event) => self.note(&event),
-                Err(mpsc::TryRecvError::Empty) => return Ok(self.pages),
-                Err(mpsc::TryRecvError::Disconnected) => return Err(self.died()),
-            }
-        }
+        Ok(Self { child, orders, events })
     }
 
     /// Waits until all memory is filled; `None` if `deadline` passes first.
@@ -85,15 +70,6 @@ impl Loader {
             Event::Filled { pages_written } => Some(pages_written),
             _ => None,
         })
-    }
-
-    /// Lets the load verify every written page; `None` if `deadline` passes first.
-    ///
-    /// # Errors
-    /// If the load has died.
-    pub fn verify(&mut self, deadline: Instant) -> Result<Option<Verdict>> {
-        self.order("verify")?;
-        self.verified(deadline)
     }
 
     /// Waits for the verdict of a verification that was ordered; `None` if `deadline` passes first.
@@ -147,7 +123,6 @@ impl Loader {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
                 Ok(event) => {
-                    self.note(&event);
                     if let Some(found) = wanted(event) {
                         return Ok(Some(found));
                     }
@@ -155,12 +130,6 @@ impl Loader {
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.died()),
             }
-        }
-    }
-
-    fn note(&mut self, event: &Event) {
-        if let Event::Progress { pages, .. } = event {
-            self.pages = *pages;
         }
     }
 

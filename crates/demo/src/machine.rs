@@ -4,14 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use aquifer_cli::commands::region::preload_library;
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::initrd::Modules;
 use aquifer_vm::process::client;
 use aquifer_vm::{Accelerator, Backing, Initrd, VmSpec};
 
+use super::program;
 use super::{guest, remove};
-use crate::commands::region::preload_library;
-use crate::failure::{Failure, OrFail, Result};
 
 /// The directory of this system's kernels.
 const BOOT: &str = "/boot";
@@ -37,7 +38,7 @@ impl Machine {
 
     /// Returns a guest with its files in `dir`, these modules, and memory in RAM of this host.
     ///
-    /// Its first process is `aquifer guest-memory`.
+    /// Its first process is `aquifer-demo guest-memory`.
     pub(super) fn guest(
         &self,
         dir: &Path,
@@ -75,7 +76,7 @@ impl Machine {
 /// Makes a guest's initramfs: this program as its first process, the agent, and modules.
 fn initrd(dir: &Path, kernel: &Path, modules: &[&str]) -> Result<PathBuf> {
     let what = || "creating the guest's initramfs";
-    let exe = std::env::current_exe().or_fail(what)?;
+    let exe = program::this()?;
     let agent = exe.with_file_name("aquifer-guest");
     let mut initrd = Initrd::default();
     initrd.copy(&exe, "/init").or_fail(what)?;

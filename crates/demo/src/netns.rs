@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::failure::{Failure, OrFail, Result};
-use crate::instance::Instance;
+use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::instance::Instance;
 
 /// The directory in which ip(8) keeps named network namespaces.
 const NAMESPACES: &str = "/run/netns";

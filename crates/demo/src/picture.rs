@@ -3,6 +3,7 @@
 //! It also shows the RAM limit, the thresholds and the roles.
 
 use aquifer_api::status::Role;
+use aquifer_cli::failure::Result;
 use aquifer_page::Bytes;
 use kuva::plot::{LegendEntry, LegendShape, StackedAreaPlot};
 use kuva::render::annotations::{ReferenceLine, ShadedRegion, TextAnnotation};
@@ -11,7 +12,6 @@ use kuva::render::layout::{Layout, TickFormat};
 use kuva::render::plots::Plot;
 
 use super::session::png as rendered;
-use crate::failure::Result;
 
 /// The memory of one host over time.
 #[derive(Debug, Clone)]

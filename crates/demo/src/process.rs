@@ -9,13 +9,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::sys;
 use aquifer_page::{Bytes, EXTENT_SIZE};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::netns::Namespace;
+use super::program;
 use super::stores;
-use crate::failure::{Failure, OrFail, Result};
-use crate::sys;
 
 /// How long a process may take to end after SIGTERM.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,7 +73,7 @@ pub fn lender_socket(dir: &Path) -> PathBuf {
 /// If it cannot be started, or ends at once.
 pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     let what = "starting a lender";
-    let mut command = Command::new(std::env::current_exe().or_fail(|| what)?);
+    let mut command = Command::new(program::aquifer()?);
     let room = Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string();
     command
         .args(["--json", "export", &room, "--nbd"])
@@ -142,7 +143,7 @@ address = "{peer_address}:7070"
         let path = files.join("agent.toml");
         fs::write(&path, config).or_fail(what)?;
         let log = File::create(files.join("agent.log")).or_fail(what)?;
-        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        let mut command = Command::new(program::aquifer()?);
         command.arg("agent").arg("--config").arg(path).stdin(Stdio::null());
         command.stdout(log.try_clone().or_fail(what)?).stderr(log);
         namespace.enter(&mut command)?;

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::instance::Instance;
 use kuva::backend::raster::RasterBackend;
 use kuva::render::figure::Figure;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::program;
 use super::wait::Wait;
-use crate::failure::{Failure, OrFail, Result};
-use crate::instance::Instance;
 
 /// The results of a demo.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ impl DemoSession {
         kind: &str,
         clean_up: impl Fn(&Path, &Instance) -> Result<()>,
     ) -> Result<Self> {
+        // A demo that would miss it later makes nothing.
+        program::aquifer()?;
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, interrupted.clone())

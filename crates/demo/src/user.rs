@@ -5,11 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::Bytes;
 
 use super::guest::HOLDS;
 use super::wait::Wait;
-use crate::failure::{Failure, OrFail, Result};
 
 /// How long the guest may take to boot, or to fill and check its memory.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(180);

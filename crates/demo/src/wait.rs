@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::failure::{Failure, Result};
+use aquifer_cli::failure::{Failure, Result};
 
 /// The time between two polls.
 const LOOK: Duration = Duration::from_millis(5);

@@ -166,7 +166,7 @@ pub enum GroupError {
         source: io::Error,
     },
     /// A file does not hold an agreement of the group.
-    #[error("{} is no agreement of group '{name}': {why}", path.display())]
+    #[error("{} is not an agreement of group '{name}': {why}", path.display())]
     Malformed {
         /// The group.
         name: Group,
@@ -207,7 +207,7 @@ pub enum GroupError {
     },
     /// No group of that name exists on this host.
     #[error(
-        "this host has no group '{0}': make it with 'aquifer group create {0}', or copy its file \
+        "this host has no group '{0}': create it with 'aquifer group create {0}', or copy its file \
          from another host"
     )]
     Unknown(Group),

@@ -58,7 +58,7 @@ impl Members {
             match Member::of(&files, &self.group) {
                 Ok(member) => self.all.extend(member),
                 Err(error) => {
-                    tracing::debug!(region = %files.name(), "not looked at yet: {error}");
+                    tracing::debug!(region = %files.name(), "cannot read the region yet: {error}");
                     all_known = false;
                 }
             }

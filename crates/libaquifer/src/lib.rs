@@ -122,7 +122,9 @@ impl Region {
     fn extent(&self, index: u64) -> Result<Extent> {
         let all = client::extents(&self.files).map_err(text)?;
         let found = usize::try_from(index).ok().and_then(|index| all.get(index));
-        let found = found.ok_or_else(|| format!("only {} extents are with lenders", all.len()))?;
+        let found = found.ok_or_else(|| {
+            format!("extent {index} does not exist: {} are with lenders", all.len())
+        })?;
         let mut address = [0; 256];
         let name = found.lease.address.to_string();
         let room = address.get_mut(..name.len()).ok_or("the lender's address is too long")?;

@@ -212,7 +212,7 @@ pub extern "C" fn ftruncate(fd: c_int, length: i64) -> c_int {
     if sys::size(fd) == Some(length) {
         return 0;
     }
-    regions::tell(&format!("a region's size is fixed; create one of {length} bytes"));
+    regions::tell(&format!("a region's size is fixed; create a region of {length} bytes instead"));
     sys::set_errno(libc::EINVAL);
     -1
 }
@@ -349,7 +349,7 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
 pub extern "C" fn fork() -> libc::pid_t {
     if heap::is_there() {
         regions::tell(
-            "a program with its heap in a region cannot fork; run others by vfork or posix_spawn",
+            "a program with its heap in a region cannot fork; use vfork or posix_spawn instead",
         );
         sys::set_errno(libc::ENOMEM);
         return -1;

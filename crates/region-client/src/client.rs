@@ -112,7 +112,7 @@ impl Mapping {
         let sharing = Sharing::new().map_err(system("cannot guard shared pages"))?;
         // SAFETY: the caller's promise. The engine cannot serve a child of this process.
         unsafe { sys::keep_to_this_process(address, length) }
-            .map_err(system("cannot keep the mapping out of children"))?;
+            .map_err(system("cannot keep children from inheriting the mapping"))?;
         // SAFETY: the caller's promise.
         unsafe { userfault.register(address as u64, length as u64) }
             .map_err(system("cannot register the mapping with userfaultfd"))?;

@@ -54,7 +54,7 @@ pub enum RegionError {
     /// A program has memory pinned.
     #[error(
         "{program} has {pinned} of memory pinned (io_uring fixed buffers, RDMA); a device could \
-         write to pages that left, so none can leave the cache; unpin the memory, or make the \
+         write to evicted pages, so no page can leave the cache; unpin the memory, or make the \
          cache as large as the region"
     )]
     Pinned {
@@ -66,7 +66,7 @@ pub enum RegionError {
     /// The page was only in the region's file, and another process has removed it there.
     #[error(
         "page {0} is lost: it was only in the region's file, and another process removed it; \
-         the program waits; end the program, or discard the page"
+         the program that touched it waits; end the program, or discard the page"
     )]
     Lost(u64),
     /// The engine answered with this error.

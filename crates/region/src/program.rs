@@ -417,7 +417,7 @@ impl Program {
         if self.live().is_empty() || self.has_ended(Duration::ZERO) {
             return Ok(None);
         }
-        Err(io::Error::other(format!("{} does not answer at present", self.name())))
+        Err(io::Error::other(format!("{} is not answering", self.name())))
     }
 
     /// Waits for the answer, until the process ends or the timeout passes.

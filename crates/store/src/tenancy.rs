@@ -69,9 +69,7 @@ pub(crate) struct TenancyRecord {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// The lease belongs to another owner.
-    #[error(
-        "it belongs to {0}: use another export, remove that one first, or take it over by force"
-    )]
+    #[error("it belongs to {0}: use another export, end that use first, or take it over by force")]
     Claimed(String),
     /// A newer connection or process of the same owner has taken over.
     #[error("a newer connection of {0} has taken over")]

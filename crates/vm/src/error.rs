@@ -27,7 +27,7 @@ pub enum VmError {
     #[error("there is no VM '{0}': 'aquifer vm list' lists the VMs of this host")]
     Unknown(RegionName),
     /// QEMU has exited.
-    #[error("VM '{name}' does not run; its log is {log}", log = .log.display())]
+    #[error("VM '{name}' is not running; its log is {log}", log = .log.display())]
     Ended {
         /// The VM.
         name: RegionName,
@@ -43,7 +43,7 @@ pub enum VmError {
         why: String,
     },
     /// QEMU exited before it answered. The string holds its last messages or its exit status.
-    #[error("QEMU does not start: {0}")]
+    #[error("QEMU did not start: {0}")]
     NotStarted(String),
     /// The VM's supervisor, an engine, QEMU or the other host reports an error.
     #[error("{0}")]
@@ -68,9 +68,9 @@ pub enum VmError {
     Cancelled,
     /// The destination's processor lacks a feature of the source's.
     #[error(
-        "the destination's processor ({here}) cannot run a VM that has '-cpu {model}' of the \
-         source's ({there}): {why}. To migrate between these hosts, start the VM with \
-         'aquifer vm start --cpu MODEL', a model that both offer"
+        "the destination's processor ({here}) cannot run this VM, which has '-cpu {model}' of the \
+         source's processor ({there}): {why}. To migrate between these hosts, start the VM with \
+         'aquifer vm start --cpu MODEL' and a model that both hosts offer"
     )]
     UnlikeCpu {
         /// QEMU's name of the VM's processor model.

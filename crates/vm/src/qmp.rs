@@ -57,7 +57,7 @@ impl Qmp {
             }
             if !message["error"].is_null() {
                 let why =
-                    message["error"]["desc"].as_str().unwrap_or("QEMU names no reason").to_owned();
+                    message["error"]["desc"].as_str().unwrap_or("QEMU gives no reason").to_owned();
                 return Err(VmError::Refused { command: command.to_owned(), why });
             }
             // Anything else is an event.

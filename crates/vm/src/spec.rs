@@ -231,20 +231,21 @@ impl VmSpec {
     pub(crate) fn check(&self) -> Result<(), VmError> {
         let mib = Bytes::mib(1).0;
         if self.memory.0 == 0 || !self.memory.0.is_multiple_of(mib) {
-            let why = format!("a VM's memory must be whole MiB, and {} is not", self.memory);
+            let why =
+                format!("a VM's memory must be a multiple of 1MiB, and {} is not", self.memory);
             return Err(VmError::Misuse(why));
         }
         if self.max_memory < self.memory || !self.growth().0.is_multiple_of(Self::BLOCK.0) {
             let why = format!(
-                "a VM grows by whole {}, and {} to {} is not a multiple",
-                Self::BLOCK,
+                "the maximum memory, {}, must be the {} at boot plus a multiple of {}",
+                self.max_memory,
                 self.memory,
-                self.max_memory
+                Self::BLOCK
             );
             return Err(VmError::Misuse(why));
         }
         if !self.cached_disks.is_empty() && self.backing != Backing::Region {
-            let why = "a group caches the disks, and only a VM in the pool is in one: put the \
+            let why = "cached disks need a group, and only a VM in the pool is in one: put the \
                        VM's memory into the pool (--cache, --group), or use --disk";
             return Err(VmError::Misuse(why.to_owned()));
         }
@@ -473,7 +474,7 @@ mod tests {
         spec(&["-drive", "file=/disks/vfio.img"]).check().unwrap();
         assert!(spec(&["-netdev", "type=vhost-user,id=net"]).check().is_err());
         let odd = VmSpec { memory: Bytes(4096), ..spec(&[]) };
-        assert!(odd.check().unwrap_err().to_string().contains("whole MiB"));
+        assert!(odd.check().unwrap_err().to_string().contains("a multiple of 1MiB"));
     }
 
     #[test]
@@ -504,7 +505,7 @@ mod tests {
         let local = arguments(&VmSpec { cached_disks: Vec::new(), ..alone });
         assert!(local.iter().all(|argument| !argument.contains("/run/regions")), "{local:?}");
         let odd = VmSpec { max_memory: Bytes::mib(65), ..large };
-        assert!(odd.check().unwrap_err().to_string().contains("whole 2MiB"));
+        assert!(odd.check().unwrap_err().to_string().contains("a multiple of 2MiB"));
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Volume {
         }
         if size < target.capacity {
             return Err(unusable(format!(
-                "its export has {size}, the lease says {}",
+                "its export has {size}, but the lease says {}",
                 target.capacity
             )));
         }

@@ -81,7 +81,7 @@ if [ "$1" = authenticates ]; then
     if nvme_check $ram $host 1 2> /tmp/refused; then
         fail "the target accepted a host without its secret"
     fi
-    grep -q "the target asks for it" /tmp/refused || { cat /tmp/refused; exit 1; }
+    grep -q "the target requires it" /tmp/refused || { cat /tmp/refused; exit 1; }
     echo $secret > /tmp/secrets
     nvme_check $ram $host 1 /tmp/secrets
     echo 'hmac(sha384)' > hosts/$host/dhchap_hash

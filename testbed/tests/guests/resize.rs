@@ -229,7 +229,7 @@ fn accounts_are_clear_if_a_process_dies_in_a_resize() -> Result<()> {
     let end = resizing.wait_with_output()?;
     ensure!(!end.status.success());
     let said = String::from_utf8_lossy(&end.stderr).into_owned();
-    ensure!(said.contains("QEMU") || said.contains("does not run"), "{said}");
+    ensure!(said.contains("QEMU") || said.contains("is not running"), "{said}");
     wait_until("the dead VM's memory is free", TIMEOUT, || {
         Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0)
     })?;

@@ -148,7 +148,7 @@ impl Borrower {
             note: serde_json::to_value(note).map_err(|error| error.to_string())?,
         };
         fs::create_dir_all(&borrow.spill).map_err(|error| {
-            format!("cannot make the spill directory {}: {error}", borrow.spill.display())
+            format!("cannot create the spill directory {}: {error}", borrow.spill.display())
         })?;
         let record = client::spawn(&self.exe, &spec).map_err(|error| error.to_string())?;
         let (pid, device, backend) = (record.pid, device(&record), record.backend);
@@ -273,7 +273,9 @@ impl Borrower {
         if ready.is_err() {
             unused = onto.iter().map(|lease| lease.lease).collect();
         }
-        (unused, ready.map_err(|error| format!("no lease to move the pages to: {error}")))
+        let ready =
+            ready.map_err(|error| format!("cannot start a volume to move the pages to: {error}"));
+        (unused, ready)
     }
 
     /// Returns the pooled volumes without a process and the direct volumes without a connection.
@@ -341,7 +343,8 @@ impl Borrower {
     /// # Errors
     /// If the volume is gone.
     pub fn borrowed(&self, volume: VolumeId) -> Result<order::Borrowed, Problem> {
-        let gone = || Problem { error: format!("volume {volume} is gone again"), help: None };
+        let gone =
+            || Problem { error: format!("volume {volume} was removed meanwhile"), help: None };
         let live =
             self.restored().into_iter().find(|live| live.volume == volume).ok_or_else(gone)?;
         let (_, device) =

@@ -77,8 +77,9 @@ impl Reach {
     pub(super) fn host(&self, lease: &BorrowedLease) -> Result<NvmeHost, String> {
         let access = self.runtime.block_on(self.peers.access(&lease.lender, lease.lease))?;
         let name = access.host.parse();
-        let name = name
-            .map_err(|error| format!("{} gave a bad name for this host: {error}", lease.lender))?;
+        let name = name.map_err(|error| {
+            format!("{} sent an invalid NQN for this host: {error}", lease.lender)
+        })?;
         Ok(NvmeHost { name, access })
     }
 
@@ -100,7 +101,8 @@ impl Reach {
                 )
             }
             Way::Direct(uri) => {
-                return Err(format!("{uri} needs [borrow] attach = \"direct\""));
+                let why = "only the kernel's initiator can use it";
+                return Err(format!("{uri}: {why}; set [borrow] attach = \"direct\""));
             }
         };
         Ok(LeaseTarget {

@@ -19,7 +19,7 @@ impl Driver {
             self.draining = order.on;
             let what = match order.on {
                 true => {
-                    format!("recalls all leases, with {}, and lends nothing", self.lent_bytes())
+                    format!("recalls all leases, {} in all, and lends nothing", self.lent_bytes())
                 }
                 false => "lends again".to_owned(),
             };
@@ -119,7 +119,7 @@ impl Driver {
             let held = held.join(", ");
             parts.push(format!("has lent this host lease {held}, which this host vacates"));
         }
-        format!("{host} is not a [[peer]] of the configuration, but {}", parts.join(" and "))
+        format!("{host} is not a [[peer]] in the configuration, but {}", parts.join(" and "))
     }
 
     /// Tells whether a host may send this message. A former peer may still settle leases between

@@ -130,7 +130,7 @@ impl Orders {
 
 /// Explains the end of a borrowing that the operator has taken back.
 fn given_back() -> Problem {
-    let error = "an 'aquifer return' came meanwhile: all leases of this order go back".to_owned();
+    let error = "an 'aquifer return' cancelled this order, and its leases go back".to_owned();
     Problem { error, help: None }
 }
 
@@ -150,9 +150,9 @@ fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
         reasons.push("this host has no peers".to_owned());
         "add a [[peer]] with its name and address for each other host to the configuration"
     } else if peers.iter().all(|peer| peer.error.is_some()) {
-        "`aquifer status` shows all peers, and when each was last heard of"
+        "'aquifer status' shows all peers, and when each was last heard from"
     } else {
-        "hosts lend in extents of 64MiB; `aquifer status` shows all peers"
+        "hosts lend in extents of 64MiB; 'aquifer status' shows all peers"
     };
     let reasons = reasons.join(", ");
     Problem { error: format!("no host lends {wanted}: {reasons}"), help: Some(help.to_owned()) }
@@ -161,7 +161,7 @@ fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
 impl Driver {
     pub(super) fn order_borrow(&mut self, order: &Borrow, reply: Reply<Borrowed>) {
         if self.orders.borrow.is_some() {
-            let error = "another `aquifer borrow` is under way".to_owned();
+            let error = "another 'aquifer borrow' is in progress".to_owned();
             let _ = reply.send(Err(Problem { error, help: Some("wait for it to end".to_owned()) }));
             return;
         }
@@ -178,7 +178,7 @@ impl Driver {
             Some(volume) if volumes.contains(&volume) => BTreeSet::from([volume]),
             Some(volume) => {
                 let error = format!("this host has no volume {volume}");
-                let help = Some("`aquifer status` lists the volumes".to_owned());
+                let help = Some("'aquifer status' lists the volumes".to_owned());
                 let _ = reply.send(Err(Problem { error, help }));
                 return;
             }

@@ -224,7 +224,7 @@ impl Driver {
                     Ok(()) => Some(Event::LeaseFreed { lease }),
                     // The controller orders the removal again.
                     Err(error) => {
-                        tracing::error!(%lease, "the memory of a lease is not free yet: {error}");
+                        tracing::error!(%lease, "cannot free the memory of a lease yet: {error}");
                         None
                     }
                 }
@@ -252,7 +252,7 @@ impl Driver {
             return Ok(());
         }
         Err(format!(
-            "{back} are swapped out to {} and do not fit into memory: {free} of {} are free",
+            "{back} is swapped out to {} and does not fit into memory: {free} of {} is free",
             match leaving.len() {
                 1 => format!("volume {volume}"),
                 count => format!("the {count} volumes that are given back"),

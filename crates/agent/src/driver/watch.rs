@@ -92,7 +92,7 @@ fn change(volume: &Volume, held: &Held, is_away: bool) -> News {
         true => (
             EventKind::LenderLost,
             format!(
-                "{lender} does not answer: {placed} of volume {} in lease {lease} wait for it",
+                "{lender} does not answer: I/O on {placed} of volume {} in lease {lease} waits",
                 volume.volume
             ),
         ),
@@ -107,12 +107,11 @@ fn spill(volume: &Volume, before: Bytes) -> Option<News> {
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Greater => (
             EventKind::Spill,
-            format!("{now} are in the local spill file, because no lender has room for them"),
+            format!("{now} is in the local spill file, because no lender has room for it"),
         ),
-        std::cmp::Ordering::Less => (
-            EventKind::SpillBack,
-            format!("{now} are in the local spill file, {before} were before"),
-        ),
+        std::cmp::Ordering::Less => {
+            (EventKind::SpillBack, format!("{now} is in the local spill file, down from {before}"))
+        }
     };
     Some(News { kind, who, what })
 }

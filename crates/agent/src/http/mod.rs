@@ -209,7 +209,7 @@ impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
             Some(Caller::Peer(host)) => Ok(Self(host.clone())),
             _ => Err(Failure::new(
                 StatusCode::FORBIDDEN,
-                format!("{} is for peers only", parts.uri.path()),
+                format!("only peers may call {}", parts.uri.path()),
             )),
         }
     }
@@ -226,7 +226,7 @@ impl<S: Send + Sync> FromRequestParts<S> for FromLocal {
             Some(Caller::Local) => Ok(Self),
             _ => Err(Failure::new(
                 StatusCode::FORBIDDEN,
-                format!("{} is for the unix socket of this host only", parts.uri.path()),
+                format!("only this host may call {}, over its unix socket", parts.uri.path()),
             )),
         }
     }

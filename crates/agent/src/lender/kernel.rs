@@ -73,8 +73,9 @@ impl KernelLeases {
     }
 
     fn wish(&self, record: &LeaseRecord) -> Result<Wish, String> {
-        let access =
-            note(record).and_then(|note| note.access).ok_or("the lease names no borrower")?;
+        let access = note(record)
+            .and_then(|note| note.access)
+            .ok_or("the lease's record does not say which host may use it")?;
         let secrets = access
             .secrets
             .map(|secrets| HostSecrets { host: secrets.borrower, target: secrets.lender });

@@ -32,7 +32,7 @@ impl Cgroup {
                 "has no memory controller: it lacks memory.current (v2) and \
                  memory.limit_in_bytes (v1)"
             } else {
-                "does not exist: make it first, with its limit"
+                "does not exist: create it first, with its limit"
             };
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
@@ -110,7 +110,7 @@ impl Cgroup {
             text => text
                 .parse()
                 .map(Bytes)
-                .map_err(|_| invalid(format!("{} says '{text}'", path.display()))),
+                .map_err(|_| invalid(format!("{} holds '{text}', not a number", path.display()))),
         }
     }
 

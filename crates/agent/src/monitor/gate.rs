@@ -42,8 +42,8 @@ impl SwapGate {
             return Ok(Self { file: v2, open: "max", shut: Shut::Zero });
         }
         let why = format!(
-            "the kernel does not account the swap of {}: boot it with swapaccount=1, \
-             or leave out gate_swap",
+            "the kernel does not count the swap of {}: boot it with swapaccount=1, \
+             or remove gate_swap",
             path.display()
         );
         Err(io::Error::new(io::ErrorKind::Unsupported, why))

@@ -137,7 +137,7 @@ fn usable(backend: &dyn Backend) -> Result<(), String> {
 fn absent(module: &str, place: &str) -> String {
     match Module::find(&Root::default(), module) {
         Module::Loaded => {
-            format!("the kernel's {module} driver cannot be reached; give this process {place}")
+            format!("this process cannot reach the kernel's {module} driver; let it access {place}")
         }
         Module::Available => {
             format!("the kernel's {module} driver is not loaded; modprobe {module}")

@@ -95,7 +95,7 @@ fn wait_for_end(files: &Files) -> Result<(), ProcessError> {
             let pid =
                 files.read().ok().flatten().map_or("?".to_owned(), |record| record.pid.to_string());
             let why = format!(
-                "its process ({pid}) did not serve it in time and does not end; kill that process"
+                "its process ({pid}) neither served it in time nor ended; kill that process"
             );
             return Err(ProcessError::Left { volume: files.id, why });
         }
@@ -263,7 +263,7 @@ fn ask(
     mut progress: impl FnMut(Response),
 ) -> Result<Response, ProcessError> {
     let mut stream = open(files)?;
-    let broken = |error: io::Error| silent(files, &format!("gave no complete answer ({error})"));
+    let broken = |error: io::Error| silent(files, &format!("sent no complete answer ({error})"));
     let mut line = serde_json::to_vec(request).map_err(|error| broken(error.into()))?;
     line.push(b'\n');
     stream.set_read_timeout(Some(io_timeout)).map_err(broken)?;

@@ -44,7 +44,7 @@ pub fn run() -> ExitCode {
     let result = match task {
         Ok(Task::Serve(spec)) => serve(&spec),
         Ok(Task::SwapOff { device }) => {
-            swap_off::helper(&device).map_err(ProcessError::io("cannot report"))
+            swap_off::helper(&device).map_err(ProcessError::io("cannot report the swapoff"))
         }
         Err(error) => Err(ProcessError::io(
             "cannot read the task on standard input (only Aquifer runs this command)",
@@ -78,7 +78,7 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     }
     let safety = safety::protect();
     for rule in safety.0.iter().filter(|rule| rule.failed.is_some()) {
-        tracing::warn!(rule.rule, rule.failed, "a protection of the swap path does not hold");
+        tracing::warn!(rule.rule, rule.failed, "the swap path lacks a protection");
     }
     let serving = Arc::new(Serving::start(spec, safety)?);
     let (finish, finished) = mpsc::channel();
@@ -97,7 +97,7 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     // A failed write is ignored: `listen_to_starter` notices that the starter is gone.
     let _ = say(&Response::Status(Box::new(serving.status())));
     let _ = rustix::stdio::dup2_stdout(io::stderr());
-    listen_to_starter(serving, finish).map_err(ProcessError::io("cannot listen to the starter"))?;
+    listen_to_starter(serving, finish).map_err(ProcessError::io("cannot watch the starter"))?;
     // The thread that detaches the volume sends this message once it has answered.
     let _ = finished.recv();
     tracing::info!(volume = %spec.volume, "detached");

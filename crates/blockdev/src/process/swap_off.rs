@@ -40,7 +40,7 @@ pub(super) fn by_helper(
     let fail = |source| SwapError::Off {
         device: device.to_owned(),
         source,
-        help: "cannot start the swapoff process",
+        help: "the helper process for swapoff failed",
     };
     let task = serde_json::to_string(&Task::SwapOff { device: device.to_owned() })
         .map_err(|e| fail(e.into()))?;

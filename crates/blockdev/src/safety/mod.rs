@@ -60,17 +60,14 @@ impl SafetyReport {
 /// rules that apply per thread, and their stacks and buffers are locked when first touched.
 pub fn protect() -> SafetyReport {
     let mut report = SafetyReport::default();
-    report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
-    report.apply("is not limited by a memory control group", cgroup::leave());
+    report.apply("is exempt from the OOM killer", never_out_of_memory());
+    report.apply("is not limited by a memory cgroup", cgroup::leave());
     report.apply("never waits for memory that it must free itself", io_flusher());
-    report.apply(
-        "may have memory that the kernel keeps from others (real-time priority)",
-        reserve::enter(),
-    );
-    report.apply("has enough of that memory on this host (vm.min_free_kbytes)", reserve::fill());
-    report.apply("finds that memory free (vm.watermark_boost_factor)", reserve::hold());
+    report.apply("may use the kernel's memory reserve (real-time priority)", reserve::enter());
+    report.apply("has a large enough reserve (vm.min_free_kbytes)", reserve::fill());
+    report.apply("finds the reserve free (vm.watermark_boost_factor)", reserve::hold());
     report.apply("may open as many connections as the host allows", open_files());
-    report.apply("keeps the heap that it has", sys::keep_heap());
+    report.apply("never shrinks its heap", sys::keep_heap());
     report.apply("is never paged out", lock_memory());
     reserve_heap();
     touch_stack();
@@ -91,7 +88,7 @@ pub(crate) fn renounce() -> io::Result<()> {
 /// leases.
 pub fn protect_agent() -> SafetyReport {
     let mut report = SafetyReport::default();
-    report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
+    report.apply("is exempt from the OOM killer", never_out_of_memory());
     report.apply("is never paged out", lock_memory());
     report
 }

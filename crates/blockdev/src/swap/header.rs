@@ -29,7 +29,7 @@ fn header(capacity: Bytes, label: &str, uuid: u128) -> io::Result<[u8; PAGE_SIZE
     let pages = capacity.0 / PAGE_SIZE as u64;
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
     if pages < 10 {
-        return Err(invalid("the kernel accepts no swap device below 40KiB"));
+        return Err(invalid("a swap device cannot be smaller than 40KiB"));
     }
     let last = u32::try_from(pages - 1)
         .map_err(|_| invalid("a swap device cannot be larger than 16TiB"))?;

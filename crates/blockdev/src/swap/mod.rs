@@ -56,8 +56,8 @@ pub enum SwapError {
     },
     /// The swapped-out pages do not fit into memory and other swap.
     #[error(
-        "cannot turn off swap on {}: its {used} do not fit into memory (the kernel ran out of it); \
-         end some programs, raise the memory limit of the control group, or add other swap first",
+        "cannot turn off swap on {}: its {used} does not fit into memory and other swap; \
+         end some programs, raise the cgroup's memory limit, or add other swap first",
         .device.display()
     )]
     NoRoom {
@@ -117,7 +117,7 @@ pub fn on(device: &Path, priority: Option<u16>) -> Result<(), SwapError> {
             Some(libc::EPERM) => {
                 "this needs root (CAP_SYS_ADMIN), and a free slot among the kernel's swap devices"
             }
-            Some(libc::EBUSY) => "swap is already on there, or a file system on it is mounted",
+            Some(libc::EBUSY) => "it is swap already, or a file system on it is mounted",
             Some(libc::EINVAL) => "it has no swap header, or one for another page size",
             _ => "see the kernel's log",
         };
@@ -175,7 +175,7 @@ pub(crate) fn off_error(device: &Path, used: Bytes, source: io::Error) -> SwapEr
     let device = device.to_owned();
     let help = match source.raw_os_error() {
         Some(libc::ENOMEM) => return SwapError::NoRoom { device, used },
-        Some(libc::EINVAL) => "swap is not on there (see /proc/swaps)",
+        Some(libc::EINVAL) => "it is not swap (see /proc/swaps)",
         Some(libc::EPERM) => "this needs root (CAP_SYS_ADMIN)",
         _ => "see the kernel's log",
     };

@@ -40,8 +40,8 @@ pub enum Swap {
 pub enum CgroupError {
     /// The kernel has no memory cgroups, or they are not mounted.
     #[error(
-        "this host has no memory cgroups: it has no version 1 'memory' hierarchy, \
-         and no version 2 hierarchy with 'memory'"
+        "this host has no memory cgroups: neither a version 1 'memory' hierarchy \
+         nor a version 2 hierarchy with 'memory' is mounted"
     )]
     NoMemoryController,
     /// The kernel was built or booted without swap accounting.
@@ -58,10 +58,10 @@ pub enum CgroupError {
         source: io::Error,
     },
     /// A file of the cgroup file system has a text that is not a number.
-    #[error("{0} does not hold a number: '{1}'")]
+    #[error("{0} should hold a number, but holds '{1}'")]
     Strange(PathBuf, String),
     /// Processes of the cgroup live on after SIGKILL.
-    #[error("{count} processes of {path} are still there after being killed")]
+    #[error("{count} processes of {path} are still alive after SIGKILL")]
     Undead {
         /// The cgroup's directory.
         path: PathBuf,

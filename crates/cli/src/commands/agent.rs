@@ -15,10 +15,10 @@ use crate::logging;
 use crate::manual::Manual;
 use crate::output;
 
-/// Lend and borrow memory as this host's use changes
+/// Run this host's agent, which lends and borrows memory
 ///
 /// Runs in the foreground and logs on standard error. Above the upper threshold the agent borrows
-/// memory of other hosts and swaps to it. Below the lower threshold it returns that memory.
+/// memory from other hosts and swaps to it. Below the lower threshold it returns that memory.
 ///
 /// The agent lends to other hosts while this host has memory to spare. It recalls that memory
 /// when this host runs short.
@@ -30,7 +30,7 @@ pub struct Agent {
     /// Check the configuration and exit
     ///
     /// Checks certificate and key, cgroup, addresses, directories, peers and groups, and lists
-    /// each fault. Exits with 1 if the agent could not work.
+    /// every problem. Exits with 1 if the agent could not run.
     #[arg(long)]
     check: bool,
 }
@@ -47,9 +47,9 @@ pub(super) const MANUAL: Manual = Manual {
          reports progress. A second INT ends the agent at once with exit status 1. Borrowers then \
          lose their pages here, unless another agent starts within their io_timeout. TERM keeps \
          borrowed and lent memory for the next agent, as a restart or upgrade needs, and reports \
-         how long borrowers wait for it. Volumes serve on without an agent, and lent pages outlive \
-         it. HUP does nothing. To apply a changed configuration, end the agent by TERM and start \
-         it.",
+         how long borrowers wait for it. Volumes keep serving without an agent, and lent pages \
+         outlive it. HUP does nothing. To apply a changed configuration, stop the agent with TERM \
+         and start it again.",
     )],
     files: &[
         ("/etc/aquifer/agent.toml", "the configuration"),
@@ -96,8 +96,8 @@ impl Agent {
 
 fn text(config: &Path, report: &Report) -> String {
     let verdict = match report.able {
-        true => format!("An agent can run with {}.", config.display()),
-        false => format!("An agent cannot work with {}.", config.display()),
+        true => format!("The agent can run with {}.", config.display()),
+        false => format!("The agent cannot run with {}.", config.display()),
     };
     format!("{}\n{verdict}", listed(report, output::colours()))
 }

@@ -27,7 +27,7 @@ use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 
 /// Attach lent memory as a block device or as swap
 ///
-/// The lender is an NBD export or an NVMe namespace. A process of its own serves the device until
+/// The lender is an NBD export or an NVMe namespace. A dedicated process serves the device until
 /// 'aquifer detach'. It locks its memory and is exempt from the OOM killer, so swap I/O never
 /// waits for memory. Prints the device.
 ///
@@ -58,8 +58,8 @@ pub struct Attach {
     backend: BackendKind,
     /// How long I/O waits for a silent lender, or 'forever'
     ///
-    /// In whole seconds. Then I/O fails: a program whose page is needed gets SIGBUS. For a volume
-    /// 'forever' is a day. With --direct the kernel waits without end.
+    /// In whole seconds. After that, I/O fails, and a program that needs the page gets SIGBUS.
+    /// 'forever' means one day, or no limit with --direct.
     #[arg(long, value_name = "TIME", default_value = "8s", value_parser = io_timeout::parse)]
     io_timeout: IoTimeout,
     #[command(flatten)]
@@ -85,15 +85,15 @@ pub(super) const MANUAL: Manual = Manual {
         ("dev=$(aquifer attach nbd://127.0.0.1:10809/)", "Attach a block device without swap"),
         (
             "aquifer attach --direct nvme+tcp://192.0.2.1:4420/NQN --swap",
-            "Swap to an NVMe subsystem by the kernel alone",
+            "Swap to an NVMe subsystem without a process of Aquifer's",
         ),
     ],
     notes: &[
         (
             "Content",
-            "The device uses whole extents of 64MiB of the export, in its own order. It does not \
-             show what was in the export before, and no other program can read its pages there. An \
-             export serves one volume. Detaching gives its memory back.",
+            "The device uses whole 64MiB extents of the export, in its own order. It does not show \
+             what the export held before, and no other program can read the device's pages there. \
+             An export serves one volume. Detaching frees the lender's memory.",
         ),
         (
             "When the lender does not answer",
@@ -102,25 +102,25 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "Security",
-            "With nbds:// both sides authenticate by certificates of the cluster, and TLS encrypts \
-             the connection. With nbd:// and nvme+tcp:// this host encrypts pages before they \
-             leave it, unless --unencrypted or --direct is given. The network can still change \
-             them. --dhchap-secret authenticates this host when it connects, and the lender too if \
-             the file holds its secret.",
+            "With nbds:// both sides authenticate with certificates of the cluster, and TLS \
+             encrypts the connection. With nbd:// and nvme+tcp:// this host encrypts pages before \
+             they leave it, unless --unencrypted or --direct is given. An attacker on the network \
+             can still change them. --dhchap-secret authenticates this host when it connects, and \
+             the lender too if the file holds its secret.",
         ),
         (
             "Direct",
-            "The whole subsystem is the device, with its present content until --swap overwrites \
-             it. Several hosts can attach it and corrupt each other's pages: attach it on one host \
-             only. While the lender is silent the kernel reconnects each second, without end. I/O \
-             waits for --io-timeout and then fails. The device outlives every process; 'aquifer \
-             detach' finds it by the NQNs of subsystem and host.",
+            "The device is the whole subsystem, with its current content until --swap overwrites \
+             it. Nothing stops several hosts from attaching it and corrupting each other's pages: \
+             attach it on one host only. While the lender is silent, the kernel tries to reconnect \
+             every second, forever. I/O waits for --io-timeout and then fails. The device outlives \
+             every process; 'aquifer detach' finds it by the NQNs of subsystem and host.",
         ),
         (
             "Networks that hang",
             "The kernel needs memory to receive the lender's answers. With frames over 1500 bytes \
-             and vm.min_free_kbytes below 16384, hosts out of memory can hang. --direct --swap \
-             refuses such a network unless --force is given.",
+             and vm.min_free_kbytes below 16384, a host that runs out of memory can hang. --direct \
+             --swap refuses such a network unless --force is given.",
         ),
     ],
     files: &[
@@ -165,7 +165,7 @@ impl Attach {
             Lent::Served(uri) => self.serve(common, uri),
             Lent::Rdma(uri) => {
                 Err(Failure::new(format!("attaching {uri}"), "only the kernel speaks RDMA")
-                    .help("give --direct, or nvme+tcp://"))
+                    .help("add --direct, or use nvme+tcp://"))
             }
         }
     }

@@ -58,7 +58,7 @@ impl Borrow {
             let leases = borrowed.leases.len();
             let plural = if leases == 1 { "lease" } else { "leases" };
             format!(
-                "borrowed {} by {leases} {plural}: {} is swap now",
+                "borrowed {} in {leases} {plural}: {} is swap now",
                 borrowed.bytes, borrowed.device
             )
         })?;

@@ -21,10 +21,10 @@ use crate::volumes::{Found, Owner, Volumes};
 /// Detach a volume and give its memory back
 ///
 /// Swaps its pages back into RAM, removes the device and ends its process. If the pages do not fit
-/// into RAM or the device is in use, the command fails and the volume serves on. If the volume's
-/// process was killed, the command removes what is left of it.
+/// into RAM or the device is in use, the command fails and the volume keeps serving. If the
+/// volume's process was killed, the command removes what is left of it.
 ///
-/// It detaches --direct devices in the same way.
+/// The same works for --direct devices.
 #[derive(Debug, Args)]
 pub struct Detach {
     /// Device, volume id, or URI of a --direct device
@@ -128,14 +128,14 @@ impl Detach {
         let what = || format!("detaching {which}");
         match all.into_iter().find(is_meant) {
             None => Err(Failure::new(what(), "there is no such volume")
-                .help("'aquifer status' shows the agent's; RUN_DIR/volumes has a file for each")),
+                .help("'aquifer status' lists the agent's; RUN_DIR/volumes has a file for each")),
             Some(found) if self.force || found.owner == Some(Owner::Attach) => {
                 Ok(vec![found.record.spec.volume])
             }
             Some(found) => Err(match found.owner {
                 Some(Owner::Run(pid)) => {
                     Failure::new(what(), format!("'aquifer run' (process {pid}) uses it"))
-                        .help("wait until that process ends, or give --force")
+                        .help("wait until that process ends, or add --force")
                 }
                 _ => agents(which),
             }),
@@ -144,8 +144,8 @@ impl Detach {
 }
 
 fn agents(which: &str) -> Failure {
-    Failure::new(format!("detaching {which}"), "the agent has it")
-        .help("give it back by 'aquifer return', or give --force if the agent is gone")
+    Failure::new(format!("detaching {which}"), "it belongs to the agent")
+        .help("give it back with 'aquifer return', or add --force if the agent is gone")
 }
 
 fn text(detached: &Detached) -> String {

@@ -18,17 +18,17 @@ use crate::progress::Progress;
 
 /// Take back all memory that this host lends
 ///
-/// Lending stops. While their programs run, borrowers move their pages to other lenders or to a
-/// local file. The command ends when this host lends nothing. Lending stays off until the agent
-/// restarts or 'aquifer drain --end'.
+/// Lending stops. Borrowers move their pages to other lenders or to a local file, while their
+/// programs keep running. The command ends when this host lends nothing. Lending stays off until
+/// the agent restarts or 'aquifer drain --end'.
 #[derive(Debug, Args)]
 pub struct Drain {
     /// Lend again; recalls that have started still finish
     #[arg(long, conflicts_with = "timeout")]
     end: bool,
-    /// Stop waiting after this long; the agent drains on
+    /// Stop waiting after this long; the agent keeps draining
     ///
-    /// By default the command waits without limit.
+    /// By default the command waits indefinitely.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
@@ -46,8 +46,8 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     notes: &[(
         "Interruption",
-        "You may stop the command at any time: the agent drains on. On failure the command prints \
-         which leases are left, and why.",
+        "You may stop the command at any time: the agent keeps draining. On failure the command \
+         prints which leases are left, and why.",
     )],
     exit: &[("1", "also: memory is still lent after --timeout, or the agent does not answer")],
     see_also: &["aquifer-agent(1)", "aquifer-status(1)", "aquifer-return(1)"],
@@ -92,11 +92,10 @@ impl Drain {
             if self.timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
                 drop(progress);
                 let why = now.left.iter().map(line).collect::<Vec<_>>().join("; ");
-                return Err(Failure::new("draining", format!("{left} are still lent: {why}"))
-                    .help(
-                        "the agent drains on; wait with 'aquifer drain', \
+                return Err(Failure::new("draining", format!("{left} is still lent: {why}")).help(
+                    "the agent keeps draining; wait with 'aquifer drain', \
                      or lend again with 'aquifer drain --end'",
-                    ));
+                ));
             }
             std::thread::sleep(LOOK);
             now = agent.call("draining", LIMIT, get)?;
@@ -107,7 +106,7 @@ impl Drain {
         drop(progress);
         output::answer(common.json, &now, |_| match total {
             Bytes::ZERO => "this host lends nothing; lending is off".to_owned(),
-            total => format!("all {total} are back; this host lends nothing"),
+            total => format!("took back all {total}; this host lends nothing"),
         })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -30,8 +30,8 @@ use crate::output;
 
 /// Manage tenants whose VMs and regions share equal pages
 ///
-/// A group is a file that all hosts of the group have. 'create' writes it with a new key; copy it
-/// to the other hosts. A region or VM joins when it is created, by --group.
+/// A file with the group's terms and its key defines a group. 'create' writes the file; copy it to
+/// the group's other hosts. A region or VM joins when it is created with --group.
 ///
 /// Lenders store equal pages of a group once ('export --share'), and so does a host ('group scan').
 /// Pages are never shared across groups.
@@ -74,7 +74,7 @@ enum What {
     Show(Which),
     /// Change a group's terms for new members
     ///
-    /// Options that you omit keep their value. --max-cache also limits present members.
+    /// Options that you omit keep their value. --max-cache also limits existing members.
     Set(Set),
     /// Remove a group from this host
     ///
@@ -140,7 +140,7 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer group scan blue --report 10s",
             "Share equal pages of the group's VMs and report savings every 10 s",
         ),
-        ("aquifer group balance", "Give the memory that groups save to their VMs"),
+        ("aquifer group balance", "Hand out the memory that sharing saves to the groups' VMs"),
         (
             "aquifer group set blue --policy fair --allow-lending yes --max-memory 64G",
             "Divide savings equally, lend the rest, and limit members' memory on a host",
@@ -151,32 +151,34 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "aquifer group cache blue --lender nbds://b:10811/ --tls /etc/aquifer/tls",
-            "Evict cached disk pages to the group's cache on host b (there: --lend)",
+            "Evict cached disk pages to the group's cache on host b, which runs with --lend",
         ),
         ("aquifer group set blue --encryption random", "Hide from lenders which pages are equal"),
     ],
     notes: &[
         (
             "Equal pages on one host",
-            "'scan' works on regions (also those of 'vm start --cache') while it runs. It runs at \
-             the lowest priority, or in the cgroup of the group. You may kill and restart it: \
-             pages stay shared until a write or --undo. It never reads pages of another group.",
+            "While it runs, 'scan' looks for equal pages in the group's regions, including those \
+             of 'vm start --cache'. It runs at the lowest priority, or in the group's cgroup. You \
+             may kill and restart it: pages stay shared until a write or --undo. It never reads \
+             pages of another group.",
         ),
         (
             "Disk cache",
             "'cache' serves the disks of VMs that start with 'vm start --group NAME --cached-disk \
              FILE', for as long as it runs. With a size of 0 it caches nothing. The cache holds \
-             only clean pages and can shrink at once: a guest's write is on the disk when the \
-             guest is told so. You may kill and restart it; guests wait meanwhile, without limit. \
-             One VM may write a disk, or any number may read it. Its index costs 1/50 of the \
-             cached memory, and each connection up to 33 MiB. If the OOM killer ends it, guests \
-             wait until it restarts: run it by systemd with Restart=always and an OOMScoreAdjust.",
+             only clean pages and can shrink at once: a guest's write reaches the disk before the \
+             guest is told that it is done. You may kill and restart it; guests wait meanwhile, \
+             indefinitely. One VM may write a disk, or any number may read it. Its index costs \
+             1/50 of the cached memory, and each connection up to 33 MiB. If the OOM killer ends \
+             it, guests wait until it restarts: run it under systemd with Restart=always and an \
+             OOMScoreAdjust.",
         ),
         (
             "Keys",
             "The holder of a group's file can read its members' pages at lenders, and no other \
-             group's. Leases keep the key that they started with: 'set' and 'rm' do not affect \
-             present regions and VMs.",
+             group's. Leases keep the key that they started with: 'set --encryption' and 'rm' do \
+             not affect existing regions and VMs.",
         ),
     ],
     files: &[
@@ -236,7 +238,7 @@ impl Group {
                 if !agreement.regions.is_empty() {
                     let why = format!("it has regions here: {}", agreement.regions.join(", "));
                     return Err(Failure::new(what(), why)
-                        .help("stop their VMs, or 'aquifer region rm' them, first"));
+                        .help("first stop their VMs, or remove them with 'aquifer region rm'"));
                 }
                 all.remove(&name).or_fail(what)?;
                 output::answer(common.json, &agreement, |agreement| {
@@ -253,7 +255,7 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
     let sharing = aquifer_group::scan::sharing(&directory(common)?, name)
         .or_fail(|| "counting shared pages")?;
     let cache =
-        disks::status(&directory(common)?, name).or_fail(|| "asking the cache of its disks")?;
+        disks::status(&directory(common)?, name).or_fail(|| "querying the group's disk cache")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;
     let is_in = |files: &aquifer_region::process::Files| {
         regions::record(files).is_ok_and(|spec| spec.group == *name)
@@ -293,7 +295,7 @@ fn text(shown: &Shown) -> String {
         limits.cache.map(|most| format!("{most} of a host's RAM in their caches")),
     ];
     let surplus = format!(
-        "goes to VMs by {}, {} a second{}",
+        "given to VMs by policy {}, {} a period{}",
         format!("{:?}", reprovision.policy).to_lowercase(),
         reprovision.step,
         if *lends {
@@ -314,8 +316,8 @@ fn text(shown: &Shown) -> String {
         ("key", key_id.clone()),
         ("file", file.display().to_string()),
         ("regions here", or(regions.clone(), "none")),
-        ("kept once here", saved(sharing)),
-        ("its disks' cache here", cache.as_ref().map_or_else(|| "none".to_owned(), cache::text)),
+        ("shared here", saved(sharing)),
+        ("disk cache here", cache.as_ref().map_or_else(|| "none".to_owned(), cache::text)),
     ];
     let lines = lines.map(|(name, text)| format!("\n  {name:<25}{text}"));
     format!("{name}{}", lines.concat())

@@ -101,13 +101,13 @@ fn text(made: &Made) -> String {
     let mut lines = Vec::new();
     let authority = made.authority.display();
     lines.push(if made.authority_is_new {
-        format!("made the authority in {authority}; the holder of its ca.key can admit hosts")
+        format!("created the authority in {authority}; the holder of its ca.key can admit hosts")
     } else {
         format!("used the authority in {authority}")
     });
     for host in &made.hosts {
         lines.push(format!(
-            "made {}: copy it to /etc/aquifer on {}",
+            "created {}: copy it to /etc/aquifer on {}",
             host.dir.display(),
             host.name
         ));

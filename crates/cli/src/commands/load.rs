@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use aquifer_page::Bytes;
 use clap::Args;
 
-use crate::demo::load::{self, Plan};
 use crate::failure::Result;
+use crate::load::{self, Plan};
 
 /// Fill memory with checked content and verify it
 ///

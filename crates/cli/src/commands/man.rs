@@ -46,7 +46,7 @@ impl Man {
 }
 
 fn write_all(dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).or_fail(|| format!("making {}", dir.display()))?;
+    fs::create_dir_all(dir).or_fail(|| format!("creating {}", dir.display()))?;
     let mut cli = super::command();
     // clap copies global options to the subcommands only when the command is built.
     cli.build();

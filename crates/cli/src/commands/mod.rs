@@ -10,8 +10,6 @@ pub mod doctor;
 pub mod drain;
 pub mod export;
 pub mod group;
-pub mod guest_load;
-pub mod guest_memory;
 pub mod init;
 pub mod load;
 pub mod man;
@@ -38,13 +36,12 @@ use crate::manual::Manual;
 
 /// Lend and borrow spare RAM between hosts
 ///
-/// A host that runs short of memory swaps to spare RAM of its peers instead of to a disk. Each
-/// host runs an agent ('aquifer agent'). Agents lend and borrow by themselves as memory use
-/// changes.
+/// A host that runs short of memory swaps to its peers' spare RAM instead of to a disk. Each host
+/// runs an agent ('aquifer agent'). Agents lend and borrow automatically as memory use changes.
 ///
-/// The same works by hand, without agents. 'aquifer export' offers RAM as a network block device,
-/// 'aquifer attach' swaps to it, and 'aquifer run' runs one program with little RAM and the rest
-/// in the pool.
+/// You can also do this by hand, without agents. 'aquifer export' offers RAM as a network block
+/// device, 'aquifer attach' swaps to it, and 'aquifer run' runs one program with limited RAM and
+/// the rest of its memory in the pool.
 ///
 /// Write sizes as 4096, 512MiB or 2G (powers of 1024), and times as 500ms, 8s or 2m. All commands
 /// work with stock Linux kernels. 'aquifer doctor' reports what this host supports and what is
@@ -69,7 +66,7 @@ pub struct Common {
     /// failure is one object {"error": {"what": …, "why": …, "help": …}} on standard error.
     #[arg(long, global = true, display_order = 900)]
     pub json: bool,
-    /// Directory of sockets, records and locks of running commands
+    /// Directory for sockets, records and locks of running commands
     #[arg(
         long,
         global = true,
@@ -161,7 +158,7 @@ const MANUALS: &[(&str, &Manual)] = &[
 const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer doctor", "Check what this host supports and what is missing"),
-        ("aquifer demo sharing", "Play two hosts that lend each other memory on this machine"),
+        ("aquifer demo sharing", "Simulate two hosts on this machine that lend each other memory"),
         ("aquifer export 4G --nbd 127.0.0.1:10809", "Offer 4 GiB of this host's RAM"),
         (
             "aquifer run --local 256M --lender nbd://127.0.0.1:10809/ -- make",
@@ -184,7 +181,6 @@ const MANUAL: Manual = Manual {
 /// Returns the manuals of a command's subcommands.
 fn parts(command: &str) -> &'static [(&'static str, &'static Manual)] {
     match command {
-        "demo" => demo::MANUALS,
         "region" => region::MANUALS,
         "group" => group::MANUALS,
         "vm" => vm::MANUALS,
@@ -224,10 +220,20 @@ fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
 /// With the exit code, if there is nothing to run. Either help was asked for and is printed, or the
 /// line is invalid (2) and the reason is printed.
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
-    let line: Vec<_> = line.into_iter().collect();
+    parse_as(command(), line.into_iter().collect())
+}
+
+/// Parses the command line of another parser than [`Cli`].
+///
+/// # Errors
+/// See [`parse`].
+pub fn parse_as<P: FromArgMatches>(
+    command: clap::Command,
+    line: Vec<OsString>,
+) -> Result<P, ExitCode> {
     let as_json = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
     let parsed =
-        command().try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches));
+        command.try_get_matches_from(line).and_then(|matches| P::from_arg_matches(&matches));
     parsed.map_err(|error| {
         if as_json && error.use_stderr() {
             let text = error.render().to_string();

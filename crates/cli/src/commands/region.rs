@@ -23,7 +23,7 @@ use crate::output;
 use crate::progress::Progress;
 pub(crate) use cached::{Cached, MaybeCached};
 use exec::Exec;
-pub(crate) use exec::{preload_library, with_preload};
+pub use exec::{preload_library, with_preload};
 use limit::Limit;
 pub(super) use manuals::MANUALS;
 use pages::{Drop, Pages};
@@ -31,12 +31,12 @@ pub(crate) use show::{Listed, cells, listed, text};
 
 /// Manage memory regions that are kept in the pool
 ///
-/// A region is a file in RUN_DIR/regions that a program maps: QEMU by
-/// 'memory-backend-file,share=on', memcached by '-e'. Local RAM is a cache of the region. A page
+/// A region is a file in RUN_DIR/regions that a program maps: QEMU with
+/// 'memory-backend-file,share=on', memcached with '-e'. Local RAM is a cache of the region. A page
 /// that the program touches is fetched from its lender, and pages that do not fit are evicted to
 /// lenders.
 ///
-/// Run the program by 'aquifer region exec', which needs no change of the program.
+/// Run the program with 'aquifer region exec'; the program needs no change.
 #[derive(Debug, Args)]
 pub struct Region {
     #[command(subcommand)]
@@ -60,7 +60,7 @@ enum What {
     Pages(Pages),
     /// Serve a region again after its processes were killed
     ///
-    /// Starts a supervisor and an engine. Programs that map the region then go on.
+    /// Starts a supervisor and an engine. Programs that map the region then continue.
     Recover(Which),
     /// Remove an unmapped region and its content
     Rm(Which),
@@ -100,7 +100,7 @@ pub struct Which {
 pub struct ResizeCache {
     /// Name of the region
     name: RegionName,
-    /// Most local RAM of the region
+    /// Maximum local RAM for the region
     cache: Bytes,
 }
 
@@ -126,10 +126,10 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     notes: &[
         (
-            "Life time",
+            "Lifetime",
             "A region and its content outlive the programs that map it, until 'rm' or a reboot. If \
-             the engine dies, another one continues; programs wait meanwhile. If a lender is \
-             unreachable, programs that touch its pages wait, without limit or for \
+             the engine dies, another one takes over; programs wait meanwhile. If a lender is \
+             unreachable, programs that touch its pages wait, indefinitely or for \
              --fault-timeout.",
         ),
         (
@@ -183,13 +183,13 @@ impl Region {
             What::Show(which) => {
                 let files = which.files(common)?;
                 let status = client::status(&files)
-                    .or_fail(|| format!("asking for region '{}'", which.name))?;
+                    .or_fail(|| format!("querying region '{}'", which.name))?;
                 output::answer(common.json, &status, |status| text(&files, status))?;
             }
             What::ResizeCache(ResizeCache { name, cache }) => {
                 let files = Which { name: name.clone() }.files(common)?;
-                let _progress = Progress::spinner(format!("resizing the cache of '{name}'"));
-                let what = || format!("resizing the cache of '{name}'");
+                let _progress = Progress::spinner(format!("resizing the cache of region '{name}'"));
+                let what = || format!("resizing the cache of region '{name}'");
                 // A VM's cache counts in this host's memory budget, so its supervisor resizes it.
                 match vms::of_region(&common.run_dir, &name) {
                     Some(vm) => vms::resize_cache(&vm, cache).or_fail(what)?,
@@ -200,9 +200,9 @@ impl Region {
             What::Limit(limit) => limit.run(common)?,
             What::Persist(which) => {
                 let _progress =
-                    Progress::spinner(format!("writing '{}' to its lenders", which.name));
+                    Progress::spinner(format!("writing region '{}' to its lenders", which.name));
                 client::persist(&which.files(common)?)
-                    .or_fail(|| format!("persisting '{}'", which.name))?;
+                    .or_fail(|| format!("persisting region '{}'", which.name))?;
                 done(common, which.name, "persisted")?;
             }
             What::Drop(drop) => drop.run(common)?,
@@ -217,7 +217,7 @@ impl Region {
             }
             What::Rm(which) => {
                 client::remove(&which.files(common)?)
-                    .or_fail(|| format!("removing '{}'", which.name))?;
+                    .or_fail(|| format!("removing region '{}'", which.name))?;
                 done(common, which.name, "removed")?;
             }
             What::Exec(exec) => return exec.run(common),
@@ -239,7 +239,7 @@ impl Which {
 impl Create {
     fn run(self, common: &Common) -> Result<()> {
         let Self { name, size, cached } = self;
-        let what = || format!("making region '{name}'");
+        let what = || format!("creating region '{name}'");
         let _progress = Progress::spinner(what());
         let spec = cached.spec(common, name.clone(), size)?;
         let directory = directory(common)?;

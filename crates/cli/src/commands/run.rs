@@ -30,7 +30,7 @@ const PAGES_LOST: u8 = 125;
 
 const KILLED_BY_SIGBUS: u8 = 128 + 7;
 
-/// Run a command with its memory beyond a limit in the pool
+/// Run a command with limited RAM and the rest in the pool
 ///
 /// The command runs in a memory cgroup with --local of RAM. The kernel swaps the rest to memory
 /// that this host's agent borrows, or to one --lender.
@@ -39,13 +39,13 @@ const KILLED_BY_SIGBUS: u8 = 128 + 7;
 /// children and threads share the limit, and its exit code is the exit code of 'aquifer run'.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Most RAM of the command
+    /// Maximum RAM for the command
     #[arg(long, value_name = "SIZE")]
     local: Bytes,
-    /// Most memory of the command in the pool
+    /// Maximum memory of the command in the pool
     ///
     /// The default is the whole export with --lender, else twice --local. With 0 the kernel kills
-    /// the command beyond --local.
+    /// the command when it exceeds --local.
     #[arg(long, value_name = "SIZE")]
     remote: Option<Bytes>,
     /// Swap priority of the pool's memory, 0 to 32767
@@ -66,8 +66,8 @@ pub struct Run {
     lender: Option<LenderUri>,
     /// How long a program waits for a silent --lender, or 'forever'
     ///
-    /// In whole seconds; 'forever' is a day. Then the program gets SIGBUS. With the agent,
-    /// borrow.io_timeout of its configuration applies.
+    /// In whole seconds; 'forever' means one day. After that, the program gets SIGBUS. With the
+    /// agent, borrow.io_timeout of its configuration applies.
     #[arg(long, value_name = "TIME", requires = "lender", default_value = "8s",
         value_parser = io_timeout::parse)]
     io_timeout: IoTimeout,
@@ -154,7 +154,7 @@ impl Run {
         };
         leftovers::clean_up(&marks, &hierarchy, &pool, common.json);
         let mut instance = Instance::claim(&marks, "run")
-            .or_fail(|| format!("leaving a mark in {}", marks.display()))?;
+            .or_fail(|| format!("recording this run in {}", marks.display()))?;
         let name = self.name.clone().unwrap_or_else(|| format!("aquifer-{}", instance.name()));
 
         let mut note = Note { cgroup: name.clone(), volume: None };
@@ -173,7 +173,7 @@ impl Run {
             return Ok(ExitCode::from(code));
         }
         let why = "SIGBUS killed it, as its pages in the pool were lost";
-        let help = "run it again with another lender, or with more RAM by --local";
+        let help = "run it again with another lender, or with more RAM (--local)";
         Failure::new(what(), why).help(help).report(common.json);
         Ok(ExitCode::from(PAGES_LOST))
     }
@@ -215,11 +215,11 @@ impl Run {
     /// Returns the advice for a command that the kernel killed for lack of memory.
     fn out_of_memory(&self, swap_ran_out: bool) -> &'static str {
         match (self.limit(), swap_ran_out) {
-            (Swap::Forbidden, _) => "give it more by --local, or memory in the pool by --remote",
-            (_, true) => "give it more by --remote, or by --local",
+            (Swap::Forbidden, _) => "give it more RAM with --local, or use the pool with --remote",
+            (_, true) => "give it more memory with --remote or --local",
             (_, false) => {
-                "give it more by --local: --remote was not used up, so its memory cannot leave \
-                 RAM, as locked (mlock) or kernel memory cannot"
+                "give it more RAM with --local: it did not use up --remote, so its memory cannot \
+                 leave RAM, as locked (mlock) or kernel memory cannot"
             }
         }
     }

@@ -24,7 +24,7 @@ use crate::view;
 /// their numbers. Also shows the regions of this host, and programs that wait for lenders.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Show it again every period of the agent, until stopped
+    /// Show it again in every period of the agent, until stopped
     #[arg(long, short)]
     watch: bool,
     #[command(flatten)]

@@ -10,7 +10,7 @@ pub(super) struct Turns {
     /// Print decisions and reasons, but change nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Time between two looks at the VMs
+    /// Time between two checks of the VMs
     #[arg(long, value_name = "TIME", default_value = "1s",
         value_parser = humantime::parse_duration)]
     pub(super) period: Duration,

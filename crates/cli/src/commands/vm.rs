@@ -25,7 +25,7 @@ use serde::Serialize;
 
 pub(super) use manuals::MANUALS;
 use resize::Spreads;
-pub(super) use start::AcceleratorName;
+pub use start::AcceleratorName;
 
 use super::Common;
 use super::region;
@@ -36,9 +36,9 @@ use crate::progress::Progress;
 
 /// Manage VMs with elastic memory, local or in the pool
 ///
-/// A VM's memory is RAM of this host. With --lender it is a region of the VM's name, which exists
-/// while the VM runs. QEMU is the distribution's. The guest frees memory by its balloon device,
-/// which also reports free pages.
+/// A VM's memory is RAM of this host. With --lender it is a region with the VM's name, which exists
+/// while the VM runs. The distribution's QEMU runs the VM. The guest frees memory through its
+/// balloon device, which also reports free pages.
 #[derive(Debug, Args)]
 pub struct Vm {
     #[command(subcommand)]
@@ -57,7 +57,7 @@ enum What {
     Budget(budget::Budget),
     Balance(balance::Balance),
     Adopt(adopt::Adopt),
-    /// Forget an adopted VM, which runs on
+    /// Stop managing an adopted VM, which keeps running
     Forget(Which),
     Migrate(migrate::Migrate),
     Resume(Resume),
@@ -130,20 +130,20 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     notes: &[
         (
-            "Life time",
+            "Lifetime",
             "The VM runs in the background until it powers itself off or is stopped. Then its \
-             region and its memory at lenders are freed. If the engine dies, another one \
-             continues. If a lender is unreachable, virtual CPUs that touch its pages wait.",
+             region and its memory at lenders are freed. If the engine dies, another one takes \
+             over. If a lender is unreachable, virtual CPUs that touch its pages wait.",
         ),
         (
             "Migration",
-            "Both hosts run agents that are peers, and the destination's agent has 'accept = true' \
-             under [vms]. Both hosts reach the VM's lenders, and its disks at the same paths. The \
-             VM's memory stays in the pool: only dirty pages of the local cache and device state \
-             move. Until the VM runs at the destination, ^C or a failure leaves it here, \
-             untouched. The source records the hand-over, then tells the destination. If the \
-             link drops at that moment, the VM stays paused there until the hosts connect \
-             again, or an operator decides ('vm resume --force').",
+            "Both hosts must run agents that are peers, and the destination's agent needs \
+             'accept = true' under [vms]. Both hosts must reach the VM's lenders, and its disks at \
+             the same paths. The VM's memory stays in the pool: only dirty pages of the local \
+             cache and device state move. Until the VM runs at the destination, ^C or a failure \
+             leaves it here, untouched. The source records the hand-over, then tells the \
+             destination. If the link drops at that moment, the VM stays paused there until the \
+             hosts connect again, or an operator decides ('vm resume --force').",
         ),
         (
             "Limits",
@@ -217,8 +217,8 @@ impl Vm {
                     output::answer(common.json, &last, ended::text)?;
                     return Ok(ExitCode::FAILURE);
                 }
-                let status = status.or_fail(|| format!("asking for VM '{name}'"))?;
-                let times = client::times(&files).or_fail(|| format!("asking for VM '{name}'"))?;
+                let status = status.or_fail(|| format!("querying VM '{name}'"))?;
+                let times = client::times(&files).or_fail(|| format!("querying VM '{name}'"))?;
                 let shown = Shown { status, times: Spreads::of(&times) };
                 output::answer(common.json, &shown, |shown| {
                     text(&files, &shown.status) + &shown.times.text()
@@ -295,7 +295,7 @@ fn all(run_dir: &Path) -> Result<(Vec<VmStatus>, Option<Failure>)> {
             // The VM has ended since it was listed.
             Err(VmError::Unknown(_)) => {}
             Err(error) => {
-                failure = Err::<(), _>(error).or_fail(|| format!("asking for VM '{name}'")).err();
+                failure = Err::<(), _>(error).or_fail(|| format!("querying VM '{name}'")).err();
             }
         }
     }
@@ -351,7 +351,7 @@ fn text(files: &Files, status: &VmStatus) -> String {
     }
     line("limits", limits::text(&status.limits));
     if let Origin::Adopted { qmp, agent } = &status.origin {
-        line("adopted", format!("by {}", qmp.display()));
+        line("adopted", format!("through {}", qmp.display()));
         agent.iter().for_each(|agent| line("agent", agent.display().to_string()));
     }
     if let Some(handed_over) = &status.handed_over {
@@ -362,7 +362,7 @@ fn text(files: &Files, status: &VmStatus) -> String {
     }
     match &status.incoming {
         Some(incoming) if incoming.prepared => {
-            line("incoming", format!("from host {}, waits for the hand-over", incoming.from))
+            line("incoming", format!("from host {}, waiting for the hand-over", incoming.from))
         }
         Some(incoming) => line("incoming", format!("from host {}", incoming.from)),
         None => {}

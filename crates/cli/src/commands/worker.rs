@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use super::{guest_load, guest_memory, load, region_serve, vm_serve, volume_serve};
+use super::{load, region_serve, vm_serve, volume_serve};
 use crate::failure::Result;
 
 /// A process that this program starts itself.
@@ -21,8 +21,6 @@ pub struct Worker {
 #[derive(Debug, Subcommand)]
 enum Role {
     Load(load::Load),
-    GuestLoad(guest_load::GuestLoad),
-    GuestMemory(guest_memory::GuestMemory),
     VolumeServe(volume_serve::VolumeServe),
     RegionServe(region_serve::RegionServe),
     VmServe(vm_serve::VmServe),
@@ -48,8 +46,6 @@ impl Worker {
     pub fn run(self) -> Result<ExitCode> {
         match self.role {
             Role::Load(load) => load.run(),
-            Role::GuestLoad(load) => load.run(),
-            Role::GuestMemory(memory) => memory.run(),
             Role::VolumeServe(serve) => serve.run(),
             Role::RegionServe(serve) => serve.run(),
             Role::VmServe(serve) => serve.run(),

@@ -56,7 +56,7 @@ fn certificate(config: &Config) -> Check {
         Err(error) => fault(NAME, error, HELP),
         Ok(identity) if *identity.host() != config.host => {
             let found = format!(
-                "{} holds the certificate of '{}', and the configuration is for '{}'",
+                "{} holds the certificate of '{}', but the configuration is for '{}'",
                 config.tls.display(),
                 identity.host(),
                 config.host
@@ -65,7 +65,7 @@ fn certificate(config: &Config) -> Check {
         }
         Ok(identity) => {
             let found = format!(
-                "of {}, with its key, by the authority in {}",
+                "of {}, with its key, issued by the authority in {}",
                 identity.host(),
                 config.tls.display()
             );
@@ -88,7 +88,7 @@ fn memory(config: &Config) -> Check {
         Err(error) => fault(
             NAME,
             error,
-            "name a memory cgroup that exists by memory.cgroup, or leave that out",
+            "set memory.cgroup to an existing memory cgroup, or remove the setting",
         ),
     }
 }
@@ -111,8 +111,8 @@ fn addresses(config: &Config) -> Vec<Check> {
                 |other| {
                     fault(
                         key,
-                        format!("{at} is also that of {other}"),
-                        "give each a port of its own",
+                        format!("{at} is also the address of {other}"),
+                        "give each its own port",
                     )
                 },
             )
@@ -124,12 +124,12 @@ fn address(key: &str, at: SocketAddr, is_running: bool) -> Check {
     match TcpListener::bind(at) {
         Ok(_) => Check::ok(key, format!("{at} is free")),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && is_running => {
-            Check::ok(key, format!("{at} is in use, while an agent runs here"))
+            Check::ok(key, format!("{at} is in use, and an agent runs here"))
         }
         Err(error) => fault(
             key,
             format!("the agent cannot listen on {at}: {error}"),
-            "give an address of this host, with a free port",
+            "use an address of this host and a free port",
         ),
     }
 }
@@ -143,31 +143,31 @@ fn nearest(path: &Path) -> PathBuf {
 fn unwritable(path: &Path) -> Option<String> {
     let nearest = nearest(path);
     if !nearest.is_dir() {
-        return Some(format!("{} is no directory", nearest.display()));
+        return Some(format!("{} is not a directory", nearest.display()));
     }
     let refused = access(&nearest, Access::WRITE_OK | Access::EXEC_OK).err();
-    refused.map(|error| format!("{} cannot be written to: {error}", nearest.display()))
+    refused.map(|error| format!("cannot write to {}: {error}", nearest.display()))
 }
 
 fn directory(key: &str, path: Option<&Path>) -> Check {
     let path = path.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match unwritable(path) {
         Some(why) => fault(key, why, "run as root, or name another directory"),
-        None if path.exists() => Check::ok(key, format!("{} can be written to", path.display())),
+        None if path.exists() => Check::ok(key, format!("{} is writable", path.display())),
         None => Check::ok(key, format!("the agent creates {} when it starts", path.display())),
     }
 }
 
 fn store(config: &Config) -> Check {
     const NAME: &str = "store";
-    const HELP: &str = "name a directory on a tmpfs by store, or leave that out";
+    const HELP: &str = "set store to a directory on a tmpfs, or remove the setting";
     let dir = config.store_dir();
     if let Some(why) = unwritable(&dir) {
         return fault(NAME, why, HELP);
     }
     let on = nearest(&dir);
     match rustix::fs::statfs(&on) {
-        Err(error) => fault(NAME, format!("{} cannot be examined: {error}", on.display()), HELP),
+        Err(error) => fault(NAME, format!("cannot examine {}: {error}", on.display()), HELP),
         Ok(fs) if fs.f_type == TMPFS_MAGIC => {
             Check::ok(NAME, format!("{} is on a tmpfs", dir.display()))
         }
@@ -177,7 +177,7 @@ fn store(config: &Config) -> Check {
         }
         Ok(_) => fault(
             NAME,
-            format!("{} is on no tmpfs: lent pages must be in RAM", dir.display()),
+            format!("{} is not on a tmpfs: lent pages must be in RAM", dir.display()),
             HELP,
         ),
     }
@@ -186,8 +186,8 @@ fn store(config: &Config) -> Check {
 fn spill(dir: &Path) -> Check {
     const NAME: &str = "borrow.spill";
     match unwritable(dir) {
-        Some(why) => fault(NAME, why, "name a directory on a disk with room by borrow.spill"),
-        None if dir.exists() => Check::ok(NAME, format!("{} can be written to", dir.display())),
+        Some(why) => fault(NAME, why, "set borrow.spill to a directory on a disk with room"),
+        None if dir.exists() => Check::ok(NAME, format!("{} is writable", dir.display())),
         None => Check::warn(
             NAME,
             format!(
@@ -204,7 +204,7 @@ fn device(config: &Config) -> Check {
     const NAME: &str = "borrow.backend";
     match backend::choose(config.borrow.backend) {
         Ok(backend) => {
-            Check::ok(NAME, format!("volumes become block devices by {}", backend.kind()))
+            Check::ok(NAME, format!("{} turns volumes into block devices", backend.kind()))
         }
         Err(error) => fault(NAME, error, "see 'aquifer doctor'"),
     }
@@ -219,14 +219,14 @@ fn peers(config: &Config) -> Check {
         match peer.address.to_socket_addrs().map(|mut found| found.next()) {
             Ok(Some(at)) => {
                 if let Some(other) = seen.insert(at, &peer.name) {
-                    faults.push(format!("{} has the address of {other}, {at}", peer.name));
+                    faults.push(format!("{} has the same address as {other}, {at}", peer.name));
                 }
             }
             Ok(None) => {
-                faults.push(format!("{} has no address behind '{}'", peer.name, peer.address))
+                faults.push(format!("{}: '{}' resolves to no address", peer.name, peer.address))
             }
             Err(error) => {
-                faults.push(format!("{} cannot be found at '{}': {error}", peer.name, peer.address))
+                faults.push(format!("{}: cannot resolve '{}': {error}", peer.name, peer.address))
             }
         }
     }
@@ -236,10 +236,8 @@ fn peers(config: &Config) -> Check {
             "none: the agent cannot borrow or lend",
             "add a [[peer]] for each other host",
         ),
-        ([], count) => {
-            Check::ok(NAME, format!("{count}, each with a name and an address of its own"))
-        }
-        (faults, _) => fault(NAME, faults.join("; "), "fix address in these [[peer]] sections"),
+        ([], count) => Check::ok(NAME, format!("{count}, each with its own name and address")),
+        (faults, _) => fault(NAME, faults.join("; "), "correct address in these [[peer]] sections"),
     }
 }
 
@@ -252,11 +250,11 @@ fn qemu(program: &Path) -> Check {
         _ => Some(program.to_owned()).filter(|path| is_there(path)),
     };
     match found {
-        Some(path) => Check::ok(NAME, format!("{} is there", path.display())),
+        Some(path) => Check::ok(NAME, format!("{} exists", path.display())),
         None => fault(
             NAME,
             format!("there is no program {}", program.display()),
-            "install QEMU, or name it by vms.qemu",
+            "install QEMU, or set vms.qemu to its path",
         ),
     }
 }
@@ -267,8 +265,8 @@ fn groups(config: &Config) -> Check {
     match Agreements::of(dir).all() {
         Ok(all) => Check::ok(NAME, format!("{} in {}", all.len(), dir.display())),
         Err(error) if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) => {
-            fault(NAME, error, "name a directory by groups.agreements")
+            fault(NAME, error, "set groups.agreements to a directory")
         }
-        Err(error) => fault(NAME, error, "copy the group's file again from another host of it"),
+        Err(error) => fault(NAME, error, "copy the group's file again from another of its hosts"),
     }
 }

@@ -29,7 +29,7 @@ fn backend(probe: Probe) -> Check {
         None => Check::ok(name, "can be used"),
         Some(missing) => {
             let (found, help) =
-                missing.split_once("; ").unwrap_or((&missing, "no way out is known"));
+                missing.split_once("; ").unwrap_or((&missing, "no remedy is known"));
             Check::missing(name, found, help)
         }
     }

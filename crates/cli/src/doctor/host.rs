@@ -14,7 +14,7 @@ fn root() -> Check {
         Check::missing(
             "root",
             found,
-            "run as root: swap, cgroups and block devices are the kernel's",
+            "run as root: only root may manage swap, cgroups and block devices",
         )
         .essential()
     }
@@ -28,13 +28,13 @@ fn capability() -> Check {
     if has {
         return Check::ok(
             NAME,
-            "processes that serve swap can be protected from the OOM killer and from themselves",
+            "processes that serve swap can be protected from the OOM killer and from deadlock",
         );
     }
     Check::warn(
         NAME,
         "without CAP_SYS_RESOURCE the OOM killer may kill processes that serve swap, \
-         and they may wait for themselves",
+         and they may deadlock by swapping to themselves",
         "run with CAP_SYS_RESOURCE (containers: --cap-add SYS_RESOURCE)",
     )
 }

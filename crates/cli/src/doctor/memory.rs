@@ -54,10 +54,10 @@ fn swap_accounting() -> Check {
 /// Checks userfaultfd, which regions need.
 fn regions() -> Check {
     match aquifer_region_client::Userfault::new() {
-        Ok(_) => Check::ok("regions", "page faults can be served (userfaultfd)"),
+        Ok(_) => Check::ok("regions", "this process can serve page faults (userfaultfd)"),
         Err(error) => Check::missing(
             "regions",
-            format!("page faults cannot be served as 'aquifer region' needs it: {error}"),
+            format!("this process cannot serve page faults as 'aquifer region' must: {error}"),
             "use Linux 6.7 or later, as root",
         ),
     }
@@ -65,10 +65,10 @@ fn regions() -> Check {
 
 fn pressure() -> Check {
     match read("/proc/pressure/memory") {
-        Some(_) => Check::ok("pressure", "/proc/pressure/memory is there (PSI)"),
+        Some(_) => Check::ok("pressure", "/proc/pressure/memory exists (PSI)"),
         None => Check::warn(
             "pressure",
-            "no /proc/pressure/memory: agents see an overload only by their thresholds",
+            "no /proc/pressure/memory: agents notice overload only by their thresholds",
             "boot with psi=1, or use a kernel built with CONFIG_PSI",
         ),
     }
@@ -83,12 +83,12 @@ fn shm() -> Check {
     match rustix::fs::statfs(NAME) {
         Err(error) => Check::missing(
             NAME,
-            format!("holds the leases of a lender, and is not there: {error}"),
+            format!("a lender keeps its leases there, but it does not exist: {error}"),
             remedy,
         )
         .essential(),
         Ok(fs) if fs.f_type != TMPFS_MAGIC || !is_mount_point(NAME) => {
-            Check::missing(NAME, "holds the leases of a lender, and is no tmpfs", remedy)
+            Check::missing(NAME, "a lender keeps its leases there, but it is not a tmpfs", remedy)
                 .essential()
         }
         Ok(fs) => shm_size(&fs),
@@ -106,7 +106,7 @@ fn shm_size(fs: &StatFs) -> Check {
     let (size, free) = (bytes(fs.f_blocks), bytes(fs.f_bavail));
     // Root's lenders mount a tmpfs of their own below it, as large as 80 % of RAM.
     let found =
-        format!("tmpfs of {size}, {free} free: the most that other users than root can lend");
+        format!("tmpfs of {size}, {free} free: the most that users other than root can lend");
     let host = rustix::system::sysinfo();
     let total = Bytes(host.totalram * u64::from(host.mem_unit));
     if size.pages() < total.pages() / 2 {
@@ -127,7 +127,7 @@ fn locked_memory() -> Check {
         Some(limit) => Check::warn(
             NAME,
             format!(
-                "limited to {}: lent pages and the swap path could be swapped out themselves",
+                "limited to {}: the kernel could swap out lent pages and the swap path itself",
                 Bytes(limit)
             ),
             "run with CAP_IPC_LOCK, or raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)",
@@ -139,7 +139,7 @@ fn overcommit() -> Check {
     match read("/proc/sys/vm/overcommit_memory").as_deref() {
         Some("2") => Check::warn(
             "overcommit",
-            "vm.overcommit_memory = 2: the kernel refuses memory that pool swap could hold",
+            "vm.overcommit_memory = 2: the kernel refuses allocations that pool swap could hold",
             "sysctl vm.overcommit_memory=0",
         ),
         Some(mode) => Check::ok("overcommit", format!("vm.overcommit_memory = {mode}")),

@@ -27,7 +27,7 @@ fn checks_of(root: &Root) -> Vec<Check> {
 /// Checks a module that only commands given by hand need, so none is essential.
 fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
     match Module::find(root, module) {
-        Module::Loaded => Check::ok(module, format!("can be used: {of_use_for}")),
+        Module::Loaded => Check::ok(module, format!("loaded, for {of_use_for}")),
         Module::Available => Check::warn(
             module,
             format!("not loaded; {of_use_for} needs it"),
@@ -35,7 +35,7 @@ fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
         ),
         Module::Missing => Check::missing(
             module,
-            format!("the kernel has none; {of_use_for} needs it"),
+            format!("the kernel does not have it; {of_use_for} needs it"),
             "use a distribution's kernel with all its modules",
         ),
     }
@@ -55,7 +55,7 @@ fn ram(root: &Root) -> Check {
     let find = |module| Module::find(root, module);
     match (find("zram"), find("brd")) {
         (Module::Loaded, _) => {
-            Check::ok(NAME, "zram: 'aquifer export --kernel' takes one for each export")
+            Check::ok(NAME, "zram: 'aquifer export --kernel' uses one device for each export")
         }
         (Module::Available, _) => Check::warn(
             NAME,
@@ -74,7 +74,7 @@ fn ram(root: &Root) -> Check {
         ),
         (Module::Missing, Module::Missing) => Check::missing(
             NAME,
-            "neither zram nor brd; 'aquifer export --kernel' needs one",
+            "neither zram nor brd; 'aquifer export --kernel' needs one of them",
             "use a kernel with zram",
         ),
     }
@@ -83,7 +83,7 @@ fn ram(root: &Root) -> Check {
 fn rdma(root: &Root) -> Check {
     const NAME: &str = "RDMA links";
     let soft = match Module::find(root, "rdma_rxe") {
-        Module::Missing => "a network card with RDMA, or a kernel with rdma_rxe (soft-RoCE)",
+        Module::Missing => "use a network card with RDMA, or a kernel with rdma_rxe (soft-RoCE)",
         _ => "soft-RoCE on any card: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev DEV",
     };
     match network::rdma_links(root) {
@@ -110,7 +110,7 @@ fn frames(root: &Root) -> Vec<Check> {
     let dangers = network::dangers(root);
     if dangers.is_empty() {
         let found = format!(
-            "no network has frames over {ORDINARY_MTU} bytes with a reserve too small for them"
+            "no network has frames over {ORDINARY_MTU} bytes and too small a reserve for them"
         );
         return vec![Check::ok(NAME, found)];
     }
@@ -144,7 +144,7 @@ mod tests {
             ("nvme-tcp", Verdict::Ok, "attach --direct"),
             ("nvmet-tcp", Verdict::Warn, "modprobe nvmet-tcp"),
             ("nvmet", Verdict::Warn, "mount -t configfs"),
-            ("nvme-rdma", Verdict::Missing, "the kernel has none"),
+            ("nvme-rdma", Verdict::Missing, "the kernel does not have it"),
             ("RAM disks", Verdict::Missing, "neither"),
             ("RDMA links", Verdict::Warn, "rxe0/1 ACTIVE"),
             ("large frames", Verdict::Warn, "ip link set eth0 mtu 1500"),

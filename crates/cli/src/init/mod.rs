@@ -81,9 +81,9 @@ impl Member {
         let ip = address.parse().ok().or_else(resolve).ok_or_else(|| {
             Failure::new(
                 format!("admitting {name}"),
-                format!("'{address}' is no IP address and cannot be resolved"),
+                format!("'{address}' is not an IP address and cannot be resolved"),
             )
-            .help("give the IP address by which the other hosts reach it")
+            .help("give the IP address at which the other hosts reach it")
         })?;
         Ok(Self { name: name.clone(), address: address.to_owned(), ip })
     }
@@ -112,7 +112,8 @@ impl Cluster {
         if !force {
             members.iter().try_for_each(|member| self.refuse_existing(member))?;
         }
-        let draft = Draft::begin(&self.dir).or_fail(|| format!("making {}", self.dir.display()))?;
+        let draft =
+            Draft::begin(&self.dir).or_fail(|| format!("creating {}", self.dir.display()))?;
         let (authority, authority_is_new) = self.authority(draft.path())?;
         for member in members {
             let dir = draft.path().join(member.name.as_str());
@@ -149,7 +150,7 @@ impl Cluster {
         let is_new = [CA_CERTIFICATE, CA_KEY].iter().all(|file| !self.dir.join(file).exists());
         let authority =
             if is_new { Authority::create(draft, &self.name) } else { Authority::load(&self.dir) };
-        let verb = if is_new { "making" } else { "using" };
+        let verb = if is_new { "creating" } else { "using" };
         authority
             .or_fail(|| format!("{verb} the authority in {}", self.dir.display()))
             .map(|authority| (authority, is_new))
@@ -161,10 +162,10 @@ impl Cluster {
             None => Ok(()),
             Some(path) => Err(Failure::new(
                 format!("admitting {}", member.name),
-                format!("{} exists", path.display()),
+                format!("{} exists already", path.display()),
             )
             .help(
-                "give --force to replace it, and copy the new certificate to the host: \
+                "use --force to replace it, and copy the new certificate to the host: \
                  the old key is lost",
             )),
         }
@@ -220,7 +221,7 @@ fn refuse_duplicates(members: &[Member], known: &[Known]) -> Result<()> {
         }
         if let Some(other) = addresses.insert(member.ip, &member.name) {
             let why = format!("its address {} is also that of host {other}", member.address);
-            return fail(why, "give each host the address by which the others reach it");
+            return fail(why, "give each host the address at which the others reach it");
         }
     }
     Ok(())

@@ -37,9 +37,9 @@ pages = "{pages}"
 [memory]
 # Manage one memory cgroup, a path under /sys/fs/cgroup, instead of the whole host.
 # cgroup = "/sys/fs/cgroup/…"
-# Keep that cgroup from swapping except while this agent has a borrowed device on.
+# Let that cgroup swap only while this agent swaps to a borrowed device.
 # gate_swap = false
-# Time between two looks at memory.
+# Time between two checks of memory.
 # period = "1s"
 # Borrow when more than this share of memory is used ...
 # upper = 0.8
@@ -54,15 +54,15 @@ pages = "{pages}"
 # reserved = "4G"
 # How long the lease of a silent borrower is kept.
 # grace = "10m"
-# The place of lent pages: "store", served by the agent, or "kernel", zram devices that the
-# kernel's own NVMe target serves.
+# Where lent pages are: in a "store" that the agent serves, or with "kernel" in zram devices that
+# the kernel's own NVMe target serves.
 # backend = "store"
-# Also serve leases over NVMe/TCP at this address (always with the "kernel" backend), and by the
-# kernel over RDMA too. Only pages are encrypted, and not those of hosts that attach "direct":
+# Also serve leases over NVMe/TCP at this address (the "kernel" backend needs it); that backend can
+# serve over RDMA too. Only pages are encrypted, and not those of hosts that attach "direct":
 # use it on trusted networks.
 # nvme = "{nvme}"
 # rdma = false
-# Borrowers authenticate by a secret for each lease (DH-HMAC-CHAP); some kernels cannot.
+# Borrowers authenticate with a secret for each lease (DH-HMAC-CHAP); some kernels cannot.
 # secrets = true
 
 [borrow]
@@ -78,8 +78,8 @@ pages = "{pages}"
 # spill = "/var/lib/aquifer/spill"
 # How long I/O waits for a silent lender.
 # io_timeout = "8s"
-# Swap to a "pool" volume over any number of leases, or "direct" to one lender by the kernel's own
-# NVMe initiator.
+# Swap to a "pool" volume over any number of leases, or "direct" to one lender with the kernel's
+# own NVMe initiator.
 # attach = "pool"
 # The protocol: "nbd" (over mutual TLS), "nvme-tcp" (only pages are encrypted), or "nvme-rdma"
 # (direct only, not encrypted).
@@ -97,9 +97,9 @@ pages = "{pages}"
 # qemu = "qemu-system-x86_64"
 
 [groups]
-# Give the memory that groups save on this host to their VMs ('aquifer group balance').
+# Hand out the memory that sharing saves to the groups' VMs ('aquifer group balance').
 # balance = false
-# The directory of their files.
+# The directory of the groups' files.
 # agreements = "/etc/aquifer/groups"
 
 # The other hosts.

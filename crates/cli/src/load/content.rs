@@ -7,7 +7,7 @@ use aquifer_page::PAGE_SIZE;
 /// A page is lost if a single byte differs from the last write. Zeros, another page's content and
 /// content of an earlier generation all count as lost.
 #[derive(Debug)]
-pub struct Pages {
+pub(super) struct Pages {
     memory: Vec<u8>,
     /// Offset in bytes of the first whole page in `memory`.
     start: usize,
@@ -17,7 +17,7 @@ pub struct Pages {
 
 impl Pages {
     /// Makes room for `count` pages, none of them written or touched yet.
-    pub fn new(count: usize, seed: u64) -> Self {
+    pub(super) fn new(count: usize, seed: u64) -> Self {
         // The kernel gives zeroed memory of this size, which takes no RAM until it is written.
         let memory = vec![0; (count + 1) * PAGE_SIZE];
         let start = memory.as_ptr().align_offset(PAGE_SIZE);
@@ -25,20 +25,15 @@ impl Pages {
     }
 
     /// Returns how many pages there is room for.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.generations.len()
-    }
-
-    /// Returns whether there is room for none.
-    pub fn is_empty(&self) -> bool {
-        self.generations.is_empty()
     }
 
     /// Returns whether page `index` has been written.
     ///
     /// # Panics
     /// If there is no such page.
-    pub fn was_written(&self, index: usize) -> bool {
+    pub(super) fn was_written(&self, index: usize) -> bool {
         self.generations[index] > 0
     }
 
@@ -46,7 +41,7 @@ impl Pages {
     ///
     /// # Panics
     /// If there is no such page.
-    pub fn write(&mut self, index: usize) {
+    pub(super) fn write(&mut self, index: usize) {
         self.generations[index] += 1;
         let words = content(self.seed, index, self.generations[index]);
         for (place, word) in self.page_mut(index).chunks_exact_mut(8).zip(words) {
@@ -58,7 +53,7 @@ impl Pages {
     ///
     /// # Panics
     /// If there is no such page.
-    pub fn verify(&self, index: usize) -> bool {
+    pub(super) fn verify(&self, index: usize) -> bool {
         let words = content(self.seed, index, self.generations[index]);
         self.page(index).chunks_exact(8).zip(words).all(|(place, word)| place == word.to_le_bytes())
     }

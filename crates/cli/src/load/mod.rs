@@ -3,6 +3,8 @@
 //! Reports are JSON lines on standard output, commands are words on standard input, one a line. The
 //! end of standard input means that the commanding process is gone, and ends the load.
 
+mod content;
+
 use std::io::BufRead;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
@@ -11,9 +13,9 @@ use std::time::{Duration, Instant};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use serde::{Deserialize, Serialize};
 
-use super::content::Pages;
 use crate::failure::{OrFail, Result};
 use crate::output;
+use content::Pages;
 
 /// The parameters of a load.
 #[derive(Debug, Clone, Copy)]

@@ -24,13 +24,13 @@ impl Note {
     /// # Errors
     /// If it cannot be written.
     pub fn leave(&self, instance: &mut Instance) -> Result<()> {
-        let what = || "noting what the command needs";
+        let what = || "recording what to clean up after the command";
         let text = serde_json::to_string(self).or_fail(what)?;
         instance.note(&text).or_fail(what)
     }
 
     fn read(instance: &Instance) -> Result<Option<Self>> {
-        let text = instance.read_note().or_fail(|| "reading a note")?;
+        let text = instance.read_note().or_fail(|| "reading the record of a killed run")?;
         // A run that was killed before its first note had made nothing.
         Ok(serde_json::from_str(&text).ok())
     }

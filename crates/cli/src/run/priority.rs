@@ -46,7 +46,7 @@ impl Choice {
                  would go there too, and it would die with {device}"
             );
             let help = format!(
-                "turn that swap off ('swapoff {device}'), or accept the risk by --priority N"
+                "turn that swap off ('swapoff {device}'), or accept the risk with --priority N"
             );
             Failure::new(what(), why).help(help)
         })?;
@@ -80,8 +80,8 @@ fn lock(path: &Path) -> Result<File> {
                 thread::sleep(LOCK_POLL_INTERVAL)
             }
             Err(TryLockError::WouldBlock) => {
-                let why = "another 'aquifer run' holds it and does not get its memory";
-                let help = "end that run, or choose a swap priority by --priority N";
+                let why = "another 'aquifer run' holds the lock and still waits for its memory";
+                let help = "end that run, or choose a swap priority with --priority N";
                 return Err(Failure::new(what(), why).help(help));
             }
             Err(TryLockError::Error(error)) => return Err(error).or_fail(what),

@@ -99,7 +99,7 @@ fn a_good_configuration_is_said_to_be_good() {
     let (code, text) = Host::new().check(&[]);
     assert_eq!(code, Some(0), "{text}");
     for named in
-        ["certificate", "memory", "listen", "store", "borrow.spill", "peers", "An agent can run"]
+        ["certificate", "memory", "listen", "store", "borrow.spill", "peers", "The agent can run"]
     {
         assert!(text.contains(named), "no '{named}' in\n{text}");
     }
@@ -157,11 +157,11 @@ fn all_faults_are_listed_at_once() {
         ("memory", "aquifer-no-such-cgroup"),
         ("listen", "the agent cannot listen"),
         ("pages", "192.0.2.1:7071"),
-        ("store", "no tmpfs"),
-        ("borrow.spill", "no directory"),
-        ("peers", "c has the address of b"),
+        ("store", "not on a tmpfs"),
+        ("borrow.spill", "not a directory"),
+        ("peers", "c has the same address as b"),
         ("groups.agreements", "agent.toml"),
     ]);
     let (code, text) = host.check(&[]);
-    assert!(code == Some(1) && text.contains("An agent cannot work"), "{text}");
+    assert!(code == Some(1) && text.contains("The agent cannot run"), "{text}");
 }

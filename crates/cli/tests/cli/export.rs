@@ -80,7 +80,7 @@ fn nvme_serves_this_host_only_or_hosts_with_the_secret() {
     let output =
         aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("other hosts could reach it"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("other host could reach it"), "{}", stderr(&output));
     let output = aquifer(dir.path()).args(["export", "1M", "--allow-host", "x"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let file = dir.path().join("secret");

@@ -184,7 +184,7 @@ fn qemu_has_a_disk_by_the_cache_or_without_it_and_never_both() {
     let both = qemu_io(disk.to_str().unwrap(), &["read 0 512"]);
     assert!(!both.status.success() && stderr(&both).contains("lock"), "{both:?}");
     let both = qemu_io(&export, &["read 0 512"]);
-    assert!(stderr(&both).contains("is written by process"), "{both:?}");
+    assert!(stderr(&both).contains("open for writing"), "{both:?}");
     drop(client);
     eventually("QEMU can open the disk", || {
         qemu_io(disk.to_str().unwrap(), &["read 0 512"]).status.success()

@@ -94,7 +94,7 @@ fn commands_of_its_own_processes_are_named_nowhere() {
     let completions: Vec<_> = ["bash", "zsh", "fish"]
         .map(|shell| stdout(&aquifer(dir.path()).args(["completions", shell]).output().unwrap()))
         .into();
-    for word in ["guest-load", "guest-memory", "volume-serve", "region-serve", "vm-serve"] {
+    for word in ["volume-serve", "region-serve", "vm-serve"] {
         assert!(completions.iter().all(|script| !script.contains(word)), "{word}");
         let near = &word[..word.len() - 1];
         let refused = aquifer(dir.path()).arg(near).output().unwrap();
@@ -108,15 +108,32 @@ fn commands_of_its_own_processes_are_named_nowhere() {
 #[test]
 fn help_of_subcommands_has_examples_and_exit_status() {
     let dir = tempfile::tempdir().unwrap();
-    for words in [["region", "show"], ["group", "scan"], ["vm", "start"], ["demo", "sharing"]] {
+    for words in [["region", "show"], ["group", "scan"], ["vm", "start"]] {
         let help = stdout(&aquifer(dir.path()).args(words).arg("--help").output().unwrap());
         for part in ["Examples:", &format!("aquifer {}", words.join(" ")), "Exit status:"] {
             assert!(help.contains(part), "no '{part}' in\n{help}");
         }
     }
-    let sharing =
-        stdout(&aquifer(dir.path()).args(["demo", "sharing", "--help"]).output().unwrap());
-    assert!(sharing.contains("at least 192MiB"), "{sharing}");
+}
+
+#[test]
+fn a_demo_without_its_program_names_what_to_install() {
+    let dir = tempfile::tempdir().unwrap();
+    let (binary, alone) = (env!("CARGO_BIN_EXE_aquifer"), dir.path().join("aquifer"));
+    fs::hard_link(binary, &alone).or_else(|_| fs::copy(binary, &alone).map(drop)).unwrap();
+    let demo = |words: &[&str]| {
+        let output = Command::new(&alone).args(words).env("PATH", dir.path()).output().unwrap();
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""), "{words:?}");
+        stderr(&output)
+    };
+    for words in [&["demo", "sharing"] as &[&str], &["demo", "--help"]] {
+        let text = demo(words);
+        assert!(text.starts_with("aquifer: running 'aquifer-demo': "), "{text}");
+        assert!(text.contains("\n  help: install 'aquifer-demo' beside 'aquifer'"), "{text}");
+    }
+    let refusal: serde_json::Value =
+        serde_json::from_str(&demo(&["--json", "demo", "sharing"])).unwrap();
+    assert_eq!(refusal["error"]["what"], "running 'aquifer-demo'");
 }
 
 #[test]
@@ -203,7 +220,7 @@ fn locked_memory_that_is_too_much_asks_for_more_local_ram() {
     let output = run.output().unwrap();
     let text = stderr(&output);
     assert!(text.contains("out of memory"), "{:?} {text}", output.status);
-    assert!(text.contains("mlock") && text.contains("by --local"), "{text}");
+    assert!(text.contains("mlock") && text.contains("with --local"), "{text}");
 }
 
 /// Writes the record of an adopted VM without a QEMU: enough for `vm show`.

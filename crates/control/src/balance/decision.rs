@@ -151,7 +151,7 @@ impl SizeDecision {
             Why::Lacks { want, wanted, reserve } => {
                 write!(
                     f,
-                    "does not grow by {wanted} though {want}: no memory is free, no VM gives any"
+                    "does not grow by {wanted} although {want}: no memory is free, no VM gives any"
                 )?;
                 if reserve > Bytes::ZERO {
                     write!(f, "; its reserve for when it is out of memory is {reserve}")?;
@@ -161,7 +161,7 @@ impl SizeDecision {
             Why::HostShort { want, wanted } => {
                 write!(
                     f,
-                    "does not grow by {wanted} though {want}: the host itself is short of memory"
+                    "does not grow by {wanted} although {want}: the host itself is short of memory"
                 )
             }
             Why::AtMax { max } => write!(f, "does not grow: its max is {max}"),
@@ -169,7 +169,7 @@ impl SizeDecision {
             Why::Holds { surplus, periods } => {
                 write!(
                     f,
-                    "keeps a surplus of {surplus} for {periods} more period(s): it grew lately"
+                    "keeps a surplus of {surplus} for {periods} more period(s): it grew recently"
                 )
             }
             Why::Lasts { surplus, periods, of } => {

@@ -419,11 +419,14 @@ fn a_refusal_is_heard_and_the_next_lender_is_asked_at_once() {
     let (to, request, bytes) = host.tick(85, &[("b", 4), ("c", 3)]).request_sent();
     assert_eq!(to, "b");
     let message = req(request.0, bytes);
-    let why = "me is no peer of b".to_owned();
+    let why = "me is not a peer of b".to_owned();
     host.event(Event::Refused { by: name("b"), message, why });
     assert_eq!(host.request_sent().0, "c");
     let text = host.step.decisions[0].to_string();
-    assert!(text.contains("gets no 1GiB from b, which refuses the request: me is no peer of b"), "{text}");
+    assert!(
+        text.contains("gets no 1GiB from b, which refuses the request: me is not a peer of b"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -1,18 +1,18 @@
-//! `aquifer guest-load`, hidden: the first process of the guest of `aquifer demo migrate`.
+//! `aquifer-demo guest-load`, hidden: the first process of the guest of `aquifer demo migrate`.
 
 use std::process::ExitCode;
 
+use aquifer_cli::failure::{OrFail, Result};
 use clap::Args;
 
-use crate::demo::churn::Load;
-use crate::demo::migrate::be_a_guest;
-use crate::failure::{OrFail, Result};
+use crate::churn::Load;
+use crate::migrate::be_a_guest;
 
 /// Check and rewrite memory without end
 ///
 /// Reads requests from standard input and answers on standard output.
 #[derive(Debug, Args)]
-pub struct GuestLoad {
+pub(super) struct GuestLoad {
     /// Memory to fill, in MiB
     mib: usize,
     /// Percent of the memory that gets nine of ten writes
@@ -26,7 +26,7 @@ impl GuestLoad {
     ///
     /// # Errors
     /// If the memory or the console fails.
-    pub fn run(self) -> Result<ExitCode> {
+    pub(super) fn run(self) -> Result<ExitCode> {
         let Self { mib, hot, rate } = self;
         be_a_guest(Load { mib, hot, rate, seed: 0 }).or_fail(|| "being busy")?;
         Ok(ExitCode::SUCCESS)

@@ -1,9 +1,9 @@
 //! The manuals of the subcommands of `aquifer demo`.
 
-use crate::manual::Manual;
+use aquifer_cli::manual::Manual;
 
 /// One manual for each subcommand, by its name.
-pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
+pub(super) const MANUALS: &[(&str, &Manual)] = &[
     ("sharing", &SHARING),
     ("region", &REGION),
     ("migrate", &MIGRATE),

@@ -1,31 +1,44 @@
-//! `aquifer demo`.
+//! The command line of `aquifer-demo`: arguments, manual and implementation.
 
+mod guest;
+mod guest_load;
+mod guest_memory;
 mod manuals;
+pub(crate) mod worker;
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use aquifer_cli::commands::{Common, demo, parse_as};
+use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::manual::Manual;
+use aquifer_cli::output;
 use aquifer_page::Bytes;
-use clap::{Args, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
 
-use super::Common;
-use super::vm::AcceleratorName;
-use crate::demo::machine::{MACHINE, Machine};
-use crate::demo::{Outcome, groups, migrate, region, resize, sharing};
-use crate::failure::{Failure, OrFail, Result};
-use crate::manual::Manual;
-use crate::output;
-pub(super) use manuals::MANUALS;
+use crate::{Outcome, groups, migrate, region, resize, sharing};
+use guest::Guest;
+use manuals::MANUALS;
 
 /// Demonstrate Aquifer on this machine, at small scale
 ///
 /// The demos run real processes, kernels and swap. They check every byte, and remove all that they
 /// create but the picture.
-#[derive(Debug, Args)]
-pub struct Demo {
+#[derive(Debug, Parser)]
+#[command(
+    name = "aquifer-demo",
+    bin_name = "aquifer demo",
+    version,
+    disable_help_subcommand = true,
+    max_term_width = 100
+)]
+pub(crate) struct Demo {
+    #[command(flatten)]
+    pub(crate) common: Common,
     #[command(subcommand)]
     what: What,
 }
@@ -91,31 +104,6 @@ struct Migrate {
     picture: Option<PathBuf>,
 }
 
-/// The kernel and the machine of a demo's guest.
-#[derive(Debug, Args)]
-struct Guest {
-    /// Kernel of the guest; default the newest in /boot
-    ///
-    /// Its modules are in lib/modules beside it, if it needs any.
-    #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
-    /// Accelerator
-    #[arg(long, value_name = "WHAT", default_value = "auto")]
-    accel: AcceleratorName,
-    /// QEMU program
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
-    qemu: PathBuf,
-}
-
-impl Guest {
-    fn machine(self) -> Result<Machine> {
-        let Self { kernel, accel, qemu } = self;
-        let kernel =
-            kernel.map(std::path::absolute).transpose().or_fail(|| "finding the kernel")?;
-        Ok(Machine { kernel, accelerator: accel.choose(&qemu, MACHINE), qemu })
-    }
-}
-
 /// Grow a guest from 512 MiB to 2 GiB and shrink it again
 ///
 /// It grows in steps of 512 MiB, by virtio-mem, while it runs. The guest's agent reports when its
@@ -154,34 +142,6 @@ struct Groups {
     picture: Option<PathBuf>,
 }
 
-pub(super) const MANUAL: Manual = Manual {
-    examples: &[
-        ("aquifer demo sharing --picture sharing.png", "Plot RAM and swap of both hosts over time"),
-        ("aquifer demo region --picture region.png", "Plot a histogram of fetch times"),
-        ("aquifer demo migrate --picture migrate.png", "Plot times and bytes, beside QEMU's"),
-        (
-            "aquifer demo resize --picture resize.png",
-            "Plot times, and memory in the guest and on this host",
-        ),
-        (
-            "aquifer demo groups --picture groups.png",
-            "Plot the savings of groups and the memory of their guests",
-        ),
-        ("aquifer demo sharing --json", "Print one object with the figures"),
-    ],
-    notes: &[(
-        "Requirements",
-        "Root. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap \
-         accounting, and ip(8). Swap devices belong to the whole kernel: other programs of this \
-         machine may swap to them too while it runs. 'region': the requirements of 'aquifer \
-         region', and memcached. 'migrate': those of 'aquifer vm', ip(8), and a kernel for the \
-         guest. 'resize' and 'groups': QEMU, modprobe(8), xz(1), and a kernel for the guests with \
-         its modules.",
-    )],
-    see_also: &["aquifer-agent(1)"],
-    ..Manual::NONE
-};
-
 /// A smaller host would have no extent to lend beside its own work.
 const LEAST: Bytes = Bytes::mib(192);
 
@@ -189,11 +149,20 @@ const LEAST: Bytes = Bytes::mib(192);
 const LEAST_CACHE: Bytes = Bytes::mib(32);
 
 impl Demo {
+    /// Parses a command line.
+    ///
+    /// # Errors
+    /// With the exit code, if help is printed, or if the line is invalid and the reason is printed.
+    pub(crate) fn parse(line: Vec<OsString>) -> Result<Self, ExitCode> {
+        parse_as(command(), line)
+    }
+
     /// Runs a demo to its end.
     ///
     /// # Errors
     /// If this machine lacks a requirement, if a step fails, or if pages are lost.
-    pub fn run(self, common: &Common) -> Result<ExitCode> {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let common = &self.common;
         match self.what {
             What::Sharing(demo) => demo.run(common),
             What::Region(demo) => demo.run(common),
@@ -298,3 +267,14 @@ fn show(
         None => summary.to_string().trim_end().to_owned(),
     })
 }
+
+/// Returns the whole command line, with every manual in its place.
+fn command() -> clap::Command {
+    let manual = |name: &str| MANUALS.iter().find(|(known, _)| *known == name);
+    demo::MANUAL.attach(Demo::command()).mut_subcommands(|part| {
+        manual(part.get_name()).map_or(&Manual::NONE, |(_, manual)| manual).attach(part)
+    })
+}
+
+#[cfg(test)]
+mod tests;

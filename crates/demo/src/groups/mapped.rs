@@ -5,12 +5,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::process::{Files, GroupFiles, client};
 use rustix::fs::{major, minor};
 
 use super::stage::{GROUPS, Stage, VMS, name};
-use crate::failure::{Failure, OrFail, Result};
 
 /// The frames that the guests of a group map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

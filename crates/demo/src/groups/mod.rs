@@ -15,6 +15,8 @@ mod watch;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use aquifer_cli::failure::{Failure, Result};
+use aquifer_cli::progress::Progress;
 use aquifer_group::balance::Balanced;
 use aquifer_page::Bytes;
 
@@ -22,9 +24,7 @@ use super::machine::{Machine, clear};
 use super::session::{DemoSession, Outcome};
 use super::user::{Holds, Part, User};
 use super::wait::Wait;
-use crate::failure::{Failure, Result};
-use crate::progress::Progress;
-pub use report::{Group, Need, Summary, Vm};
+use report::{Group, Need, Summary};
 use stage::{Stage, VMS};
 use watch::Watch;
 

@@ -1,5 +1,6 @@
 //! The demo's picture: how much each group saves, and how much its guests get of it, over time.
 
+use aquifer_cli::failure::Result;
 use aquifer_group::balance::{BalanceRound, Balanced};
 use aquifer_page::Bytes;
 use kuva::plot::{LegendEntry, LegendShape, LinePlot};
@@ -11,8 +12,7 @@ use kuva::render::plots::Plot;
 use super::BASE;
 use super::stage::{GROUPS, VMS};
 use super::watch::{Watch, found};
-use crate::demo::session::png;
-use crate::failure::Result;
+use crate::session::png;
 
 /// Colours that differ in greyscale, too, and for colour-blind readers.
 const SAVED: &str = "#2e8b57";

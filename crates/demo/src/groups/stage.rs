@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aquifer_blockdev::swap;
+use aquifer_cli::failure::{OrFail, Result};
 use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::LinkSpec;
@@ -14,10 +15,10 @@ use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Backing, VmSpec};
 
 use super::{BASE, MEMORY};
-use crate::demo::machine::{Machine, clear};
-use crate::demo::user::User;
-use crate::demo::wait::Wait;
-use crate::failure::{OrFail, Result};
+use crate::machine::{Machine, clear};
+use crate::program;
+use crate::user::User;
+use crate::wait::Wait;
 
 pub(super) const GROUPS: [&str; 2] = ["blue", "red"];
 
@@ -95,7 +96,7 @@ impl Stage {
         let cache = MEMORY + Bytes::mib(16);
         let region = RegionSpec { group, link: Some(LINK), ..RegionSpec::new(name, MEMORY, cache) };
         let limits = Limits { min: BASE, max: MEMORY, ..UNLIMITED };
-        let exe = std::env::current_exe().or_fail(what)?;
+        let exe = program::aquifer()?;
         client::start(&exe, &self.dir, &spec, Some(&region), &limits).or_fail(what)?;
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_group::balance::{BalanceRound, Balanced};
 use aquifer_group::scan::ScanReport;
 use aquifer_page::Bytes;
@@ -16,8 +17,8 @@ use serde::de::DeserializeOwned;
 use super::mapped::Mapped;
 use super::report::Group;
 use super::stage::{GROUPS, Stage};
-use crate::demo::process::Process;
-use crate::failure::{Failure, OrFail, Result};
+use crate::process::Process;
+use crate::program;
 
 /// The running services; its drop ends them.
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl Watch {
         let name = format!("aquifer group {}", words[..words.len().min(2)].join(" "));
         let what = || format!("starting '{name}'");
         let log = stage.dir.join(words[..words.len().min(2)].join("-")).with_extension("log");
-        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        let mut command = Command::new(program::aquifer()?);
         command.arg("--json").arg("--run-dir").arg(&stage.dir).arg("group").args(words);
         command.arg("--groups").arg(stage.groups());
         command

@@ -6,7 +6,7 @@ use std::thread;
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
-use crate::demo::churn::{self, Load, Told};
+use crate::churn::{self, Load, Told};
 
 /// The first word of an answer. The question, the tick of the latest report and the number of wrong
 /// pages follow.

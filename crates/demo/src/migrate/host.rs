@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::demo::netns::Namespace;
-use crate::demo::process::{Process, Site};
-use crate::demo::wait::Wait;
-use crate::failure::{Failure, OrFail, Result};
+use crate::netns::Namespace;
+use crate::process::{Process, Site};
+use crate::program;
+use crate::wait::Wait;
 
 /// How long an agent may take until it answers.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -44,7 +45,7 @@ impl Host {
     ) -> Result<T> {
         let what =
             || format!("'aquifer {}' on host {}", words[..words.len().min(3)].join(" "), self.name);
-        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        let mut command = Command::new(program::aquifer()?);
         command.arg("--json").args(words).env("AQUIFER_RUN_DIR", &self.dir).stdin(Stdio::null());
         namespace.enter(&mut command)?;
         let output = command.output().or_fail(what)?;

@@ -16,6 +16,8 @@ mod stage;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use aquifer_cli::failure::Result;
+use aquifer_cli::progress::Progress;
 use aquifer_page::Bytes;
 use aquifer_vm::migrate::MigrationReport;
 use serde_json::Value;
@@ -24,8 +26,6 @@ use super::machine::{MACHINE, Machine};
 use super::process::lender_socket;
 use super::session::{DemoSession, Outcome};
 use super::wait::Wait;
-use crate::failure::Result;
-use crate::progress::Progress;
 pub use guest::run as be_a_guest;
 use peer::Qemu;
 pub use report::{Move, Summary};
@@ -48,8 +48,8 @@ const KIND: &str = "migrate-demo";
 
 const VM: &str = "demo";
 
-/// The guest's memory, and its load as `aquifer guest-load` takes it: 200 MiB, nine of ten writes
-/// to a fifth of them, 20 MiB/s.
+/// The guest's memory, and its load as `aquifer-demo guest-load` takes it: 200 MiB, nine of ten
+/// writes to a fifth of them, 20 MiB/s.
 const MEMORY: Bytes = Bytes::mib(512);
 const LOAD: &str = "guest-load 200 20 20";
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::PAGE_SIZE;
 use aquifer_vm::Qmp;
 use serde_json::{Value, json};
@@ -14,10 +15,9 @@ use serde_json::{Value, json};
 use super::MACHINE;
 use super::report::Move;
 use super::stage::Boot;
-use crate::demo::netns::Namespace;
-use crate::demo::process::Process;
-use crate::demo::wait::Wait;
-use crate::failure::{Failure, OrFail, Result};
+use crate::netns::Namespace;
+use crate::process::Process;
+use crate::wait::Wait;
 
 const PORT: u16 = 7080;
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use aquifer_cli::failure::Result;
 use aquifer_page::Bytes;
 use aquifer_vm::migrate::MigrationReport;
 use kuva::plot::BarPlot;
@@ -10,8 +11,7 @@ use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 use serde::Serialize;
 
-use crate::demo::session::png;
-use crate::failure::Result;
+use crate::session::png;
 
 /// A move of the guest.
 #[derive(Clone, Debug, Serialize)]

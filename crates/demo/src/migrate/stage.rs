@@ -4,18 +4,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use aquifer_cli::failure::{OrFail, Result};
+use aquifer_cli::init::{Cluster, Member};
+use aquifer_cli::instance::Instance;
 use aquifer_page::Bytes;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Accelerator, Initrd};
 
 use super::host::Host;
-use crate::demo::netns::Network;
-use crate::demo::process::{self, Process, Site};
-use crate::demo::remove;
-use crate::demo::wait::Wait;
-use crate::failure::{OrFail, Result};
-use crate::init::{Cluster, Member};
-use crate::instance::Instance;
+use crate::netns::Network;
+use crate::process::{self, Process, Site};
+use crate::program;
+use crate::remove;
+use crate::wait::Wait;
 
 /// How long the removal of a VM may take.
 const CLEARING: Duration = Duration::from_secs(20);
@@ -82,7 +83,7 @@ impl Stage {
     pub(super) fn initrd(&self) -> Result<PathBuf> {
         let what = || "making the guest's first file system";
         let mut initrd = Initrd::default();
-        initrd.copy(&std::env::current_exe().or_fail(what)?, "/init").or_fail(what)?;
+        initrd.copy(&program::this()?, "/init").or_fail(what)?;
         let path = self.dir.join("initrd");
         fs::write(&path, initrd.finish()).or_fail(what)?;
         Ok(path)

@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::Bytes;
-
-use crate::failure::{Failure, OrFail, Result};
 
 /// The length of the shortest value in bytes; others are up to `SPREAD` bytes longer.
 const SHORTEST: u64 = 600;

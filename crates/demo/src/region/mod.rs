@@ -16,18 +16,19 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_cli::commands::region::with_preload;
+use aquifer_cli::failure::{OrFail, Result};
+use aquifer_cli::lender::{ClaimedLender, Purpose, Trust};
+use aquifer_cli::progress::Progress;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::RegionError;
 use aquifer_region::process::{Bucket, Files, RegionSpec, RegionStatus, client};
 use serde::Serialize;
 
-use crate::commands::region::with_preload;
-use crate::demo::process::{self, Process};
-use crate::demo::remove;
-use crate::demo::session::{DemoSession, Outcome};
-use crate::failure::{OrFail, Result};
-use crate::lender::{ClaimedLender, Purpose, Trust};
-use crate::progress::Progress;
+use crate::process::{self, Process};
+use crate::program;
+use crate::remove;
+use crate::session::{DemoSession, Outcome};
 use memcache::{Client, Load, Read};
 
 /// The options of the demo.
@@ -237,7 +238,7 @@ impl Stage {
         let leases = vec![lender.lease];
         let spec =
             RegionSpec { leases, identity: lender.identity, ..RegionSpec::new(name, size, cache) };
-        let exe = std::env::current_exe().or_fail(what)?;
+        let exe = program::aquifer()?;
         client::create(&exe, &self.regions(), &spec).or_fail(what)?;
         Ok(Served(Files::new(&self.regions(), &spec.name)))
     }

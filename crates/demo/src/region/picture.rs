@@ -1,13 +1,13 @@
 //! The demo's picture: the times of fetches, and both throughputs.
 
+use aquifer_cli::failure::Result;
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;
 use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 
 use super::Summary;
-use crate::demo::session::png as rendered;
-use crate::failure::Result;
+use crate::session::png as rendered;
 
 /// Draws the picture, as PNG.
 pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {

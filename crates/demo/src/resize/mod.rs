@@ -10,6 +10,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use aquifer_cli::failure::{OrFail, Result};
+use aquifer_cli::lender::{ClaimedLender, Purpose, Trust};
+use aquifer_cli::progress::Progress;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Order, Resized, UNLIMITED};
@@ -22,9 +25,7 @@ use super::remove;
 use super::session::{DemoSession, Outcome};
 use super::user::{Part, User};
 use super::wait::Wait;
-use crate::failure::{OrFail, Result};
-use crate::lender::{ClaimedLender, Purpose, Trust};
-use crate::progress::Progress;
+use crate::program;
 pub use report::{Step, Summary};
 
 /// The options of the demo.
@@ -149,7 +150,7 @@ impl Stage {
             ..options.machine.guest(&self.dir, name.clone(), BOOT, &MODULES)?
         };
         let region = options.pool.then(|| self.region(name)).transpose()?;
-        let exe = std::env::current_exe().or_fail(what)?;
+        let exe = program::aquifer()?;
         client::start(&exe, &self.dir, &spec, region.as_ref(), &UNLIMITED).or_fail(what)?;
         let mut user = User::meet(&self.vm.serial(), wait)?;
         user.is_there()?;
@@ -166,7 +167,7 @@ impl Stage {
 
     fn resize(&self, size: Bytes) -> Result<Resized> {
         let what = || format!("resizing the guest to {size}");
-        let exe = std::env::current_exe().or_fail(what)?;
+        let exe = program::aquifer()?;
         let order = Order {
             size,
             from: None,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use aquifer_cli::failure::Result;
 use aquifer_page::Bytes;
 use aquifer_vm::memory::Resized;
 use kuva::plot::BarPlot;
@@ -11,8 +12,7 @@ use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 use serde::Serialize;
 
-use crate::demo::session::png;
-use crate::failure::Result;
+use crate::session::png;
 
 /// A resize of the guest.
 #[derive(Clone, Debug, Serialize)]

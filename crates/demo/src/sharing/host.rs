@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use aquifer_api::client::Client;
 use aquifer_api::status::Status;
 use aquifer_blockdev::process::client;
+use aquifer_cli::cgroup::Cgroup;
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{OVERLOAD, THRESHOLDS};
-use crate::cgroup::Cgroup;
-use crate::demo::process::Site;
-use crate::demo::stores;
-use crate::failure::{Failure, OrFail, Result};
+use crate::process::Site;
+use crate::stores;
 
 /// How long an agent may take to start, and to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ spill = "{dir}/spill""#,
         let mut command = site.agent(&sections)?;
         // On SIGINT an agent gives back the memory that it borrowed, so a killed demo leaves no
         // swap.
-        crate::sys::signal_with_parent(&mut command, Signal::INT);
+        aquifer_cli::sys::signal_with_parent(&mut command, Signal::INT);
         let agent = command.spawn().or_fail(|| format!("starting the agent of host {name}"))?;
         let pid = Pid::from_child(&agent);
         Ok(Self { name, dir, store, pid, agent: Mutex::new(agent), cgroup: Arc::new(cgroup) })

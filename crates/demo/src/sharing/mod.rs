@@ -14,19 +14,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
+use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::init::{Cluster, Member};
+use aquifer_cli::instance::Instance;
+use aquifer_cli::load::{Plan, Verdict};
 use aquifer_page::Bytes;
 
-use super::load::{Plan, Verdict};
 use super::loader::Loader;
 use super::netns::Network;
 use super::process::Site;
 use super::session::{DemoSession, Outcome};
-use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
-use crate::failure::{Failure, OrFail, Result};
-use crate::init::{Cluster, Member};
-use crate::instance::Instance;
 use host::Host;
-pub use report::{Phase, Summary};
+use report::Summary;
 use watch::Watch;
 
 /// The options of the demo.
@@ -181,7 +181,7 @@ impl Play<'_> {
         let mut load = Loader::start(plan, |command| {
             let entrance =
                 self.host.cgroup().entrance().or_fail(|| "starting a load in a cgroup")?;
-            crate::sys::start_in_cgroup(command, entrance);
+            aquifer_cli::sys::start_in_cgroup(command, entrance);
             Ok(())
         })?;
         self.wait("filling memory", || load.filled(soon()))?;

@@ -4,11 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use aquifer_api::status::Role;
+use aquifer_cli::load::Verdict;
 use aquifer_page::Bytes;
 use serde::Serialize;
 
 use super::watch::{Overload, Seen};
-use crate::demo::load::Verdict;
 
 /// The output of `aquifer demo sharing --json`.
 ///

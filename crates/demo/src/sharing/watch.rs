@@ -13,15 +13,15 @@ use aquifer_api::client::Client;
 use aquifer_api::path;
 use aquifer_api::status::{Role, RoleChange, Status};
 use aquifer_blockdev::process::client;
+use aquifer_cli::cgroup::Cgroup;
+use aquifer_cli::failure::Result;
 use aquifer_page::Bytes;
 use tokio::runtime::Runtime;
 
 use super::THRESHOLDS;
 use super::host::{Host, stored};
-use crate::cgroup::Cgroup;
-use crate::demo::live::Live;
-use crate::demo::picture::{self, History, Sample};
-use crate::failure::Result;
+use crate::live::Live;
+use crate::picture::{self, History, Sample};
 
 /// The sampling period of memory; also the resolution of activation and deactivation times.
 const PERIOD: Duration = Duration::from_millis(20);

@@ -154,7 +154,7 @@ fn parse_rest(
 ) -> Result<(Address, String), &'static str> {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let path = unescape(path).ok_or("the path is not well escaped")?;
+    let path = unescape(path).ok_or("the path has a malformed % escape")?;
     if !unix {
         return Ok((Address::parse_tcp(authority, Some(default_port))?, path));
     }
@@ -163,7 +163,7 @@ fn parse_rest(
     }
     let socket = query.split('&').find_map(|pair| pair.strip_prefix("socket="));
     let socket = socket.filter(|path| !path.is_empty()).ok_or("socket=PATH is missing")?;
-    let socket = unescape(socket).ok_or("the socket is not well escaped")?;
+    let socket = unescape(socket).ok_or("the socket's path has a malformed % escape")?;
     Ok((Address::Unix(socket.into()), path))
 }
 

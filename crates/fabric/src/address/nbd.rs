@@ -81,8 +81,8 @@ mod tests {
             ("nbd+unix:///x", "socket=PATH is missing"),
             ("nbd+unix://host/x?socket=/s", "has no host"),
             ("nbd:///x", "host is missing"),
-            ("nbd://h/%zz", "not well escaped"),
-            ("nbd://h/%4", "not well escaped"),
+            ("nbd://h/%zz", "malformed % escape"),
+            ("nbd://h/%4", "malformed % escape"),
         ] {
             let error = text.parse::<Uri>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");

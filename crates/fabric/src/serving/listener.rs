@@ -132,7 +132,7 @@ impl<S> Shared<S> {
 
 fn accept_all<S: Service>(acceptor: &Acceptor, shared: &Arc<Shared<S>>) {
     accepting::each(
-        &format!("connections of {}", S::NAME),
+        &format!("{} connections", S::NAME),
         || shared.closing.load(Ordering::SeqCst),
         || acceptor.accept(),
         |(socket, origin)| start_connection(socket, origin, shared),
@@ -154,7 +154,7 @@ fn start_connection<S: Service>(
                 id
             }
             Err(full) => {
-                tracing::warn!("refused a connection of {}: {full}", origin.from);
+                tracing::warn!("refused a connection from {}: {full}", origin.from);
                 return Ok(());
             }
         }

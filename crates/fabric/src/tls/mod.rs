@@ -37,13 +37,13 @@ pub enum TlsError {
     },
     /// A host's certificate or key exists already.
     #[error(
-        "{path} exists already: give another directory, or overwrite it with --force",
+        "{path} exists already: use another directory, or overwrite it with --force",
         path = .0.display()
     )]
     Exists(PathBuf),
     /// A certificate or key of an authority exists already; nothing replaces it.
     #[error(
-        "{path} exists already, and --force does not replace an authority: use this one, or give \
+        "{path} exists already, and --force does not replace an authority: keep this one, or use \
          another directory",
         path = .0.display()
     )]

@@ -67,7 +67,7 @@ fn a_client_with_tls_sends_nothing_in_the_clear() {
     let tls = Some((cluster.identity("borrower").client_config(), host("lender")));
     let target = Target { address: server.address(), export: String::new(), tls };
     let error = Connection::connect(Arc::new(target), TIMEOUT).unwrap_err().to_string();
-    assert!(error.contains("no TLS here"), "{error}");
+    assert!(error.contains("it does not start TLS"), "{error}");
 }
 
 #[test]

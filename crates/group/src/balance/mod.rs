@@ -254,7 +254,7 @@ fn charge(directory: &Path, agreements: &[&Agreement], accounts: &[Account]) {
             }
         });
         if let Err(error) = charged {
-            tracing::warn!(%group, "cannot change the payer for the group's scanner: {error}");
+            tracing::warn!(%group, "cannot change which group pays for the scanner: {error}");
         }
     }
 }

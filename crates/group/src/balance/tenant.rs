@@ -269,7 +269,7 @@ fn find(
         Err(error) => {
             let new = was_silent.is_none();
             let new = new.then(|| {
-                format!("{name} does not answer, and counts with its last figures: {error}")
+                format!("{name} does not answer, so its last known figures count: {error}")
             });
             let unseen = || client::ballooned_at_most(vm).ok().flatten();
             let unseen = || unseen().map(|most| Known::from(name, &most, None, contributed));

@@ -90,8 +90,7 @@ impl DiskRegistry {
         // The path may name another file by now.
         let identity = file.identity().map_err(cannot)?;
         let number = open.next;
-        open.next =
-            number.checked_add(1).ok_or("too many disks were opened: start the cache anew")?;
+        open.next = number.checked_add(1).ok_or("too many disks were opened: restart the cache")?;
         let (pages, traffic) = (self.pages.clone(), self.traffic.clone());
         let disk = Arc::new(Disk::new(number, file, writer.is_none(), pages, traffic));
         let entry = Entry { disk: disk.clone(), path: path.to_owned(), writer, connections: 1 };
@@ -106,10 +105,10 @@ impl Entry {
         match self.writer {
             None => format!("other VMs read {path}: open it read-only, or stop those VMs first"),
             Some(Some(process)) => format!(
-                "{path} is written by process {process}, and a disk has one writer at a time: \
-                 stop the VM of that process first"
+                "process {process} has {path} open for writing, and a disk has one writer at a \
+                 time: stop the VM of that process first"
             ),
-            Some(None) => format!("{path} is written by another process already"),
+            Some(None) => format!("another process has {path} open for writing"),
         }
     }
 }

@@ -201,7 +201,7 @@ fn lock(file: &File, read_only: bool) -> io::Result<()> {
     for byte in does.iter().map(|what| ALONE + what).chain(others_do) {
         if sys::is_locked_byte(file, byte)? {
             let why = match read_only {
-                true => "another process writes it",
+                true => "another process has it open for writing",
                 false => "another process has it open",
             };
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));

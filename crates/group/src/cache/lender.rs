@@ -316,7 +316,7 @@ impl Inner {
             if !self.is_up.load(Ordering::Relaxed) && again <= Instant::now() {
                 again = Instant::now() + RETRY;
                 if let Some(connection) = self.connect() {
-                    tracing::info!(lender = %self.target, "the lender is connected");
+                    tracing::info!(lender = %self.target, "connected to the lender");
                     locked(&self.idle).push(connection);
                     self.is_up.store(true, Ordering::Relaxed);
                 }

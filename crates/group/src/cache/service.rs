@@ -64,7 +64,7 @@ impl Service {
             PageLender::new(target, options.borrows, options.encrypted)
         };
         let lenders = options.lenders.into_iter().map(lender).collect::<Result<_, _>>();
-        let lenders = lenders.map_err(io("borrowing for", files.directory()))?;
+        let lenders = lenders.map_err(io("preparing to borrow for", files.directory()))?;
         let registry = DiskRegistry::new(options.size, lenders)
             .map_err(io("finding memory for", files.directory()))?;
         let registry = Arc::new(registry);

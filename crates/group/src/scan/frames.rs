@@ -130,7 +130,7 @@ impl Frames {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for frame in &gone {
             let punched = fallocate(&self.file, flags, frame * PAGE_SIZE as u64, PAGE_SIZE as u64);
-            punched.map_err(|error| failed("giving back a part of", &self.path)(error.into()))?;
+            punched.map_err(|error| failed("punching a hole in", &self.path)(error.into()))?;
         }
         self.free.retain(|frame| !still[*frame as usize]);
         self.free.extend(&gone);

@@ -57,7 +57,7 @@ impl Accounted {
             if let Err(error) = join_cgroup(cgroup) {
                 tracing::warn!(
                     cgroup = %cgroup.display(),
-                    "the scanner cannot join the cgroup, and stays in its present one: {error}"
+                    "the scanner cannot join the cgroup, and stays in its current one: {error}"
                 );
             }
         }

@@ -76,12 +76,12 @@ impl Agent {
         let listener = socket::listen(&options.socket, options.socket_group.as_deref())?;
         let mut figures = Figures::open(&options.root)?;
         if let Err(error) = Blocks::new(&options.root).keep_online(options.online) {
-            eprintln!("aquifer-guest: cannot set the kernel to bring memory online: {error}");
+            eprintln!("aquifer-guest: cannot make the kernel bring memory online: {error}");
         }
         let pressure = pressure(&options.root)
             .inspect_err(|error| {
                 eprintln!(
-                    "aquifer-guest: the kernel reports no memory pressure ({error}): boot the \
+                    "aquifer-guest: the kernel cannot report memory pressure ({error}): boot the \
                      guest with psi=1 on its command line, and run the agent as root"
                 );
             })
@@ -184,7 +184,7 @@ impl Agent {
         if self.figures.sample(&mut self.last).is_ok()
             && let Some(bytes) = self.urgency.look(now, self.memory())
         {
-            let why = format!("{} of {} are available", self.last.available, self.last.total);
+            let why = format!("{} of {} is available", self.last.available, self.last.total);
             self.ask_urgently(bytes.0, now, why);
         }
         self.next_look = self.urgency.interval().map(|interval| now + interval);
@@ -198,7 +198,7 @@ impl Agent {
             && let Some(bytes) = self.urgency.stalls(now, self.memory())
         {
             let why = format!(
-                "tasks stall for memory, and {} of {} are available",
+                "tasks stall for memory, and {} of {} is available",
                 self.last.available, self.last.total
             );
             self.ask_urgently(bytes.0, now, why);

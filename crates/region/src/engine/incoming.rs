@@ -57,7 +57,9 @@ impl Engine {
             Frame::Extents(extents) => {
                 extents.iter().try_for_each(|extent| self.take_extent(incoming, extent))
             }
-            other => Err(RegionError::Misuse(format!("the engine cannot take in {other:?}"))),
+            other => Err(RegionError::Misuse(format!(
+                "unexpected message for an incoming region: {other:?}"
+            ))),
         }
     }
 
@@ -72,7 +74,9 @@ impl Engine {
     pub(super) fn check_contents(&self, run: Run, data: &[u8]) -> Result<(), RegionError> {
         self.check(run)?;
         if run.count > PAGES || data.len() != run.count as usize * PAGE_SIZE {
-            return Err(RegionError::Misuse("the data is not as long as its pages".to_owned()));
+            return Err(RegionError::Misuse(
+                "the length of the data does not match its pages".to_owned(),
+            ));
         }
         Ok(())
     }

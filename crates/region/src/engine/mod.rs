@@ -487,7 +487,7 @@ impl Engine {
             } else if since.elapsed() > STUCK {
                 let over = Bytes(frames.saturating_sub(self.cache().pages()) * PAGE_SIZE as u64);
                 let why = if self.is_complete() {
-                    "all other pages are on their way".to_owned()
+                    "all other pages are being written or fetched".to_owned()
                 } else {
                     self.describe_wait()
                 };

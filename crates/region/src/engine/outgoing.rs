@@ -144,7 +144,7 @@ impl Engine {
             }
             if Instant::now() > deadline {
                 let why =
-                    format!("page {page} is still on its way; check that its lender is reachable");
+                    format!("page {page} is still in transit; check that its lender is reachable");
                 return Err(RegionError::Refused(why));
             }
             self.wait_for_change(cache);

@@ -38,7 +38,7 @@ impl Engine {
                 Found::Lost => {
                     tracing::error!(
                         page,
-                        "the page is lost: it was only in the region's file, and is gone from there"
+                        "the page is lost: only the region's file held it, and no longer does"
                     );
                     Page { wanted: false, ..was.at(Place::Lost) }
                 }
@@ -68,7 +68,7 @@ impl Engine {
             });
         if let Some(page) = lost {
             let why =
-                format!("page {page} was only in the earlier engine's cache, and with no lender");
+                format!("page {page} is lost: only the earlier engine's cache held it, no lender");
             return Err(io::Error::other(why));
         }
         for (extent, place) in extent_map.all() {
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn a_page_that_nobody_has_is_not_taken_for_zeroes() {
         let refused = after(page(Place::Remote, true, false), false, 4).unwrap_err().to_string();
-        assert!(refused.contains("with no lender"), "{refused}");
+        assert!(refused.contains("no lender"), "{refused}");
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn create_as(
     let files = Files::new(directory, &spec.name);
     if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
         return Err(RegionError::Misuse(format!(
-            "a region's size is a multiple of 4KiB, and {} is not",
+            "a region's size must be a multiple of 4KiB, and {} is not",
             spec.size
         )));
     }
@@ -128,7 +128,11 @@ pub fn start(program: &Path, files: &Files) -> Result<RegionStatus, RegionError>
         _ => {
             let _ = supervisor.kill();
             let _ = supervisor.wait();
-            Err(RegionError::Refused("the engine ended before it served".to_owned()))
+            let log = files.log();
+            Err(RegionError::Refused(format!(
+                "the engine ended before it served the region; its log is {}",
+                log.display()
+            )))
         }
     }
 }
@@ -196,7 +200,8 @@ pub fn limit(
     specs.retain(|spec| group.is_none_or(|group| spec.group == *group));
     let wanted = book.with(|limits| limits.change(group, limit, &specs))?;
     let Some(wanted) = wanted else {
-        let why = format!("{} regions need at least 256KiB each", specs.len());
+        let why =
+            format!("the limit is too small: {} regions need at least 256KiB each", specs.len());
         return Err(RegionError::Misuse(why));
     };
     let mut failed = None;
@@ -426,7 +431,7 @@ fn asked(
     let broken = || {
         let name = files.name();
         RegionError::io(format!(
-            "the engine of region '{name}' does not answer within {io_timeout:?}"
+            "the engine of region '{name}' did not answer within {io_timeout:?}"
         ))
     };
     let mut call = ControlCall::ask(&files.control(), request, io_timeout).map_err(|error| {

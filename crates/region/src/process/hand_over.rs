@@ -52,7 +52,9 @@ impl Serving {
                     self.engine.send_postcopy(&pages, &mut to_client).map(|()| Frame::Done)
                 }
                 Frame::TellHot => Ok(Frame::Hot(self.engine.hot(HOT))),
-                other => Err(RegionError::Misuse(format!("the engine cannot send {other:?}"))),
+                other => Err(RegionError::Misuse(format!(
+                    "unexpected message for an outgoing region: {other:?}"
+                ))),
             };
             reply
                 .unwrap_or_else(|error| Frame::Failed(error.to_string()))

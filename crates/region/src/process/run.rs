@@ -186,7 +186,7 @@ fn converse(engine: &Engine, connection: aquifer_region_client::Connection) -> i
                 if let Ok(userfaults) = descriptors.try_into() {
                     return engine.attend(&attach, userfaults, connection);
                 }
-                let why = "the mapping came without its userfaultfds; use the engine's release";
+                let why = "the program sent no userfaultfds; use the same release for both";
                 connection.send(&Reply::Refused(why.to_owned()), &[])?;
             }
             Request::Discard(pages) => {

@@ -217,7 +217,7 @@ impl Budget {
             }
             if let Some(section) = section {
                 if section.0 == 0 || section.0 % Bytes::mib(2).0 != 0 {
-                    let why = format!("a section must be whole 2MiB, and {section} is not");
+                    let why = format!("a section must be a multiple of 2MiB, and {section} is not");
                     return Err(VmError::Misuse(why));
                 }
                 book.section = Some(section);

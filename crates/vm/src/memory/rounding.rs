@@ -31,13 +31,13 @@ impl Shape {
         let Self { boot, max, block, section } = *self;
         if wanted > max {
             let why = format!(
-                "{wanted} is more than the VM can have: its maximum is {max}, by --max-memory of \
-                 'aquifer vm start' or --max of 'aquifer vm set'"
+                "{wanted} is more than the VM can have: its maximum is {max}, set by --max-memory \
+                 of 'aquifer vm start' or --max of 'aquifer vm set'"
             );
             return Err(VmError::Misuse(why));
         }
         if wanted < boot {
-            let why = format!("{wanted} is less than the VM booted with: {boot} is the least");
+            let why = format!("{wanted} is less than the VM booted with: {boot} is the minimum");
             return Err(VmError::Misuse(why));
         }
         if exact {
@@ -104,7 +104,7 @@ mod tests {
         let refused =
             |mib| SHAPE.round(Bytes::mib(628), Bytes::mib(mib), false).unwrap_err().to_string();
         assert!(refused(2101).contains("more than the VM can have"));
-        assert!(refused(499).contains("500MiB is the least"));
+        assert!(refused(499).contains("500MiB is the minimum"));
     }
 
     #[test]

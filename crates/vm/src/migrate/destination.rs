@@ -252,7 +252,8 @@ impl Taking<'_> {
         let there: Cpu =
             serde_json::from_slice(said).map_err(|error| unclear(error.to_string()))?;
         let model = self.files.whole_cpu()?;
-        let model = model.ok_or_else(|| unclear("the VM has another model here".to_owned()))?;
+        let model =
+            model.ok_or_else(|| unclear("the VM has another processor model here".to_owned()))?;
         Cpu::of(self.qmp()?, model)?.check_takes(&there)
     }
 

@@ -136,7 +136,8 @@ fn peer(socket: &Path) -> io::Result<u32> {
 /// answer or does not end in time.
 pub fn release(files: &Files) -> Result<(), VmError> {
     if !matches!(files.read()?.origin, Origin::Adopted { .. }) {
-        let why = format!("Aquifer started the VM: end it with 'aquifer vm stop {}'", files.name());
+        let why =
+            format!("Aquifer started this VM: stop it with 'aquifer vm stop {}'", files.name());
         return Err(VmError::Misuse(why));
     }
     if files.is_supervised() {
@@ -461,7 +462,7 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, VmE
             if files.is_supervised() {
                 // The supervisor sees the changed record and resumes the VM.
                 return wait_until(TIMEOUT, || runs(files)).map(|()| Resumed::Runs).map_err(|()| {
-                    VmError::Reported(format!("VM '{}' does not resume", files.name()))
+                    VmError::Reported(format!("VM '{}' did not resume", files.name()))
                 });
             }
         }

@@ -117,7 +117,7 @@ impl ControlServer {
                 Told::Resized(Box::new(resized))
             }
             Err(error) => {
-                tracing::error!("not resized: {error}");
+                tracing::error!("cannot resize the VM: {error}");
                 failed(&error)
             }
         }
@@ -184,7 +184,7 @@ impl ControlServer {
                 Told::Moved(report)
             }
             Err(error) => {
-                tracing::error!("not moved to host {}: {error}", order.to);
+                tracing::error!("cannot move the VM to host {}: {error}", order.to);
                 self.serve_postcopy();
                 Told::Failed { error: error.to_string() }
             }
@@ -196,7 +196,7 @@ impl ControlServer {
     /// Cancels the migration, and waits until it has ended.
     fn cancel(&self) -> Told {
         if self.moving.try_lock().is_ok() {
-            return Told::Failed { error: "the VM is not being moved".to_owned() };
+            return Told::Failed { error: "no migration of the VM is in progress".to_owned() };
         }
         self.cancelled.store(true, Ordering::Relaxed);
         let is_here = || matches!(self.files.read(), Ok(Record { handed_over: None, .. }));

@@ -241,7 +241,7 @@ impl Files {
         let fail = || VmError::io(format!("cannot make {}", directory.display()));
         if self.control().as_os_str().len() > LONGEST {
             let why = format!(
-                "a socket's path may have {LONGEST} bytes: choose a shorter name or --run-dir"
+                "a socket's path has at most {LONGEST} bytes: choose a shorter name or --run-dir"
             );
             return Err(fail()(io::Error::other(why)));
         }

@@ -186,8 +186,7 @@ impl Source {
     fn check(&self, found: Option<Incarnation>) -> Result<(), LinkError> {
         let checked = self.identity().map_or(Ok(()), |identity| identity.check(found));
         checked.map_err(|expected| {
-            let found =
-                found.map_or_else(|| "of another make".to_owned(), |found| found.to_string());
+            let found = found.map_or_else(|| "unknown".to_owned(), |found| found.to_string());
             self.error(
                 nbd::Failure::Forgot { expected, found: found.clone() },
                 nvme::Failure::Forgot { expected, found },

@@ -84,7 +84,7 @@ pub trait Holder: Send + Sync {
 #[derive(Debug, thiserror::Error)]
 pub enum HolderError {
     /// The holder could not be reached before the timeout.
-    #[error("not reachable for {} ms: {source}", waited.as_millis())]
+    #[error("unreachable for {} ms: {source}", waited.as_millis())]
     Unreachable {
         /// The time for which the holder has been unreachable.
         waited: Duration,

@@ -146,7 +146,7 @@ fn a_lease_that_cannot_be_used_is_refused_with_the_reason() {
     let too_small = refusal(LeaseTarget { capacity: Bytes::mib(63), ..good.clone() });
     assert!(too_small.contains("less than one extent"), "{too_small}");
     let too_large = refusal(LeaseTarget { capacity: Bytes::mib(128), ..good.clone() });
-    assert!(too_large.contains("its export has 64MiB, the lease says 128MiB"), "{too_large}");
+    assert!(too_large.contains("its export has 64MiB, but the lease says 128MiB"), "{too_large}");
     let nobody =
         refusal(LeaseTarget { address: "unix:/nonexistent".parse().unwrap(), ..good.clone() });
     assert!(nobody.contains("lender-1") && nobody.contains("cannot connect"), "{nobody}");

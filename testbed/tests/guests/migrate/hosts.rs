@@ -94,7 +94,7 @@ impl Hosts {
         let dir = tempfile::tempdir()?;
         let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
         let spec =
-            Spec::new("guest").file(example("cli", "churn"), "/bin/churn").module("virtio_mem");
+            Spec::new("guest").file(example("demo", "churn"), "/bin/churn").module("virtio_mem");
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
         let pages = pages_of(dir.path());
         let (network, agents) = (Network::new()?, BTreeMap::new());

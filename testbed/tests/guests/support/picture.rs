@@ -7,7 +7,7 @@ use std::{env, fs, thread};
 
 use anyhow::{Result, anyhow};
 use aquifer_api::status::Status;
-use aquifer_cli::demo::picture::{History, Sample, png};
+use aquifer_demo::picture::{History, Sample, png};
 use aquifer_testbed::{Host, Testbed};
 
 use super::Aquifer as _;

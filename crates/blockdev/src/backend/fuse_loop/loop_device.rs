@@ -55,7 +55,7 @@ impl LoopDevice {
             }
         }
         Err(DeviceError::Failed {
-            what: format!("cannot get a loop device: other programs took {ATTEMPTS} first"),
+            what: format!("cannot get a loop device: other programs took it {ATTEMPTS} times"),
             source: io::ErrorKind::ResourceBusy.into(),
         })
     }

@@ -62,7 +62,7 @@ impl Backend for FuseLoop {
             .write(true)
             .open(FUSE_DEVICE)
             .map_err(DeviceError::failed(format!("cannot open {FUSE_DEVICE}")))?;
-        let root = mount(&fuse).map_err(DeviceError::failed("cannot make a FUSE file system"))?;
+        let root = mount(&fuse).map_err(DeviceError::failed("cannot create a FUSE file system"))?;
         let arrivals = Arc::new(Arrivals::default());
         let workers = serve(disk, fuse.into(), options, arrivals.clone())?;
         warm_up(&root, threads(options))

@@ -141,18 +141,21 @@ impl Server {
 impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let refused = |what: &str| {
-            io::Error::new(io::ErrorKind::Unsupported, format!("the kernel's FUSE has no {what}"))
+            let why = format!("the kernel's FUSE does not support {what}");
+            io::Error::new(io::ErrorKind::Unsupported, why)
         };
         config
             .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
             .map_err(|_| refused("asynchronous direct I/O"))?;
-        config.set_max_write(MAX_REQUEST as u32).map_err(|_| refused("writes of that size"))?;
+        config
+            .set_max_write(MAX_REQUEST as u32)
+            .map_err(|_| refused("writes of the needed size"))?;
         config
             .set_max_background(MAX_IN_FLIGHT)
-            .map_err(|_| refused("room for requests in flight"))?;
+            .map_err(|_| refused("enough requests in flight"))?;
         config
             .set_congestion_threshold(MAX_IN_FLIGHT)
-            .map_err(|_| refused("congestion threshold"))?;
+            .map_err(|_| refused("so high a congestion threshold"))?;
         Ok(())
     }
 

@@ -70,7 +70,7 @@ pub fn attach(root: &Root, state: &Path, wish: &Wish) -> Result<Record, NvmeErro
 
 fn prepare_for_swap(root: &Root, lender: std::net::IpAddr, force: bool) -> Result<(), NvmeError> {
     if let Some(danger) = network::danger(root, lender).filter(|_| !force) {
-        return Err(NvmeError::new(danger.why()).help(format!("{}; or --force", danger.help())));
+        return Err(NvmeError::new(danger.why()).help(format!("{}, or use --force", danger.help())));
     }
     if let Err(error) = safety::fill_reserve() {
         tracing::warn!(%error, "the memory reserve for swap is too small");

@@ -42,7 +42,7 @@ pub(super) fn explain(
     {
         let why = format!("{lender} rejects this host's secret, or demands one: {error}");
         return NvmeError::new(why).help(
-            "pass the secret by --dhchap-secret FILE; \
+            "pass the secret with --dhchap-secret FILE; \
              the kernel needs CONFIG_NVME_AUTH (or CONFIG_NVME_HOST_AUTH)",
         );
     }

@@ -130,7 +130,7 @@ impl Subsystem {
                 io::ErrorKind::NotFound => NvmeError::new(
                     "the kernel's target cannot authenticate hosts (CONFIG_NVME_TARGET_AUTH)",
                 )
-                .help("on a trusted network, lend without secrets"),
+                .help("on a trusted network, set [lend] secrets = false"),
                 _ => NvmeError::io("the kernel's target refuses a secret")(error),
             })?;
         }

@@ -59,10 +59,12 @@ fn make(root: &Root) -> Result<PathBuf, NvmeError> {
         match root.make_dir(&dir) {
             Ok(()) => return Ok(dir),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(NvmeError::io("cannot make a port")(error)),
+            Err(error) => {
+                return Err(NvmeError::io("cannot make a port of the kernel's target")(error));
+            }
         }
     }
-    Err(NvmeError::new("all ports that Aquifer may make in the kernel's target are in use")
+    Err(NvmeError::new("all port numbers that Aquifer may use in the kernel's target are taken")
         .help("stop some exports"))
 }
 

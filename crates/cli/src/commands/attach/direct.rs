@@ -23,7 +23,7 @@ use crate::volumes::Owner;
 /// The arguments for the kernel's own initiator.
 #[derive(Debug, Args)]
 pub(super) struct Direct {
-    /// Attach by the kernel's NVMe initiator, without a process
+    /// Attach with the kernel's NVMe initiator, without a process
     #[arg(long)]
     pub(super) direct: bool,
     /// Number of connections; default one per processor, at most 4

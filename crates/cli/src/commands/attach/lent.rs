@@ -39,15 +39,17 @@ impl Lent {
                     port: *port,
                     nqn: uri.subsystem.clone(),
                 }),
-                Address::Unix(_) => Err(self.misfit("the kernel reaches no unix socket")),
+                Address::Unix(_) => Err(self.misfit("the kernel cannot connect to a unix socket")),
             },
-            Self::Served(LenderUri::Nbd(_)) => Err(self.misfit("--direct is for NVMe subsystems")),
+            Self::Served(LenderUri::Nbd(_)) => {
+                Err(self.misfit("--direct attaches only NVMe subsystems"))
+            }
         }
     }
 
     fn misfit(&self, why: &str) -> Failure {
         Failure::new(format!("attaching {self}"), why)
-            .help("give nvme+tcp://HOST:PORT/NQN or nvme+rdma://HOST:PORT/NQN, or no --direct")
+            .help("use nvme+tcp://HOST:PORT/NQN or nvme+rdma://HOST:PORT/NQN, or drop --direct")
     }
 }
 

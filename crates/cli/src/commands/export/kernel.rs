@@ -39,7 +39,7 @@ impl Ready {
 
 /// Sets up the kernel's target and waits until a signal ends it.
 pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Result<ExitCode> {
-    let what = format!("exporting {} by the kernel", export.size);
+    let what = format!("exporting {} with the kernel's target", export.size);
     let fail = |error| direct_failure(&what, error);
     let ports = ports(export, &what)?;
     let allowed = export.allowed_hosts.clone();
@@ -47,9 +47,9 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
     let wish = Wish { name: None, capacity, quota, ports: ports.clone(), allowed, secrets: None };
     let target = Target::make(&Root::default(), &wish).map_err(fail)?;
     if target.keeps_ram() {
-        let why = "brd frees no RAM when this export ends";
+        let why = "brd does not free its RAM when this export ends";
         Failure::new("warning", why)
-            .help("modprobe zram, or 'modprobe -r brd' afterwards")
+            .help("load zram first ('modprobe zram'), or run 'modprobe -r brd' afterwards")
             .report(common.json);
     }
     let uri = |(transport, at): &(Transport, SocketAddr)| SubsystemUri {
@@ -79,16 +79,16 @@ fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
     for address in &export.nvme_addresses {
         let Address::Tcp { host, port } = address else {
             return Err(Failure::new(what, "the kernel cannot listen on a unix socket")
-                .help("give HOST:PORT by --nvme"));
+                .help("give HOST:PORT with --nvme"));
         };
         if *port == 0 {
-            return Err(Failure::new(what, "the kernel does not choose a port")
-                .help("give one, usually 4420"));
+            return Err(Failure::new(what, "the kernel cannot choose a free port")
+                .help("write a port other than 0, usually 4420"));
         }
         if export.allowed_hosts.is_empty() && !address.is_local() {
-            let why = "every user of other hosts could reach it";
+            let why = "any user of any other host could reach it";
             return Err(Failure::new(format!("listening on {address}"), why)
-                .help("give --allow-host NQN (over a trusted network), or a loopback address"));
+                .help("add --allow-host NQN (on a trusted network), or use a loopback address"));
         }
         let mut found =
             (host.as_str(), *port).to_socket_addrs().or_fail(|| format!("looking up {host}"))?;

@@ -35,7 +35,7 @@ impl ExportMemory {
                 let own = stores(std::env::var_os("XDG_RUNTIME_DIR")).ok_or_else(|| {
                     let why = "pages need a directory in RAM, and XDG_RUNTIME_DIR names none";
                     Failure::new(what(), why)
-                        .help("run as root, or give your own directory on a tmpfs by --dir")
+                        .help("run as root, or name your own directory on a tmpfs with --dir")
                 })?;
                 let own = own.join(instance.name());
                 instance.note(&own.to_string_lossy()).or_fail(what)?;
@@ -72,7 +72,7 @@ impl ExportMemory {
     }
 
     pub(super) fn remove(mut self) -> Result<()> {
-        self.remove_all().or_fail(|| "giving the memory back")
+        self.remove_all().or_fail(|| "freeing the export's memory")
     }
 
     fn remove_all(&mut self) -> Result<(), aquifer_store::StoreError> {
@@ -107,7 +107,7 @@ fn left_in(
         matches!(finding, Finding::Unusable(..) | Finding::RecordWithoutPages(_))
     };
     if let Some(lost) = store.findings().iter().find(lost) {
-        return Err((format!("{dir}: {lost}"), "give another directory by --dir"));
+        return Err((format!("{dir}: {lost}"), "choose another directory with --dir"));
     }
     let all = store.leases();
     let left = records.iter().map(|record| {
@@ -123,7 +123,7 @@ fn left_in(
         Some(left) if all.len() == records.len() => Ok(left),
         _ => Err((
             format!("{dir} holds leases of an agent, or of an export with another name or size"),
-            "give another directory by --dir, or the arguments of the killed export",
+            "choose another directory with --dir, or repeat the arguments of the killed export",
         )),
     }
 }

@@ -56,13 +56,13 @@ pub struct Export {
     /// one namespace with blocks of 4 KiB. Default: no NVMe.
     #[arg(long = "nvme", value_name = "ADDRESS")]
     nvme_addresses: Vec<Address>,
-    /// Serve NVMe by the kernel's target from a zram device
+    /// Serve NVMe with the kernel's target from a zram device
     ///
-    /// No process handles pages then. See "By the kernel" below.
+    /// No process handles pages then. See "Kernel target" below.
     #[arg(long, requires = "nvme_addresses",
         conflicts_with_all = ["addresses", "secrets", "names", "dir", "tls"])]
     kernel: bool,
-    /// With --kernel: serve RDMA too, at the same addresses
+    /// With --kernel: serve over RDMA too, at the same addresses
     #[arg(long, requires = "kernel")]
     rdma: bool,
     /// NQN of a host that may connect over NVMe; repeat for more
@@ -80,7 +80,7 @@ pub struct Export {
     secrets: Option<PathBuf>,
     /// Name of the export; repeat for more devices of this size
     ///
-    /// A single export is also the server's default export. Of several, clients choose one by name.
+    /// A single export is also the server's default export. With several, clients choose by name.
     #[arg(long = "name", value_name = "NAME", default_value = "")]
     names: Vec<String>,
     /// Store equal pages of all its devices once
@@ -106,7 +106,7 @@ pub struct Export {
     /// is.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Most RAM to use; beyond it writes fail with 'no space'
+    /// Maximum RAM to use; beyond it, writes fail with 'no space'
     ///
     /// The default is the size of the device.
     #[arg(long, value_name = "SIZE")]
@@ -139,7 +139,7 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "aquifer export 4G --kernel --nvme 192.0.2.1:4420 --rdma --allow-host NQN",
-            "Serve by the kernel's own target, over TCP and RDMA",
+            "Serve with the kernel's own target, over TCP and RDMA",
         ),
         (
             "aquifer export 8G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls \
@@ -161,19 +161,19 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "Security",
             "Only its owner can use a unix socket. On TCP, --tls admits every host with a \
-             certificate of the cluster, and no other. Without --tls only loopback is served, to \
-             every user of this host. Over NVMe/TCP, --dhchap-secret admits hosts that know the \
-             secret, but does not encrypt the traffic. Without it a host's NQN is not checked: \
-             --allow-host prevents mistakes, not attacks.",
+             certificate of the cluster, and no other. Without --tls, TCP is served on loopback \
+             only, to every user of this host. Over NVMe/TCP, --dhchap-secret admits hosts that \
+             know the secret, but does not encrypt the traffic. Without it a host's NQN is not \
+             checked: --allow-host prevents mistakes, not attacks.",
         ),
         (
-            "By the kernel",
+            "Kernel target",
             "With --kernel, pages are compressed in a zram device under the kernel's NVMe target. \
              --quota limits their RAM. Each export has a new NQN, so that no host mistakes it for \
-             the export with its pages. Without zram it uses a brd disk, which never frees RAM. If \
-             this command is killed, the kernel serves on. The next export with --kernel removes \
-             the leftovers. It knows them by NQN (uuid:61717569-6665-8...), port number (43264 to \
-             43519) and lock.",
+             an earlier export that held its pages. Without zram it uses a brd disk, which never \
+             frees RAM. If this command is killed, the kernel keeps serving. The next export with \
+             --kernel removes the leftovers. It recognizes them by NQN \
+             (uuid:61717569-6665-8...), port number (43264 to 43519) and lock.",
         ),
     ],
     files: &[
@@ -232,7 +232,7 @@ impl Export {
         let marks = common.run_dir.join("exports");
         clean_up(&marks);
         let mut instance = Instance::claim(&marks, "export")
-            .or_fail(|| format!("leaving a mark in {}", marks.display()))?;
+            .or_fail(|| format!("recording this export in {}", marks.display()))?;
         if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
             let why = "an NVMe export has one device";
             return Err(
@@ -277,7 +277,7 @@ impl Export {
     fn addresses(&self, common: &Common) -> Result<Vec<Address>> {
         if self.addresses.is_empty() && self.nvme_addresses.is_empty() {
             fs::create_dir_all(&common.run_dir)
-                .or_fail(|| format!("making {}", common.run_dir.display()))?;
+                .or_fail(|| format!("creating {}", common.run_dir.display()))?;
             return Ok(vec![Address::Unix(common.run_dir.join("export.sock"))]);
         }
         listening::check(&self.addresses, self.tls.as_deref())?;
@@ -290,7 +290,7 @@ impl Export {
                 .or_fail(|| format!("exporting {}", self.size))
                 .map_err(|failure| {
                     failure.help(
-                        "give another address by --nbd, or stop the program that uses this one",
+                        "use another address with --nbd, or stop the program that uses this one",
                     )
                 })
         };

@@ -52,9 +52,9 @@ impl Nvme {
         let secrets = export.secrets.as_deref().map(read_secrets).transpose()?;
         let open = |address: &&Address| secrets.is_none() && !address.is_local();
         if let Some(address) = export.nvme_addresses.iter().find(open) {
-            let why = "every user of other hosts could reach it";
+            let why = "any user of any other host could reach it";
             return Err(Failure::new(format!("listening on {address}"), why).help(
-                "give --dhchap-secret FILE, or a loopback or unix address, or use --nbd with --tls",
+                "add --dhchap-secret FILE, use a loopback or unix address, or use --nbd with --tls",
             ));
         }
         let nqn = Nqn::of_lease(lease.id());
@@ -65,7 +65,7 @@ impl Nvme {
         let listen = |address| {
             target.listen(address, None).or_fail(what).map_err(|failure| {
                 failure
-                    .help("give another address by --nvme, or stop the program that uses this one")
+                    .help("use another address with --nvme, or stop the program that uses this one")
             })
         };
         let addresses = export.nvme_addresses.iter().map(listen).collect::<Result<_>>()?;

@@ -21,18 +21,19 @@ use crate::commands::turns::Turns;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
-/// Give the memory that groups save to their VMs
+/// Hand out the memory that sharing saves to the groups' VMs
 ///
-/// Memory moves by the VMs' balloons. A VM of a group always gets its --min. Up to its --max it
-/// gets a part of what its group saves by sharing ('group scan'). The group's policy sets that
-/// part: 'demand' gives a step each second to VMs that swap, 'fair' the same to all, 'entitlement'
-/// by contribution. When writes unshare pages and savings fall, VMs give memory back.
+/// The VMs' balloons move the memory. A VM of a group always gets its --min. Beyond that, up to its
+/// --max, it gets part of what its group saves by sharing ('group scan'). The group's policy
+/// decides how much: 'demand' gives VMs that swap a step each period, 'fair' gives all VMs the
+/// same, and 'entitlement' gives in proportion to contribution. When writes unshare pages and
+/// savings fall, VMs give memory back.
 ///
 /// A group with '--allow-lending yes' lends unused savings to another such group whose VMs swap.
 /// The borrower then pays for the scanner, and returns the memory as soon as its owner needs it.
 ///
-/// Runs until ^C, and prints decisions with their reasons. VMs then keep their memory; --undo
-/// restores it. An agent does the same if its configuration has groups.balance.
+/// Runs until ^C, and prints decisions with their reasons. VMs keep their memory afterwards; --undo
+/// restores it. An agent does the same if its configuration sets groups.balance.
 #[derive(Debug, Args)]
 pub(super) struct Balance {
     #[command(flatten)]

@@ -24,38 +24,37 @@ use crate::output;
 
 /// Serve and cache the disks of a group's VMs
 ///
-/// Serves VMs on this host that start with --cached-disk. The cache uses memory that is free now.
-/// Runs until a signal ends it; its VMs wait until it runs again.
+/// Serves VMs on this host that start with --cached-disk. The cache uses memory that is currently
+/// free. Runs until a signal ends it; its VMs wait until it runs again.
 #[derive(Debug, Args)]
 pub(super) struct Cache {
     /// Name of the group
     name: Group,
     /// Fixed size of the cache
     ///
-    /// By default 'group balance' sets it to the savings that no VM needs. Without 'group balance'
-    /// it is then 0.
+    /// By default 'group balance' sets it to the savings that no VM needs, and it is 0 until then.
     #[arg(long, value_name = "SIZE")]
     size: Option<Bytes>,
     /// Lend cache memory at unix:PATH or HOST:PORT; repeat for more
     ///
-    /// Caches of the group on other hosts borrow there. TCP needs --tls unless it is loopback. Lent
-    /// memory goes first when this host needs memory; the borrower still has the disk. Default:
-    /// lend nothing.
+    /// Caches of the group on other hosts borrow there. TCP needs --tls unless it is loopback. When
+    /// this host needs memory, it takes lent memory back first; the borrower still has the disk.
+    /// Default: lend nothing.
     #[arg(long = "lend", value_name = "ADDRESS")]
     lends: Vec<Address>,
     /// Borrow from the group's cache at this URI; repeat for more
     ///
-    /// The URI is nbd:// or nbds:// and has an address of that cache's --lend. This cache evicts
+    /// The URI is nbd:// or nbds:// with an address from that cache's --lend. This cache evicts
     /// pages to it, encrypted, and reads them there instead of from the disk. The lender may fail
     /// and return at any time. Default: borrow nothing.
     #[arg(long = "lender", value_name = "URI")]
     lenders: Vec<Uri>,
-    /// Most memory to borrow from each lender
+    /// Maximum memory to borrow from each lender
     #[arg(long, value_name = "SIZE", default_value = "1GiB", requires = "lenders")]
     borrow: Bytes,
     #[command(flatten)]
     certified: Certified,
-    /// Join this cgroup, which pays for CPU and memory
+    /// Join this cgroup, which is charged for CPU and memory
     ///
     /// The default is the cgroup in the group's terms, or none.
     #[arg(long, value_name = "DIR")]

@@ -73,7 +73,7 @@ const SCAN: Manual = Manual {
 
 const BALANCE: Manual = Manual {
     examples: &[
-        ("aquifer group balance", "Give the memory that groups save to their VMs"),
+        ("aquifer group balance", "Hand out the memory that sharing saves to the groups' VMs"),
         ("aquifer group balance --dry-run --periods 1", "Print one period's decisions"),
         ("aquifer group balance --undo", "Give every VM its own memory again"),
     ],

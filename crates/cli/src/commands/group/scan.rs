@@ -21,19 +21,19 @@ use crate::progress::Progress;
 
 /// Share equal pages of a group's regions on this host
 ///
-/// Compares pages and keeps equal ones once, copy-on-write, for as long as it runs. A write to a
-/// shared page costs a copy. Pages stay shared after it ends.
+/// While it runs, it compares pages and keeps equal ones once, copy-on-write. A write to a shared
+/// page costs a copy. Pages stay shared after it ends.
 #[derive(Debug, Args)]
 pub(super) struct Scan {
     /// Name of the group
     name: Name,
     /// Scan rate: csd, cs, c, or a number of pages per millisecond
     ///
-    /// csd follows free CPU, swapping and the savings found, cs the first two, and c free CPU
-    /// only. The default is the rate in the group's terms.
+    /// 'csd' adapts to free CPU, swapping and the savings found, 'cs' to the first two, and 'c' to
+    /// free CPU only. The default is the rate in the group's terms.
     #[arg(long, value_name = "RATE", value_parser = rate)]
     scan: Option<Variant>,
-    /// Join this cgroup, which pays for the CPU
+    /// Join this cgroup, which is charged for the CPU
     ///
     /// The default is the cgroup in the group's terms. Without one the scanner runs at the lowest
     /// priority.
@@ -46,7 +46,7 @@ pub(super) struct Scan {
     report: Option<Duration>,
     /// Unshare all pages of the group and exit
     ///
-    /// Costs the memory that sharing saved.
+    /// This takes back the memory that sharing saved.
     #[arg(long)]
     undo: bool,
 }

@@ -21,8 +21,8 @@ pub(super) struct Terms {
     encryption: Option<EncryptionName>,
     /// Scan rate: csd, cs, c, or a number of pages per millisecond
     ///
-    /// csd follows free CPU, swapping and the savings found, cs the first two, and c free CPU
-    /// only. A new group has csd.
+    /// 'csd' adapts to free CPU, swapping and the savings found, 'cs' to the first two, and 'c' to
+    /// free CPU only. A new group has 'csd'.
     #[arg(long, value_name = "RATE", value_parser = rate)]
     scan: Option<Variant>,
     /// Which VMs get the memory that sharing saves
@@ -30,7 +30,7 @@ pub(super) struct Terms {
     /// A new group has 'demand'.
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyName>,
-    /// Most saved memory that a VM gets in a period
+    /// Maximum saved memory that a VM gets in a period
     ///
     /// A period is 1 s by default ('aquifer group balance --period'). A new group has 10 MiB.
     #[arg(long, value_name = "SIZE")]
@@ -42,11 +42,11 @@ pub(super) struct Terms {
     cache_reserve: Option<Bytes>,
     /// Allow lending saved memory to other groups: yes or no
     ///
-    /// With yes the group may also borrow from such groups of the host, and then pays for their
-    /// scanners. A new group has no.
+    /// With 'yes' the group may also borrow from other groups of the host that allow it, and then
+    /// pays for their scanners. A new group has 'no'.
     #[arg(long, value_name = "YES|NO", value_parser = BoolishValueParser::new())]
     allow_lending: Option<bool>,
-    /// Cgroup of each host that pays for the group's CPU, or 'none'
+    /// Cgroup on each host, charged for the group's CPU, or 'none'
     ///
     /// A new group has none.
     #[arg(long, value_name = "DIR|none")]
@@ -56,17 +56,17 @@ pub(super) struct Terms {
     /// A '*' at the end matches any text. A new group admits any.
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
-    /// Most members on a host, or 'none'
+    /// Maximum number of members on a host, or 'none'
     ///
     /// A new group has no limit.
     #[arg(long, value_name = "N|none")]
     max_members: Option<OrNone<usize>>,
-    /// Most memory of all members on a host, or 'none'
+    /// Maximum memory of all members on a host, or 'none'
     ///
     /// Counts memory in the pool too. A new group has no limit.
     #[arg(long, value_name = "SIZE|none")]
     max_memory: Option<OrNone<Bytes>>,
-    /// Most RAM of a host in the members' caches, or 'none'
+    /// Maximum RAM of a host for the members' caches, or 'none'
     ///
     /// A new group has no limit.
     #[arg(long, value_name = "SIZE|none")]
@@ -81,7 +81,7 @@ pub(super) fn rate(text: &str) -> Result<Variant, String> {
         "csd" => Ok(Variant::Csd),
         number => match number.parse() {
             Ok(pages) => Ok(Variant::Static(Rate(pages))),
-            Err(_) => Err("'csd', 'cs', 'c', or a number of pages per millisecond".to_owned()),
+            Err(_) => Err("write csd, cs, c, or a number of pages per millisecond".to_owned()),
         },
     }
 }

@@ -21,10 +21,10 @@ use crate::lender_uri::LenderUri;
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("place").args(["lenders", "emulate_link"]).multiple(true)))]
 pub(crate) struct Cached {
-    /// Most local RAM that caches its pages
+    /// Maximum local RAM that caches its pages
     #[arg(long, value_name = "SIZE", requires = "place")]
     cache: Bytes,
-    /// Tenant; see 'aquifer group' and 'aquifer region limit'
+    /// Group that it joins; see 'aquifer group'
     #[arg(long, value_name = "GROUP", default_value_t = Group::default())]
     group: Group,
     /// Lender of its pages, as in 'aquifer attach'; repeat for more
@@ -33,17 +33,17 @@ pub(crate) struct Cached {
     /// Eviction policy: round-robin, clock, fifo, random or sieve
     #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
     policy: PolicyKind,
-    /// When pages are evicted
+    /// When to evict pages
     #[arg(long, value_name = "SCHEME", default_value = "pre-evict")]
     scheme: SchemeName,
     /// Prefetch policy: off, sequential, trend or auto
     ///
-    /// A page that no program then touches costs a fetch and a frame of the cache.
+    /// A prefetched page that no program touches costs a fetch and a frame of the cache.
     #[arg(long, value_name = "WAY", default_value_t = PrefetchKind::default())]
     prefetch: PrefetchKind,
     /// How long a fault waits for an unreachable lender
     ///
-    /// Then the program gets SIGBUS. By default it waits without limit.
+    /// After that, the program gets SIGBUS. By default it waits indefinitely.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     fault_timeout: Option<Duration>,
     /// Emulate a link that delays each page by TIME
@@ -55,7 +55,7 @@ pub(crate) struct Cached {
     /// Let the emulated link carry one page at a time
     #[arg(long, requires = "emulate_link")]
     one_at_a_time: bool,
-    /// Faults served at a time; each costs a thread
+    /// Number of faults to serve at a time; each costs a thread
     #[arg(long, value_name = "N", default_value_t = RegionSpec::DEFAULT_WORKERS)]
     workers: usize,
     #[command(flatten)]
@@ -119,11 +119,11 @@ impl Cached {
         let known = groups.all().or_fail(what)?;
         let known: Vec<_> = known.iter().map(|agreement| agreement.name.to_string()).collect();
         let why = match known.is_empty() {
-            true => "this host knows no group".to_owned(),
-            false => format!("this host knows only {}", known.join(", ")),
+            true => "this host has no group".to_owned(),
+            false => format!("this host has only {}", known.join(", ")),
         };
         Err(Failure::new(what(), why).help(format!(
-            "create it by 'aquifer group create {}', or copy {} from another host of the group",
+            "create it with 'aquifer group create {}', or copy {} from another host of the group",
             self.group,
             groups.file(&self.group).display()
         )))
@@ -142,7 +142,7 @@ impl Cached {
             .or_fail(|| format!("joining group '{}'", self.group))?;
         if agreement.is_none() && self.group != Group::default() && !self.lenders.is_empty() {
             let why = format!(
-                "{} is missing: its pages get their own keys, and are never shared",
+                "{} is missing: the region's pages get their own keys, and are never shared",
                 self.groups.all().file(&self.group).display()
             );
             Failure::new(format!("warning: group '{}'", self.group), why)
@@ -155,7 +155,8 @@ impl Cached {
         }
         // Checked before the lenders: those of an existing region would refuse with another error.
         if Files::new(&directory(common)?, &name).region().exists() {
-            return Err(Failure::new(format!("making region '{name}'"), RegionError::Exists(name)));
+            let what = format!("creating region '{name}'");
+            return Err(Failure::new(what, RegionError::Exists(name)));
         }
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
@@ -170,9 +171,9 @@ impl Cached {
             lenders.push(lender);
         }
         if missing > 0 && !self.lenders.is_empty() {
-            let why = format!("its lenders have {} less than its size", Bytes(missing));
+            let why = format!("its lenders have {} less than its size needs", Bytes(missing));
             return Err(Failure::new(format!("finding room for '{name}'"), why)
-                .help("name another --lender, or a smaller size"));
+                .help("add another --lender, or choose a smaller size"));
         }
         let scheme = match self.scheme {
             SchemeName::OnDemand => Scheme::OnDemand,

@@ -17,14 +17,15 @@ use crate::failure::{Failure, OrFail as _, Result};
 
 /// Run a program that can map regions
 ///
-/// The program needs no change. libaquifer_preload.so is preloaded into it and tells the region's
-/// engine about mappings of the region.
+/// The program needs no change. The preloaded libaquifer_preload.so tells the region's engine when
+/// the program maps the region.
 ///
 /// With --heap, jemalloc (Debian: libjemalloc2) allocates the program's heap in a region. Such a
-/// program cannot fork. It can start others by vfork or posix_spawn, whose memory is their own.
+/// program cannot fork. It can start others with vfork or posix_spawn; their memory is not in the
+/// region.
 #[derive(Debug, Args)]
 pub struct Exec {
-    /// Put the program's heap into this region; drops its content
+    /// Put the program's heap into this region; discards its content
     ///
     /// The region's size limits the heap. By default the heap is in normal memory.
     #[arg(long, value_name = "NAME")]
@@ -60,17 +61,21 @@ fn options(size: u64) -> OsString {
     options
 }
 
-/// Returns the path of the preloaded library.
+/// Returns the path of the preloaded library, which belongs to this program or to `aquifer` beside
+/// it.
 ///
 /// # Errors
 /// If the library is missing.
-pub(crate) fn preload_library() -> Result<PathBuf> {
-    let what = || "looking for the library that is preloaded";
+pub fn preload_library() -> Result<PathBuf> {
+    let what = || "finding the library to preload";
     aquifer_region::process::preload_library(&std::env::current_exe().or_fail(what)?).or_fail(what)
 }
 
 /// Preloads the library into `command`.
-pub(crate) fn with_preload(command: &mut Command) -> Result<()> {
+///
+/// # Errors
+/// If the library is missing.
+pub fn with_preload(command: &mut Command) -> Result<()> {
     preload(command, preload_library()?.into_os_string());
     Ok(())
 }
@@ -96,7 +101,7 @@ impl Exec {
                 libraries.push(ALLOCATOR);
                 preload(&mut command, libraries);
                 let region = whole(&Files::new(&super::directory(common)?, name))?;
-                let what = || format!("lending region '{name}'");
+                let what = || format!("passing region '{name}' to the program");
                 command.env(OPTIONS, options(region.metadata().or_fail(what)?.len()));
                 command
                     .env("AQUIFER_HEAP", format!("{}:{}", region.as_raw_fd(), std::process::id()));
@@ -112,7 +117,7 @@ impl Exec {
 
 /// Opens and locks a region that no program maps, for use as a heap.
 fn whole(files: &Files) -> Result<File> {
-    let what = || format!("taking region '{}' as a heap", files.name());
+    let what = || format!("using region '{}' as a heap", files.name());
     let status = client::status(files).or_fail(what)?;
     let path = files.region();
     let region = OpenOptions::new().read(true).write(true).open(&path).or_fail(what)?;
@@ -122,5 +127,5 @@ fn whole(files: &Files) -> Result<File> {
         Ok(()) | Err(TryLockError::WouldBlock) => status.programs.join(", "),
     };
     Err(Failure::new(what(), format!("it is in use: {by}"))
-        .help("a heap needs a region of its own: create one by 'aquifer region create'"))
+        .help("a heap needs a region of its own: create one with 'aquifer region create'"))
 }

@@ -15,15 +15,15 @@ use crate::progress::Progress;
 
 /// Limit the caches of all regions together
 ///
-/// Without SIZE the command shows the limits. Each region keeps its own --cache as a limit. Under
-/// the common limit, a region with little room gains cache from the region whose cached pages stay
-/// longest. Returns when all caches are within the limit. A reboot removes limits.
+/// Without SIZE the command shows the limits. Each region also keeps its own --cache as a limit.
+/// Under the common limit, a region that is short of cache takes some from the region whose pages
+/// stay cached longest. Returns when all caches are within the limit. A reboot removes limits.
 #[derive(Debug, Args)]
 pub struct Limit {
-    /// Most local RAM of all caches, or 'none'
+    /// Maximum local RAM for all caches, or 'none'
     #[arg(value_name = "SIZE|none")]
     limit: Option<OrNone<Bytes>>,
-    /// Limit only regions of this group; default all of this host
+    /// Limit only regions of this group; default all on this host
     #[arg(long, value_name = "GROUP", requires = "limit")]
     group: Option<Group>,
 }

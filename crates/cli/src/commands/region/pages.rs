@@ -40,7 +40,7 @@ struct Part {
     /// Index of the first page; pages are 4 KiB
     #[arg(long, value_name = "PAGE", default_value_t = 0)]
     first: u64,
-    /// Number of pages; default all from the first on
+    /// Number of pages; default all to the end of the region
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 }
@@ -56,7 +56,7 @@ impl Part {
     fn find(&self, common: &Common) -> Result<(Files, Run)> {
         let files = Which { name: self.name.clone() }.files(common)?;
         let all =
-            client::all_pages(&files).or_fail(|| format!("looking at region '{}'", self.name))?;
+            client::all_pages(&files).or_fail(|| format!("querying region '{}'", self.name))?;
         let count = self.count.unwrap_or(all.count.saturating_sub(self.first));
         Ok((files, Run { first: self.first, count }))
     }
@@ -65,7 +65,8 @@ impl Part {
 impl Drop {
     pub(super) fn run(self, common: &Common) -> Result<()> {
         let (files, pages) = self.part.find(common)?;
-        client::drop_pages(&files, pages).or_fail(|| format!("dropping '{}'", self.part.name))?;
+        client::drop_pages(&files, pages)
+            .or_fail(|| format!("zeroing pages of region '{}'", self.part.name))?;
         done(common, self.part.name, "dropped")
     }
 }
@@ -73,7 +74,7 @@ impl Drop {
 impl Pages {
     pub(super) fn run(self, common: &Common) -> Result<()> {
         let (files, pages) = self.part.find(common)?;
-        let what = || format!("looking at the pages of '{}'", self.part.name);
+        let what = || format!("querying the pages of region '{}'", self.part.name);
         let found = Found {
             pages: client::pages(&files, pages).or_fail(what)?,
             extents: client::extents(&files).or_fail(what)?,

@@ -32,7 +32,7 @@ impl Listed {
         let name = files.name().clone();
         let spec = match client::record(files) {
             Err(error) if is_denied(&error) => {
-                return Err(error).or_fail(|| format!("asking for region '{name}'"));
+                return Err(error).or_fail(|| format!("querying region '{name}'"));
             }
             record => record.ok().map(RegionSpec::without_keys),
         };
@@ -42,7 +42,7 @@ impl Listed {
 
 pub(crate) fn listed(all: &[Listed]) -> String {
     if all.is_empty() {
-        return "no regions: 'aquifer region create' makes one".to_owned();
+        return "no regions: 'aquifer region create' creates one".to_owned();
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
@@ -87,7 +87,7 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
     let seconds = status.uptime_ms as f64 / 1000.0;
     let faults = counts.zero_faults + counts.remote_faults + counts.second_chances;
     line("region", format!("{} ({})", spec.name, files.region().display()));
-    line("size", format!("{}, of which {} at most in local RAM", usage.size, usage.cache));
+    line("size", format!("{}, at most {} of it in local RAM", usage.size, usage.cache));
     line("resident", format!("{}, of which {} is known to be dirty", usage.resident, usage.dirty));
     line("remote", usage.remote.to_string());
     if usage.shared > Bytes::ZERO {
@@ -95,7 +95,7 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
     }
     line("zero", usage.zero.to_string());
     line("mapped by", mapped_by(&status.programs));
-    line("engine", format!("process {}, for {seconds:.0} s; {} policy", status.pid, spec.policy));
+    line("engine", format!("process {}, up {seconds:.0} s; {} policy", status.pid, spec.policy));
     line(
         "faults",
         format!(
@@ -120,13 +120,13 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
         ),
     );
     if let Some(link) = &spec.link {
-        let how = if link.one_at_a_time { "one at a time" } else { "all at a time" };
+        let how = if link.one_at_a_time { "one at a time" } else { "in parallel" };
         let took = status.link.unwrap_or_default();
-        let what = format!("emulated: {:?} a page, {how}", link.latency);
+        let what = format!("emulated: {:?} per page, {how}", link.latency);
         line("link", format!("{what}; p50 {:.2} us, p99 {:.2} us", took.p50_us, took.p99_us));
     }
     if counts.given_up > 0 {
-        line("timed out", format!("{} faults, by SIGBUS", counts.given_up));
+        line("timed out", format!("{} faults, ended with SIGBUS", counts.given_up));
     }
     line(
         "evicted",

@@ -18,23 +18,23 @@ use crate::commands::Common;
 use crate::commands::turns::Turns;
 use crate::failure::{OrFail, Result};
 
-/// Move memory between VMs to those that need it
+/// Move memory to the VMs that need it
 ///
-/// Each period it looks at every guest's use, swapping and pressure, and at requests of its
+/// Each period it checks every guest's use, swapping and pressure, and the requests of its
 /// programs. A guest in need gets memory that is free in the budget ('aquifer vm budget'), else the
 /// surplus of other VMs. If memory is short for all, weights divide it. Each VM stays within its
-/// limits ('aquifer vm set'). VMs with memory in the pool are left alone.
+/// limits ('aquifer vm set'). VMs whose memory is in the pool are left alone.
 ///
 /// Runs until ^C, and prints decisions with their reasons. An agent does the same if its
-/// configuration has vms.balance.
+/// configuration sets vms.balance.
 #[derive(Debug, Args)]
 pub struct Balance {
     #[command(flatten)]
     turns: Turns,
-    /// Free memory of a guest, as a fraction of its use
+    /// Free memory to leave a guest, as a fraction of its use
     #[arg(long, value_name = "SHARE", default_value_t = Config::default().slack)]
     slack: f64,
-    /// Least free memory of a guest
+    /// Minimum free memory to leave a guest
     #[arg(long, value_name = "SIZE", default_value_t = Config::default().least_slack)]
     least_slack: Bytes,
     /// Number of periods that a surplus must last before it moves

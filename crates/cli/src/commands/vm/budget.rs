@@ -27,7 +27,7 @@ pub struct Budget {
 
 impl Budget {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
-        let what = || "accounting for the memory of guests";
+        let what = || "reading or setting the memory budget of VMs";
         let accounts = Book::of(run_dir).set(self.size, self.section).or_fail(what)?;
         output::answer(common.json, &accounts, text)
     }
@@ -40,7 +40,7 @@ fn text(accounts: &Accounts) -> String {
     let mut lines = vec![format!("this host  {}", line(local))];
     if *promised > Bytes::ZERO {
         lines.push(format!(
-            "           {promised} of the free memory is reserved for VMs out of memory"
+            "           {promised} of the free memory is reserved for VMs that run out of memory"
         ));
     }
     lines.push(format!("the pool   {}", line(pool)));

@@ -40,7 +40,7 @@ fn at(ended: &Ended) -> String {
 
 pub(super) fn listed(all: &[Ended]) -> String {
     if all.is_empty() {
-        return "no VM has ended, as far as is on record".to_owned();
+        return "no ended VM is on record".to_owned();
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);

@@ -12,13 +12,13 @@ use crate::output;
 /// The limits of a VM's memory, for every resize.
 #[derive(Debug, Args)]
 pub(super) struct Bounds {
-    /// Least memory that a balancer leaves the VM
+    /// Minimum memory that a balancer leaves the VM
     ///
     /// Default 0. In a group the VM always gets this much of --memory. The rest comes from the
     /// group's savings ('aquifer group balance').
     #[arg(long, value_name = "SIZE")]
     min: Option<Bytes>,
-    /// Most memory that any resize gives the VM
+    /// Maximum memory that any resize gives the VM
     ///
     /// By default --max-memory is the only limit.
     #[arg(long, value_name = "SIZE")]
@@ -77,5 +77,5 @@ impl Set {
 pub(super) fn text(limits: &Limits) -> String {
     let Limits { min, max, weight, reserve } = limits;
     let max = if max.0 == u64::MAX { "its max-memory".to_owned() } else { max.to_string() };
-    format!("at least {min}, at most {max}, weight {weight}, {reserve} reserved for out of memory")
+    format!("at least {min}, at most {max}, weight {weight}, {reserve} kept free for it")
 }

@@ -34,7 +34,7 @@ const START: Manual = Manual {
         ),
         (
             "aquifer vm start db --memory 8G -- -nic user,model=virtio",
-            "Start a VM with a network card of QEMU's",
+            "Start a VM with one of QEMU's network cards",
         ),
         (
             "aquifer vm start web --group blue --memory 8G --cache 2G \
@@ -108,7 +108,7 @@ const ADOPT: Manual = Manual {
 };
 
 const FORGET: Manual = Manual {
-    examples: &[("aquifer vm forget old", "Leave an adopted VM to its owner; it runs on")],
+    examples: &[("aquifer vm forget old", "Leave an adopted VM to its owner; it keeps running")],
     ..PART
 };
 
@@ -124,7 +124,7 @@ const MIGRATE: Manual = Manual {
 const RESUME: Manual = Manual {
     examples: &[
         ("aquifer vm resume db", "Resume a paused VM"),
-        ("aquifer vm resume db --force", "Resume a VM whose other host is lost for ever"),
+        ("aquifer vm resume db --force", "Resume a VM whose other host is gone for good"),
     ],
     ..PART
 };

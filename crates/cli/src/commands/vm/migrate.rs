@@ -34,12 +34,12 @@ pub struct Migrate {
     /// How the VM's memory moves
     #[arg(long, value_name = "MODE", default_value = "instant")]
     mode: ModeName,
-    /// Most bytes to send a second, 1MiB or more
+    /// Maximum bytes to send a second, 1MiB or more
     ///
     /// By default there is no limit.
     #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
     bandwidth: Option<Bytes>,
-    /// Longest pause of the VM, as far as predictable
+    /// Longest pause of the VM, as far as it can be predicted
     #[arg(long, value_name = "TIME", default_value = "300ms",
         value_parser = humantime::parse_duration)]
     max_downtime: Duration,
@@ -49,7 +49,7 @@ pub struct Migrate {
     /// VM then runs there first, and its missing pages follow (post-copy).
     #[arg(long)]
     no_postcopy: bool,
-    /// Most local RAM of the VM there; default as here
+    /// Maximum local RAM for the VM there; default as here
     #[arg(long, value_name = "SIZE")]
     cache: Option<Bytes>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ enum ModeName {
     Instant,
     /// Send the local cache round by round while the VM runs
     Precopy,
-    /// Run the VM there first; dirty pages follow, awaited ones first. Needs both hosts until then
+    /// Run the VM there first; dirty pages follow. Until they arrive, the VM needs both hosts
     Postcopy,
 }
 
@@ -70,7 +70,7 @@ enum ModeName {
 fn bandwidth(text: &str) -> std::result::Result<Bytes, String> {
     let bandwidth: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     let least = Bytes::mib(1);
-    if bandwidth < least { Err(format!("the least is {least}")) } else { Ok(bandwidth) }
+    if bandwidth < least { Err(format!("use at least {least}")) } else { Ok(bandwidth) }
 }
 
 /// How long the agents may take to prepare the destination.
@@ -117,7 +117,7 @@ impl Migrate {
             let left =
                 is.remaining_ms.map_or(String::new(), |ms| format!(", about {ms:.0} ms left"));
             progress.say(format!(
-                "{}: {}; {} rounds, {} sent, {} to the pool, {}/s become dirty{left}",
+                "{}: {}; {} rounds, {} sent, {} to the pool, dirties {}/s{left}",
                 what(),
                 is.phase,
                 is.rounds,

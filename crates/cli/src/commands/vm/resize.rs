@@ -41,7 +41,7 @@ pub struct Resize {
     /// 'aquifer vm show' prints the stages of all resizes.
     #[arg(long, requires = "size")]
     stages: bool,
-    /// Most local RAM of a VM whose memory is in the pool
+    /// Maximum local RAM for a VM whose memory is in the pool
     #[arg(long, value_name = "SIZE")]
     cache: Option<Bytes>,
 }
@@ -75,7 +75,7 @@ impl Resize {
             stages: self.stages,
         };
         let exe = std::env::current_exe().or_fail(what)?;
-        let tell = |size: Bytes| progress.say(format!("{}: it has {size}", what()));
+        let tell = |size: Bytes| progress.say(format!("{}: it has {size} now", what()));
         let resized =
             self.size.map(|size| client::resize(&exe, files, &order(size), tell)).transpose();
         let resized = resized.map_err(|error| Failure::new(what(), error))?;
@@ -122,7 +122,7 @@ fn text(answer: &Answer) -> String {
     let Answer { vm, cache, resized } = answer;
     let mut lines: Vec<String> = Vec::new();
     if let Some(cache) = cache {
-        lines.push(format!("{vm} may have {cache} of its memory in local RAM"));
+        lines.push(format!("{vm} may keep up to {cache} of its memory in local RAM"));
     }
     if let Some(resized) = resized {
         let Resized { from, reached, to, missing, why, usable, total_ms, .. } = resized;
@@ -137,7 +137,8 @@ fn text(answer: &Answer) -> String {
         lines.extend(why.as_ref().map(ToString::to_string));
         if usable.is_none() && reached > from {
             lines.push(
-                "the guest cannot report whether it can use it: it lacks agent and balloon driver"
+                "the guest cannot report whether it can use the memory: \
+                 it runs no agent and no balloon driver"
                     .to_owned(),
             );
         }

@@ -30,7 +30,7 @@ pub struct Start {
     /// Memory of the VM at boot
     #[arg(long, value_name = "SIZE")]
     memory: Bytes,
-    /// Most memory that the VM can grow to; default --memory
+    /// Maximum memory the VM can grow to; default --memory
     ///
     /// 'aquifer vm resize' and the balancer use it. The guest needs the virtio_mem driver (Linux
     /// 5.8 or later).
@@ -90,7 +90,7 @@ pub struct Start {
 
 /// The accelerator of a guest, as commands take it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(in crate::commands) enum AcceleratorName {
+pub enum AcceleratorName {
     /// KVM if QEMU can use it, else emulation
     Auto,
     /// Hardware virtualization by /dev/kvm
@@ -101,7 +101,7 @@ pub(in crate::commands) enum AcceleratorName {
 
 impl AcceleratorName {
     /// Returns the accelerator for this QEMU and machine type.
-    pub(in crate::commands) fn choose(self, qemu: &Path, machine: &str) -> Accelerator {
+    pub fn choose(self, qemu: &Path, machine: &str) -> Accelerator {
         match self {
             Self::Auto => Accelerator::find(qemu, machine),
             Self::Kvm => Accelerator::Kvm,

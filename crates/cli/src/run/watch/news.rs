@@ -68,14 +68,14 @@ impl fmt::Display for Seen {
                 write!(
                     f,
                     "pages unreachable: {lender}, lease {lease}, does not answer; \
-                     programs that touch them wait"
+                     programs that touch its pages wait"
                 )
             }
             Self::LenderAnswers { lease, lender } => {
                 write!(f, "pages reachable: {lender}, lease {lease}, answers again")
             }
             Self::PagesForgotten { lease, lender } => {
-                write!(f, "pages lost: {lender}, lease {lease}, has lost the stored pages")
+                write!(f, "pages lost: {lender} has lost the pages of lease {lease}")
             }
             Self::VolumeDied => f.write_str("pages lost: the process that served the swap died"),
         }

@@ -138,7 +138,7 @@ fn a_second_interrupt_ends_at_once_and_names_the_losses() {
     let end = b.signal_agent(Signal::INT);
     assert_eq!(end.code(), Some(1));
     let log = b.log_text();
-    assert!(log.contains("a loses ") && log.contains("fail then"), "{log}");
+    assert!(log.contains("a loses ") && log.contains("then fail"), "{log}");
     // The next agent has all of the pages.
     set_lending(b, true);
     b.restart();
@@ -164,8 +164,8 @@ fn hosts_that_are_no_longer_peers_give_back_their_leases() {
             assert_b_holds_nothing(&cluster);
         });
         let told = match forgetful {
-            "a" => "b is not a [[peer]] of the configuration, but has lent this host lease",
-            _ => "a is not a [[peer]] of the configuration, but holds lease",
+            "a" => "b is not a [[peer]] in the configuration, but has lent this host lease",
+            _ => "a is not a [[peer]] in the configuration, but holds lease",
         };
         let log = host.log_text();
         assert!(log.contains(told), "{log}");

@@ -21,7 +21,7 @@ fn volumes_that_leave_together_make_no_room_for_each_other() {
     let mut load = a.load(Bytes::mib(80));
     load.filled();
     let refusal = Answer::of(&mut a.aquifer(&["return"]));
-    refusal.must_fail(1, &["are swapped out to the 2 volumes", "do not fit into memory"]);
+    refusal.must_fail(1, &["is swapped out to the 2 volumes", "does not fit into memory"]);
     load.verify();
     assert_eq!(a.status().borrowed.len(), 2);
     load.free();
@@ -43,7 +43,7 @@ fn memory_that_a_lender_cannot_free_is_not_reported_as_free() {
     fs::create_dir(&record).unwrap();
     a.give_back();
     wait_until("the lender has tried twice to free the memory", || {
-        b.log_text().matches("is not free yet").count() > 1
+        b.log_text().matches("cannot free the memory of a lease").count() > 1
     });
     assert_eq!(b.lent().state, "freeing");
     fs::remove_dir(&record).unwrap();
@@ -81,8 +81,7 @@ fn a_return_cancels_a_borrowing_and_the_next_one_succeeds() {
     });
     for (index, borrow) in both.into_iter().enumerate() {
         let output = borrow.wait_with_output().unwrap();
-        let words =
-            if index == refused { "is under way" } else { "'aquifer return' came meanwhile" };
+        let words = if index == refused { "is in progress" } else { "'aquifer return' cancelled" };
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(words), "{index} of {refused}: {said}");
     }

@@ -237,7 +237,7 @@ fn a_volume_that_cannot_start_returns_its_leases_at_once() {
     let (a, b) = (&cluster["a"], &cluster["b"]);
     std::fs::write(a.spill(), "a file where a directory should be").unwrap();
     let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
-    answer.must_fail(1, &["cannot make the spill directory", a.spill().to_str().unwrap()]);
+    answer.must_fail(1, &["cannot create the spill directory", a.spill().to_str().unwrap()]);
     wait_until("a and b are free", || a.is_free() && b.is_free());
     assert_eq!(b.roles(), [Role::Lender, Role::Neutral]);
     assert!(!a.has_volumes());

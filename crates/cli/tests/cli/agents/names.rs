@@ -42,7 +42,7 @@ fn only_peers_learn_how_much_a_host_can_lend() {
     let other = Identity::load(&cluster.admit("z"));
     let error = other.get(b, path::OFFER).unwrap_err();
     assert!(matches!(error, CallError::Refused { .. }), "{error}");
-    assert!(error.to_string().contains("z is no peer of b"), "{error}");
+    assert!(error.to_string().contains("z is not a peer of b"), "{error}");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_refusal_is_heard_as_one_and_the_next_lender_is_asked() {
     });
     b.restart();
     let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
-    answer.must_fail(1, &["b refuses", "a is no peer of b", "add a [[peer]] named a"]);
+    answer.must_fail(1, &["b refuses", "a is not a peer of b", "add a [[peer]] named a"]);
     assert!(peer(a, "b").refused, "{:?}", peer(a, "b"));
 }
 

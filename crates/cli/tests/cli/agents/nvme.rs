@@ -162,7 +162,7 @@ fn a_subsystem_is_for_the_host_of_its_lease_and_for_nobody_else() {
     let swapped = format!("{}\n{}", given.lender, given.borrower);
     let foreign = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001";
     for (host, secrets, why) in [
-        (access.host.as_str(), None, "the target asks for it"),
+        (access.host.as_str(), None, "the target requires it"),
         (access.host.as_str(), Some(swapped.as_str()), "authentication failed"),
         (foreign, Some(both.as_str()), "there is no such subsystem"),
     ] {

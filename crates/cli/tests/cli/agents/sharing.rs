@@ -78,7 +78,7 @@ fn an_interrupt_returns_the_pages_that_fit_and_keeps_the_rest() {
     second.filled();
 
     let refusal = Answer::of(&mut a.aquifer(&["return"]));
-    refusal.must_fail(1, &["do not fit into memory", "return it when there is more free memory"]);
+    refusal.must_fail(1, &["does not fit into memory", "return it when there is more free memory"]);
     first.verify();
     second.verify();
 

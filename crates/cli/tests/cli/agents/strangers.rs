@@ -228,14 +228,14 @@ fn a_host_that_is_no_peer_is_refused_with_the_reason() {
     let pid = b.status().pid;
     let newcomer = Identity::load(&scene.cluster.admit("d"));
     let error = newcomer.post(b, path::MEM_BOR_REQ, &request()).unwrap_err();
-    assert_eq!(error.to_string(), "d is no peer of b");
+    assert_eq!(error.to_string(), "d is not a peer of b");
     assert!(
         error.help().unwrap().contains("add a [[peer]] named d to the configuration of b"),
         "{error:?}"
     );
     let error =
         newcomer.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
-    assert_eq!(error.to_string(), "d is no peer of b");
+    assert_eq!(error.to_string(), "d is not a peer of b");
     newcomer.open(b, scene.lease.lease).unwrap_err();
     scene.goes_on(pid);
 }
@@ -253,7 +253,7 @@ fn a_peer_cannot_give_orders() {
         [peer.get(b, path::STATUS), peer.post(b, path::BORROW, &serde_json::json!({"bytes": 1}))];
     for order in orders.into_iter().chain([peer.post(b, path::RETURN, &serde_json::json!({}))]) {
         let error = order.unwrap_err();
-        assert!(error.to_string().contains("is for the unix socket of this host only"), "{error}");
+        assert!(error.to_string().contains("only this host may call"), "{error}");
     }
     for (path, body) in [
         (path::MEM_BOR_REQ, serde_json::json!({"bytes": "many"})),

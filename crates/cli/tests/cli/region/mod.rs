@@ -2,7 +2,6 @@
 //!
 //! Each file has one subject; `framework` has the common parts.
 
-mod demo;
 mod forgetful;
 mod framework;
 mod groups;

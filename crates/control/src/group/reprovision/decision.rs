@@ -84,7 +84,7 @@ impl fmt::Display for TargetDecision {
             std::cmp::Ordering::Less => write!(f, "shrinks from {from} to {to}")?,
             std::cmp::Ordering::Equal => write!(f, "stays at {to}")?,
         }
-        write!(f, ", {extra} of the group's surplus: {why}")
+        write!(f, ", {extra} of it from the group's surplus: {why}")
     }
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for Why {
             Self::Untaken { untaken } => write!(f, "its guest has not yet taken {untaken} of it"),
             Self::AtMax { max } => write!(f, "it swaps, but its max is {max}"),
             Self::Short { free, keep } => {
-                write!(f, "it would get more, but {free} are left, of which the cache keeps {keep}")
+                write!(f, "it would get more, but {free} is left, of which the cache keeps {keep}")
             }
             Self::Stays => f.write_str("no reason to change it"),
         }
@@ -126,21 +126,22 @@ mod tests {
                 from,
                 to,
                 Why::Swaps { swapped: Bytes::mib(7) },
-                "a grows from 532MiB to 542MiB, 30MiB of the group's surplus: it swapped 7MiB",
+                "a grows from 532MiB to 542MiB, 30MiB of it from the group's surplus: \
+                 it swapped 7MiB",
             ),
             (
                 to,
                 from,
                 Why::Deficit { deficit: Bytes::mib(3) },
-                "a shrinks from 542MiB to 532MiB, 20MiB of the group's surplus: \
+                "a shrinks from 542MiB to 532MiB, 20MiB of it from the group's surplus: \
                  VMs hold 3MiB more than sharing saves",
             ),
             (
                 to,
                 to,
                 Why::Owes { owes: Bytes::mib(10), periods: 6, covered: true },
-                "a stays at 542MiB, 30MiB of the group's surplus: it has not given back 10MiB for \
-                 6 period(s), which the other VMs cover",
+                "a stays at 542MiB, 30MiB of it from the group's surplus: \
+                 it has not given back 10MiB for 6 period(s), which the other VMs cover",
             ),
         ];
         for (from, to, why, said) in cases {

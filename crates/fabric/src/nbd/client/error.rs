@@ -39,7 +39,7 @@ pub enum Failure {
     Claimed(String),
     /// The export's pages have another incarnation: those that the client stored are gone.
     #[error(
-        "the lender restarted and lost all stored pages (it is incarnation {found}, not \
+        "the lender restarted and lost all stored pages (their incarnation is {found}, not \
          {expected})"
     )]
     Forgot {

@@ -187,7 +187,7 @@ fn start_tls(wire: &mut Wire<'_>) -> Result<(), Failure> {
     match wire.answer(option::STARTTLS)? {
         (reply::ACK, payload) if payload.is_empty() => Ok(()),
         (kind, text) if kind & reply::ERROR_BIT != 0 => match refused(kind, &text) {
-            Failure::Refused(why) => Err(Failure::Refused(format!("no TLS here: {why}"))),
+            Failure::Refused(why) => Err(Failure::Refused(format!("it does not start TLS: {why}"))),
             other => Err(other),
         },
         _ => Err(malformed("the answer to STARTTLS")),

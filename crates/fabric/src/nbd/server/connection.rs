@@ -43,7 +43,7 @@ impl Nbd {
         tracing::info!(%export, "{peer} connected");
         match Session::new(terms).run() {
             Ok(()) => tracing::info!(%export, "{peer} disconnected"),
-            Err(error) => tracing::info!(%export, "connection of {peer} ended: {error}"),
+            Err(error) => tracing::info!(%export, "connection from {peer} ended: {error}"),
         }
     }
 }

@@ -172,9 +172,9 @@ fn explain(explanation: u8) -> String {
     match explanation {
         failure::FAILED => "the target rejects this host's secret".to_owned(),
         failure::NO_PROTOCOL | failure::NO_HASH | failure::NO_GROUP => {
-            "the target wants another protocol, hash or group".to_owned()
+            "the target requires another protocol, hash or group".to_owned()
         }
-        failure::NO_SECURE_CHANNEL => "the target wants a secure channel".to_owned(),
+        failure::NO_SECURE_CHANNEL => "the target requires a secure channel (TLS)".to_owned(),
         other => format!("the target reports failure {other:#x}"),
     }
 }

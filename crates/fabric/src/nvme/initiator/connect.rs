@@ -67,11 +67,11 @@ pub(super) fn connect(
     match &target.secrets {
         Some(secrets) if required => authenticate::run(&mut executor, target, secrets)?,
         None if required => {
-            let why = format!("the target asks for it: give the secret of host {}", target.host);
+            let why = format!("the target requires it: give the secret of host {}", target.host);
             return Err(Failure::Authentication(why));
         }
         Some(secrets) if secrets.controller.is_some() => {
-            let why = "the controller must prove its name, but the target does not authenticate";
+            let why = "this host requires it of the target, but the target does not authenticate";
             return Err(Failure::Authentication(why.to_owned()));
         }
         _ => {}

@@ -44,7 +44,7 @@ pub enum Failure {
     Claimed(String),
     /// The pages that this host stored are lost: the namespace has another incarnation.
     #[error(
-        "the lender restarted and lost all stored pages (it is incarnation {found}, not \
+        "the lender restarted and lost all stored pages (their incarnation is {found}, not \
          {expected})"
     )]
     Forgot {

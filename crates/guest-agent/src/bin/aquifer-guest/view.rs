@@ -62,7 +62,7 @@ pub(crate) fn status(status: &GuestStatus, json: bool) {
         asks.push("when tasks stall for memory".to_owned());
     }
     let asks = if asks.is_empty() { "never".to_owned() } else { asks.join(", and ") };
-    row("asks by itself", &asks);
+    row("asks on its own", &asks);
     row("requests", &format!("{} without an answer yet", status.pending));
 }
 

@@ -99,7 +99,7 @@ impl Member {
     pub(in crate::process) fn see_to_it(&self, own: impl Fn() -> Bytes) {
         while self.engine.wait_until_short() {
             if let Err(error) = self.grow(own()) {
-                tracing::warn!("cannot get more of the shared cache limit: {error}");
+                tracing::warn!("cannot get a larger part of the shared cache limit: {error}");
             }
             thread::sleep(PACE);
         }

@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use aquifer_cli::cgroup::Cgroup;
-use aquifer_cli::demo::load::{Event, Verdict};
+use aquifer_cli::load::{Event, Verdict};
 use aquifer_page::Bytes;
 
 /// How long a load may take to fill or to verify its memory while it swaps.
