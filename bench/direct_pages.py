@@ -215,7 +215,7 @@ def report(result: dict) -> None:
         print(f"{rw}, depth {depth}")
         print(
             f"  {'':14}{'IOPS':>9} {'(lowest-highest)':>18}{'MB/s':>8}{'mean us':>10}{'50 %':>9}"
-            f"{'99 %':>9}{'to the disk':>22}"
+            f"{'99 %':>9}{'to the disk':>26}"
         )
         for name, jobs in result["samples"].items():
             samples = [sample for sample in jobs[job] if sample]
@@ -230,7 +230,7 @@ def report(result: dict) -> None:
             ratios = [one["iops"] / disk["iops"] for one, disk in pairs if one and disk]
             ratio = bench.spread_text(bench.spread(ratios)) if ratios else ""
             rates = f"{statistics.median(iops):9,.0f} {spread:>18}{median(samples, 'mb_s'):8.1f}"
-            print(f"  {name:14}{rates}{times}{ratio:>22}")
+            print(f"  {name:14}{rates}{times}{ratio:>26}")
     for name, why in result["hung"].items():
         print(f"{name} was left out from then on: {why}")
 

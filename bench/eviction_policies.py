@@ -17,13 +17,14 @@ Usage: bench/eviction_policies.py [--rounds N] [--link TIME] [--any-number] [--p
 """
 
 import json
+import os
 import random
 import statistics
-import subprocess
 import tempfile
 
 from common import bench
-from common.bench import AQUIFER, EXAMPLES
+from common.bench import EXAMPLES
+from common.lender import remove_region
 
 MIB = 96
 TOUCHES = 20000
@@ -43,17 +44,17 @@ def touches(memory: str, load: str) -> float:
 
 
 def measure(run_dir: str, link: list, load: str, remote: int, policy: str, scheme: str) -> dict:
-    here = ["--run-dir", run_dir]
+    env = os.environ | {"AQUIFER_RUN_DIR": run_dir}
     try:
         created = bench.aquifer(
-            *here, "region", "create", "policies", "--size", f"{MIB}M",
+            "region", "create", "policies", "--size", f"{MIB}M",
             "--cache", f"{MIB * (100 - remote) // 100}M", *link, "--prefetch", "off",
-            "--policy", policy, "--scheme", scheme,
+            "--policy", policy, "--scheme", scheme, env=env,
         )
         seconds = touches(created["file"], load)
-        counts = bench.aquifer(*here, "region", "show", "policies")["counts"]
+        counts = bench.aquifer("region", "show", "policies", env=env)["counts"]
     finally:
-        subprocess.run([AQUIFER, *here, "region", "rm", "policies"], capture_output=True)
+        remove_region("policies", env)
     faults = max(counts["remote_faults"], 1)
     return {
         "remote_faults": counts["remote_faults"],

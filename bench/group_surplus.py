@@ -319,8 +319,8 @@ def swap(seconds: int) -> dict:
         with Place() as there:
             tls = there.host.dir / "tls"
             hosts = [
-                word for host in ("there", "here")
-                for word in ("--host", host, "--address", "127.0.0.1")
+                word for host, address in (("there", "127.0.0.1"), ("here", "127.0.0.2"))
+                for word in ("--host", host, "--address", address)
             ]
             there.host.aquifer("init", "--dir", tls, *hosts)
             there.host.aquifer("group", "create", "blue")

@@ -20,6 +20,7 @@ from common import bench
 from common.bench import AQUIFER, PYTHON, cpu_seconds, end, run
 
 SECONDS = 10
+ADDRESSES = {"a": "127.77.0.1", "b": "127.77.0.2"}
 
 
 def idle(pid: int) -> float:
@@ -48,15 +49,19 @@ def export(directory: str) -> float:
 
 
 def agents(directory: str) -> float:
-    run(AQUIFER, "init", "--dir", f"{directory}/c", "--cluster", "bench", "--host", "a",
-        "--address", "127.0.0.1", "--host", "b", "--address", "127.0.0.1")
+    hosts = [
+        word for host, address in ADDRESSES.items()
+        for word in ("--host", host, "--address", address)
+    ]
+    run(AQUIFER, "init", "--dir", f"{directory}/c", "--cluster", "bench", *hosts)
     running = []
     try:
-        for host, peer, port, peer_port in (("a", "b", 17070, 17080), ("b", "a", 17080, 17070)):
+        for host, peer in (("a", "b"), ("b", "a")):
+            address = ADDRESSES[host]
             config = Path(f"{directory}/{host}.toml")
             config.write_text(f"""host = "{host}"
-listen = "127.0.0.1:{port}"
-pages = "127.0.0.1:{port + 1}"
+listen = "{address}:7070"
+pages = "{address}:7071"
 tls = "{directory}/c/{host}/tls"
 socket = "{directory}/{host}/agent.sock"
 state = "{directory}/{host}"
@@ -65,7 +70,7 @@ store = "/dev/shm/aquifer/bench-idle-{host}"
 spill = "{directory}/{host}/spill"
 [[peer]]
 name = "{peer}"
-address = "127.0.0.1:{peer_port}"
+address = "{ADDRESSES[peer]}:7070"
 """)
             log = open(f"{directory}/{host}.log", "w")
             agent = subprocess.Popen([AQUIFER, "agent", "--config", config], stderr=log)

@@ -7,7 +7,7 @@ network namespace with an agent, joined by a veth pair without a rate limit. The
 that both reach by a Unix socket. With --link-rate, both hosts and the lender each have a link of
 that rate to a router. The lender has a namespace of its own then, and serves over TLS.
 
-The emulated guest checks and rewrites its memory all the time (`crates/cli/examples/churn.rs`). A
+The emulated guest checks and rewrites its memory all the time (`crates/demo/examples/churn.rs`). A
 workload is the MiB that it has, the percentage of them that nine of ten writes go to, and the MiB
 that it writes a second. The footprint is the memory that QEMU's pre-copy does not find zero. Each
 VM runs for some seconds, and then moves to and fro by one mode after the other, so that later modes

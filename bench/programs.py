@@ -36,6 +36,10 @@ PERCENT = [100, 80, 60, 40, 20, 10]
 MIB = 512
 # A run that takes more than this many times as long as the local one is stopped.
 SLOWEST = 20
+# The commands that have to be installed.
+COMMANDS = {
+    "sort": "sort", "sqlite": "sqlite3", "redis": "redis-server", "cc1": "gcc", "zstd": "zstd",
+}
 
 SQL = """
 create table t(id integer primary key, a integer, b integer, c text);
@@ -181,6 +185,7 @@ def redis(lender: Prepared, in_region: bool, limit: float) -> tuple:
 
 
 def programs() -> dict:
+    bench.require("gcc")
     compiler = bench.run("gcc", "-print-prog-name=cc1").strip()
     compress = ["--single-thread", "-9", "--long=24", "-q", "-f", "DIR/text", "-o", "DIR/text.zst"]
     compile_ = ["-quiet", "-O2", "DIR/many.c", "-o", "DIR/many.s"]
@@ -286,9 +291,11 @@ def main() -> None:
     parser = bench.arguments(__doc__, rounds=1, picture=True)
     parser.add_argument("--only", metavar="NAME,...", help="these programs only")
     args = bench.parse(parser)
-    bench.require("gcc", "sort", "sqlite3", "redis-server", "zstd")
     known = programs()
     names = args.only.split(",") if args.only else list(known)
+    if unknown := set(names) - known.keys():
+        raise Failed(f"no program {', '.join(unknown)}; known: {', '.join(known)}")
+    bench.require(*(COMMANDS[name] for name in names if name in COMMANDS))
     lender = Prepared()
     try:
         table = {}

@@ -33,10 +33,15 @@ class Aquifer:
 
     name = "aquifer"
 
-    def __init__(self, work: Path, workers: int):
+    def __init__(self):
+        self.lender = self.pid = None
+
+    def start(self, work: Path, workers: int) -> None:
         socket = work / "lender.sock"
         command = [EXAMPLES / "nbd_memory", f"unix:{socket}", str(DEVICE_SIZE)]
-        self.lender = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self.lender = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
         wait("the lender's socket", socket.exists)
         lease = {
             "lease": uuid.uuid4().hex, "lender": "lender", "address": f"unix:{socket}",
@@ -48,14 +53,18 @@ class Aquifer:
             "io_timeout": {"secs": 8, "nanos": 0}, "identity": None, "spill": None,
             "state": str(work), "note": None,
         }
-        started = subprocess.run(
-            [EXAMPLES / "volume_process", "volume-serve"], input=json.dumps({"serve": spec}),
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+        starter = subprocess.Popen(
+            [EXAMPLES / "volume_process", "volume-serve"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         )
-        answer = json.loads(started.stdout)
-        if answer["response"] != "status":
-            raise Failed(f"the volume process: {answer['error']}")
-        self.pid = answer["record"]["pid"]
+        # The volume process detaches the volume if standard input ends before the word "keep".
+        with starter:
+            print(json.dumps({"serve": spec}), file=starter.stdin, flush=True)
+            answer = json.loads(starter.stdout.readline())
+            if answer["response"] != "status":
+                raise Failed(f"the volume process: {answer['error']}")
+            self.pid = answer["record"]["pid"]
+            print("keep", file=starter.stdin, flush=True)
 
     def stop(self) -> None:
         def ended() -> bool:
@@ -64,9 +73,11 @@ class Aquifer:
                 time.sleep(0.5)
             return not Path(f"/proc/{self.pid}").exists()
 
-        # The volume process refuses to end while swapped pages do not fit into their cgroup.
-        wait("the volume process to end", ended)
-        end(self.lender)
+        if self.pid:
+            # The volume process refuses to end while swapped pages do not fit into their cgroup.
+            wait("the volume process to end", ended)
+        if self.lender:
+            end(self.lender)
 
 
 class Nbdfuse:
@@ -74,24 +85,33 @@ class Nbdfuse:
 
     name = "nbdkit+nbdfuse"
 
-    def __init__(self, work: Path, _workers: int):
+    def __init__(self):
+        self.processes: list = []
+        self.file = self.device = None
+
+    def start(self, work: Path, _workers: int) -> None:
         socket, self.file = work / "nbdkit.sock", work / "nbd"
         self.file.touch()
-        nbdkit = ["nbdkit", "-f", "-U", socket, "memory", str(DEVICE_SIZE)]
-        self.processes = [subprocess.Popen(nbdkit)]
+        self.process("nbdkit", "-f", "-U", socket, "memory", str(DEVICE_SIZE))
         wait("nbdkit's socket", socket.exists)
-        nbdfuse = ["nbdfuse", self.file, f"nbd+unix:///?socket={socket}"]
-        self.processes.append(subprocess.Popen(nbdfuse))
+        self.process("nbdfuse", self.file, f"nbd+unix:///?socket={socket}")
         wait("nbdfuse's file", lambda: self.file.stat().st_size == DEVICE_SIZE)
         self.device = run("losetup", "--find", "--show", "--direct-io=on", self.file).strip()
         run("mkswap", self.device)
         run("swapon", "--discard", "--priority", PRIORITY, self.device)
 
+    def process(self, *command) -> None:
+        # A session of its own keeps ctrl-C from it: the script ends its processes in order.
+        self.processes.append(subprocess.Popen(command, start_new_session=True))
+
     def stop(self) -> None:
-        swapoff = lambda: subprocess.run(["swapoff", self.device]).returncode == 0
-        wait("swapoff", swapoff)
-        run("losetup", "--detach", self.device)
-        run("umount", self.file)
+        if self.device:
+            is_swap = lambda: self.device in Path("/proc/swaps").read_text().split()
+            swapoff = lambda: subprocess.run(["swapoff", self.device]).returncode == 0
+            wait("swapoff", lambda: not is_swap() or swapoff())
+            run("losetup", "--detach", self.device)
+        if self.file and os.path.ismount(self.file):
+            run("umount", self.file)
         for process in reversed(self.processes):
             process.terminate()
             process.wait()
@@ -99,8 +119,9 @@ class Nbdfuse:
 
 def measure(peer, work: Path, arguments) -> dict:
     """Runs the load once against one peer."""
-    under_test = peer(work, arguments.workers)
+    under_test = peer()
     try:
+        under_test.start(work, arguments.workers)
         cgroup = MemoryCgroup("swap", bench.size(arguments.limit))
         try:
             load = [EXAMPLES / "touch", arguments.memory, str(arguments.accesses)]

@@ -6,6 +6,7 @@ their median, so that figures of different things belong in an object.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -67,6 +68,8 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     that of child processes included."""
     global _json_output
     given = parser.parse_args()
+    if getattr(given, "picture", None) and not importlib.util.find_spec("matplotlib"):
+        raise Failed("missing: matplotlib; run: scripts/install-packages bench")
     if given.json:
         sys.stdout.flush()
         _json_output = os.fdopen(os.dup(1), "w")
@@ -199,4 +202,6 @@ class MemoryCgroup:
         return not (self.path / "cgroup.procs").read_text()
 
     def remove(self) -> None:
+        """Removes the cgroup once its processes have ended: ctrl-C does not wait for them."""
+        wait(f"the processes in {self.path} to end", self.is_empty)
         self.path.rmdir()

@@ -15,6 +15,23 @@ EXTENT_MIB = 64
 REMOVE_TIMEOUT = 10
 
 
+def remove_region(name: str, env: dict) -> None:
+    """Removes a region. A program that mapped it may still be about to end, so this retries."""
+    refusal = ""
+
+    def removed() -> bool:
+        nonlocal refusal
+        command = [AQUIFER, "region", "rm", name]
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        refusal = done.stderr.strip()
+        return done.returncode == 0 or "no region" in refusal
+
+    try:
+        wait(f"the removal of region {name}", removed, REMOVE_TIMEOUT, 0.05)
+    except Failed as failed:
+        note(f"{failed}: {refusal}")
+
+
 class Lender:
     """A lender of `mib` MiB, a scratch directory, and the regions that still exist."""
 
@@ -62,28 +79,15 @@ class Lender:
         return self.aquifer("region", "show", name)
 
     def remove(self, name: str) -> None:
-        """Removes a region. A program that mapped it may still be about to end, so this retries."""
-        refusal = ""
-
-        def removed() -> bool:
-            nonlocal refusal
-            done = subprocess.run(
-                [AQUIFER, "region", "rm", name], capture_output=True, text=True, env=self.env()
-            )
-            refusal = done.stderr.strip()
-            return done.returncode == 0 or "no region" in refusal
-
-        try:
-            wait(f"the removal of region {name}", removed, REMOVE_TIMEOUT, 0.05)
-        except Failed as failed:
-            note(f"{failed}: {refusal}")
+        remove_region(name, self.env())
         self.regions.remove(name)
 
     def close(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for name in list(self.regions):
             self.remove(name)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
         shutil.rmtree(self.ram, ignore_errors=True)
+        signal.signal(signal.SIGINT, before)

@@ -2,7 +2,8 @@
 //! which then behaves like a region with all pages on that NBD server. One thread fetches a page
 //! for each fault and puts it there; no page leaves.
 //!
-//! Its time is the lower bound of a fault's cost. `bench/fault_latency.py` compares regions with it.
+//! Its time is the lower bound of the cost of a fault. `bench/fault_latency.py` compares regions
+//! with it.
 
 use std::env;
 use std::error::Error;

@@ -95,7 +95,10 @@ impl Leases for KernelLeases {
     fn place(&self) -> String {
         let port =
             |(transport, at): &(Transport, SocketAddr)| format!("NVMe over {transport} at {at}");
-        format!("{}, by the kernel", self.ports.iter().map(port).collect::<Vec<_>>().join(", "))
+        format!(
+            "{}, served by the kernel",
+            self.ports.iter().map(port).collect::<Vec<_>>().join(", ")
+        )
     }
 
     fn records(&self) -> Vec<LeaseRecord> {

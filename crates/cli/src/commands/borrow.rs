@@ -17,9 +17,9 @@ use crate::progress::Progress;
 
 /// Borrow memory from other hosts now
 ///
-/// Ignores the agent's thresholds. This host's agent asks its peers, most spare memory first. The
-/// command ends when the kernel swaps to the memory, or with the reason why no host lends. Hosts
-/// may grant less than SIZE.
+/// Ignores the agent's thresholds. This host's agent first asks the peers with the most spare
+/// memory. The command ends when the kernel swaps to the memory, or with the reason why no host
+/// lends. Hosts may grant less than SIZE.
 #[derive(Debug, Args)]
 pub struct Borrow {
     /// Amount, rounded up to whole extents of 64MiB

@@ -184,7 +184,7 @@ pub(super) const MANUAL: Manual = Manual {
     files: &[
         (
             "/run/aquifer/regions/@NAME/cache.nbd",
-            "disks by NBD, one export a path (ro:PATH is read-only)",
+            "disks over NBD, one export per path (ro:PATH is read-only)",
         ),
         ("/run/aquifer/regions/@NAME/cache.control", "control socket, for 'group balance'"),
     ],

@@ -14,6 +14,8 @@ pub mod init;
 pub mod load;
 pub mod man;
 mod or_none;
+#[cfg(test)]
+mod reference;
 pub mod region;
 pub mod region_serve;
 pub mod return_;

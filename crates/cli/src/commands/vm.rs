@@ -275,7 +275,7 @@ impl Stop {
             let failure = Failure::new(what, &error);
             match error {
                 VmError::StillRunning(_) => {
-                    failure.help("give it more time by --timeout, or end it by --force")
+                    failure.help("give it more time with --timeout, or end it with --force")
                 }
                 _ => failure,
             }

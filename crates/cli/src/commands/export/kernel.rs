@@ -49,7 +49,7 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
     if target.keeps_ram() {
         let why = "brd does not free its RAM when this export ends";
         Failure::new("warning", why)
-            .help("load zram first ('modprobe zram'), or run 'modprobe -r brd' afterwards")
+            .help("'modprobe zram' before an export, or 'modprobe -r brd' after it")
             .report(common.json);
     }
     let uri = |(transport, at): &(Transport, SocketAddr)| SubsystemUri {

@@ -88,11 +88,11 @@ pub(super) fn rate(text: &str) -> Result<Variant, String> {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum EncryptionName {
-    /// Under the group's key: a lender can share equal pages, and tell which are equal
+    /// Under the group's key: lenders can compare and share pages
     Deterministic,
-    /// Under a key for each lease: a lender cannot compare or share pages
+    /// Under a key for each lease: lenders cannot compare pages
     Random,
-    /// None: the lender can read pages
+    /// None: lenders can read pages
     Off,
 }
 

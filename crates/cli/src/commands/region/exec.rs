@@ -25,7 +25,7 @@ use crate::failure::{Failure, OrFail as _, Result};
 /// region.
 #[derive(Debug, Args)]
 pub struct Exec {
-    /// Put the program's heap into this region; discards its content
+    /// Put the heap into this region, discarding its content
     ///
     /// The region's size limits the heap. By default the heap is in normal memory.
     #[arg(long, value_name = "NAME")]

@@ -28,7 +28,7 @@ pub struct Migrate {
     /// Destination host, a peer of this host
     #[arg(long, value_name = "HOST", required_unless_present = "cancel")]
     to: Option<HostName>,
-    /// Cancel the VM's present migration
+    /// Cancel the VM's current migration
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
     /// How the VM's memory moves
@@ -58,11 +58,11 @@ pub struct Migrate {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ModeName {
-    /// Write dirty pages to the pool while the VM runs, then send the rest during the pause
+    /// Write dirty pages to the pool, then pause to send the rest
     Instant,
     /// Send the local cache round by round while the VM runs
     Precopy,
-    /// Run the VM there first; dirty pages follow. Until they arrive, the VM needs both hosts
+    /// Run it there first; needs both hosts until its pages arrive
     Postcopy,
 }
 

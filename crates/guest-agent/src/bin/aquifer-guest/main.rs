@@ -71,7 +71,9 @@ enum Command {
             value_name = "movable|kernel|leave"
         )]
         online: Online,
-        /// Let this group send requests, by name or number; by default only root may.
+        /// Let this group send requests; by default only root may.
+        ///
+        /// Write the group's name or number.
         #[arg(long, value_name = "GROUP")]
         socket_group: Option<String>,
         /// Open this character device or unix socket as the port.
