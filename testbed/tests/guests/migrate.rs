@@ -59,6 +59,12 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
         step(&format!("{from} to {to}: {moved}"));
         let after = hosts.goes_on(to, "one")?;
         ensure!(after[0] > before[0] && after[2] == 0, "{before:?} {after:?}");
+        // The agent, which started these, is exempt from the OOM killer.
+        for what in ["vm", "region"] {
+            let pid = hosts.done(to, &[what, "show", "one"])?["pid"].clone();
+            let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
+            ensure!(score.trim() == "0", "the OOM killer spares the {what}: {score}");
+        }
         wait_until("the source host is empty", TIMEOUT, || hosts.is_empty(from))?;
     }
     let here = if moves.is_multiple_of(2) { "a" } else { "b" };

@@ -19,6 +19,7 @@ use super::control::{Control, Serving};
 use super::files::{Files, RegionSpec};
 use super::first_word::{self, say};
 use super::message::Response;
+use super::oom_score::end_oom_exemption;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::RegionError;
 
@@ -50,6 +51,7 @@ pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
 fn supervise(files: &Files) -> Result<(), RegionError> {
     let fail = || RegionError::io("cannot supervise the engine");
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
+    end_oom_exemption().map_err(fail())?;
     std::env::set_current_dir("/").map_err(fail())?;
     let program = std::env::current_exe().map_err(fail())?;
     let _lock = files.become_supervisor()?;

@@ -15,7 +15,7 @@ use aquifer_page::RegionName;
 use aquifer_region::RegionError;
 use aquifer_region::process::client as regions;
 use aquifer_region::process::first_word::{self, say};
-use aquifer_region::process::is_listening;
+use aquifer_region::process::{end_oom_exemption, is_listening};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -59,6 +59,7 @@ pub fn run(run_dir: &Path, name: &RegionName) -> ExitCode {
 fn supervise(files: &Files) -> Result<(), VmError> {
     let fail = || VmError::io("cannot start QEMU");
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
+    end_oom_exemption().map_err(fail())?;
     let record = files.read()?;
     let _lock = files.lock_supervision().map_err(fail())?;
     if let Some(pid) = record.pid {
