@@ -27,7 +27,6 @@ Usage: bench/migration.py [--rounds N | --moves N] [--link-rate MBIT] [--qemu PR
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -36,6 +35,7 @@ from pathlib import Path
 
 from common import bench
 from common.bench import AQUIFER, EXAMPLES, ROOT, TESTBED, Failed, end, note, run, wait
+from common.qmp import Monitor
 
 HOSTS = {"a": "10.0.0.1", "b": "10.0.0.2"}
 LENDER = "10.0.0.3"
@@ -241,21 +241,10 @@ class Qemu:
             "-qmp", f"unix:{self.path},server=on,wait=off", *more,
         ], hosts.dir)
         wait("QEMU", self.path.exists)
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(str(self.path))
-        self.lines = self.socket.makefile()
-        self.lines.readline()
-        self("qmp_capabilities")
+        self.monitor = Monitor(self.path)
 
     def __call__(self, command: str, **arguments):
-        message = {"execute": command, "arguments": arguments}
-        self.socket.sendall(json.dumps(message).encode())
-        while True:
-            answer = json.loads(self.lines.readline())
-            if "error" in answer:
-                raise Failed(f"QEMU: {command}: {answer['error']['desc']}")
-            if "return" in answer:
-                return answer["return"]
+        return self.monitor(command, **arguments)
 
 
 def baseline(hosts: Hosts, churn: str) -> dict:

@@ -32,7 +32,8 @@ import time
 from common import balancing, bench, pooling
 from common.bench import MIB, note, wait
 from common.pooling import churned
-from common.resizing import FOR_GROWTH, GROWTH, Guest, Host, Monitor
+from common.qmp import Monitor
+from common.resizing import FOR_GROWTH, GROWTH, Guest, Host
 
 UP, DOWN = [1024, 1536, 2048], [1536, 1024, 512]
 HOST = {
@@ -232,7 +233,7 @@ def beside(rounds: int, _picture: str | None) -> dict:
     runs: dict = {kind: {way: [] for way in WAYS} for kind in KINDS}
     with Host() as host:
         guest = host.guest("beside", "512M", "2G")
-        monitor = Monitor(guest)
+        monitor = Monitor(guest.files / "qmp")
         totals = {512: int(guest("total")[0])}
         for size in (1024, 2048, 512):
             guest.resize(f"{size}M")

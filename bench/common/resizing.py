@@ -185,24 +185,3 @@ class Guest:
         """Returns the errors that the guest's kernel has logged."""
         said = self("dmesg -r | grep -E '^<[0-3]>|BUG|Oops|WARNING' || true")
         return [line for line in said if not line.startswith("sample ")]
-
-
-class Monitor:
-    """The QMP monitor of a VM's QEMU that is free for others."""
-
-    def __init__(self, guest: Guest):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(str(guest.files / "qmp"))
-        self.lines = self.socket.makefile()
-        self.lines.readline()
-        self("qmp_capabilities")
-
-    def __call__(self, command: str, **arguments):
-        message = {"execute": command, "arguments": arguments}
-        self.socket.sendall(json.dumps(message).encode())
-        while True:
-            answer = json.loads(self.lines.readline())
-            if "error" in answer:
-                raise Failed(f"QEMU: {command}: {answer['error']['desc']}")
-            if "return" in answer:
-                return answer["return"]

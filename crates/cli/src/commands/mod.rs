@@ -65,7 +65,7 @@ pub struct Common {
     /// Print JSON, for programs
     ///
     /// Standard output gets one object, or one object a line if the command reports repeatedly. A
-    /// failure is one object {"error": {"what": …, "why": …, "help": …}} on standard error.
+    /// failure is one object {"error": {"what", "why", "help"}} on standard error.
     #[arg(long, global = true, display_order = 900)]
     pub json: bool,
     /// Directory for sockets, records and locks of running commands
