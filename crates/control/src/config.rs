@@ -73,7 +73,7 @@ impl Default for Config {
 /// An error in the configuration; the text names the keys and the values to write instead.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigError {
-    /// The rule 0 < lower < upper <= 1 does not hold.
+    /// The rule 0 < lower < upper < 1 does not hold.
     Thresholds {
         /// The given T_lower.
         lower: f64,
@@ -102,7 +102,7 @@ impl fmt::Display for ConfigError {
             Self::Thresholds { lower, upper } => write!(
                 f,
                 "lower = {lower} and upper = {upper} are not thresholds: write shares of the \
-                 memory with 0 < lower < upper <= 1, for example lower = 0.6 and upper = 0.8"
+                 memory with 0 < lower < upper < 1, for example lower = 0.6 and upper = 0.8"
             ),
             Self::Request => {
                 write!(f, "request is zero: write how much to borrow at a time, for example 1GiB")
@@ -127,7 +127,7 @@ impl Config {
     /// Returns the first broken rule.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let (lower, upper) = (self.lower, self.upper);
-        if !(0.0 < lower && lower < upper && upper <= 1.0) {
+        if !(0.0 < lower && lower < upper && upper < 1.0) {
             return Err(ConfigError::Thresholds { lower, upper });
         }
         if self.request == Bytes::ZERO {
@@ -161,8 +161,9 @@ mod tests {
     #[test]
     fn a_setting_that_makes_no_sense_is_refused_by_name() {
         let second = Duration::from_secs(1);
-        let cases: [(Config, &str); 8] = [
+        let cases: [(Config, &str); 9] = [
             (Config { lower: 0.9, ..Config::default() }, "lower = 0.9"),
+            (Config { upper: 1.0, ..Config::default() }, "upper = 1 "),
             (Config { upper: 1.5, ..Config::default() }, "upper = 1.5"),
             (Config { lower: f64::NAN, ..Config::default() }, "lower = NaN"),
             (Config { request: Bytes::ZERO, ..Config::default() }, "request is zero"),

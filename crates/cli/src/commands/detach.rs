@@ -70,10 +70,15 @@ impl Detach {
             self.meant(volumes.all()?)?
         };
         let mut detached = Vec::new();
-        let mut failed = None;
+        let mut failed: Option<Failure> = None;
         let mut note = |volume, result| match result {
             Ok(()) => detached.push(volume),
-            Err(failure) => failed = Some(failure),
+            Err(failure) => {
+                // The command exits with the last failure, so report the others here.
+                if let Some(earlier) = failed.replace(failure) {
+                    earlier.report(common.json);
+                }
+            }
         };
         meant.into_iter().for_each(|volume| note(volume, volumes.detach(volume)));
         direct.iter().for_each(|record| note(record.id, self.detach_directly(common, record)));

@@ -22,8 +22,8 @@ use self::balance::Balance;
 pub(super) use self::manuals::MANUALS;
 use self::scan::{Scan, saved};
 use self::terms::Terms;
-use super::Common;
 use super::region::directory;
+use super::{Common, misuse};
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -221,7 +221,8 @@ impl Group {
                 let what = || format!("changing group '{name}'");
                 if terms.is_empty() {
                     let why = "give at least one term to change: see 'aquifer group set --help'\n";
-                    clap::Error::raw(ErrorKind::MissingRequiredArgument, why).exit();
+                    let error = clap::Error::raw(ErrorKind::MissingRequiredArgument, why);
+                    return Ok(misuse(&error, common.json));
                 }
                 let mut agreement = all.get(&name).or_fail(what)?;
                 terms.apply(&mut agreement).or_fail(what)?;

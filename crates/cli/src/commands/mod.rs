@@ -236,16 +236,18 @@ pub fn parse_as<P: FromArgMatches>(
     let as_json = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
     let parsed =
         command.try_get_matches_from(line).and_then(|matches| P::from_arg_matches(&matches));
-    parsed.map_err(|error| {
-        if as_json && error.use_stderr() {
-            let text = error.render().to_string();
-            let why = text.trim_start_matches("error: ").trim_end();
-            crate::failure::Failure::new("reading the command line", why).report(true);
-        } else {
-            return refused(&error);
-        }
-        exit_code(&error)
-    })
+    parsed.map_err(|error| misuse(&error, as_json))
+}
+
+/// Prints the error, or the help that was asked for, and returns the exit code.
+pub(crate) fn misuse(error: &clap::Error, as_json: bool) -> ExitCode {
+    if !(as_json && error.use_stderr()) {
+        return refused(error);
+    }
+    let text = error.render().to_string();
+    let why = text.trim_start_matches("error: ").trim_end();
+    crate::failure::Failure::new("reading the command line", why).report(true);
+    exit_code(error)
 }
 
 /// Prints why there is nothing to run.

@@ -194,7 +194,7 @@ impl Vm {
         match self.what {
             What::Start(start) => start.run(common, &run_dir)?,
             What::List(List { all: with_ended }) => {
-                let (vms, failure) = all(&run_dir)?;
+                let (vms, failure) = all(&run_dir, common.json)?;
                 if failure.is_some() && vms.is_empty() {
                     return failure.map_or(Ok(ExitCode::SUCCESS), Err);
                 }
@@ -286,8 +286,8 @@ impl Stop {
     }
 }
 
-/// Returns all VMs that answer, and the failure of one that does not.
-fn all(run_dir: &Path) -> Result<(Vec<VmStatus>, Option<Failure>)> {
+/// Returns all VMs that answer, and the last failure of one that does not. Reports the others.
+fn all(run_dir: &Path, json: bool) -> Result<(Vec<VmStatus>, Option<Failure>)> {
     let (mut all, mut failure) = (Vec::new(), None);
     for (name, status) in client::statuses(run_dir).or_fail(|| "listing VMs")? {
         match status {
@@ -295,7 +295,10 @@ fn all(run_dir: &Path) -> Result<(Vec<VmStatus>, Option<Failure>)> {
             // The VM has ended since it was listed.
             Err(VmError::Unknown(_)) => {}
             Err(error) => {
-                failure = Err::<(), _>(error).or_fail(|| format!("querying VM '{name}'")).err();
+                let failed = Err::<(), _>(error).or_fail(|| format!("querying VM '{name}'"));
+                if let Some(earlier) = std::mem::replace(&mut failure, failed.err()) {
+                    earlier.report(json);
+                }
             }
         }
     }

@@ -89,6 +89,9 @@ fn misuse_is_exit_code_2_in_either_form() {
     );
     let output = aquifer(dir.path()).args(["init", "--host", "a"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
+    let output = aquifer(dir.path()).args(["group", "set", "blue", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(json(&stderr(&output))["error"]["why"].as_str().unwrap().contains("at least one term"));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::memory::{BalancerStep, Balancing, Moved, Resized};
 use clap::Args;
 use serde::Serialize;
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::commands::Common;
 use crate::commands::turns::Turns;
@@ -74,7 +75,7 @@ impl Balance {
             ..Config::default()
         };
         let interrupted = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, interrupted.clone()).or_fail(what)?;
         }
         let exe = std::env::current_exe().or_fail(what)?;

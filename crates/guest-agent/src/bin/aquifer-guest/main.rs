@@ -3,12 +3,13 @@
 mod size;
 mod view;
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use aquifer_guest_agent::agent::{self, Options};
-use aquifer_guest_agent::{Client, Online, RequestError, SOCKET};
+use aquifer_guest_agent::{Client, Online, SOCKET};
 use clap::{Parser, Subcommand};
 
 use size::{Change, wait};
@@ -33,7 +34,7 @@ use size::{Change, wait};
                   2  invalid arguments"
 )]
 struct Arguments {
-    /// Print one JSON object.
+    /// Print one JSON object; a failure is one object {"error": TEXT} on standard error.
     #[arg(long, global = true)]
     json: bool,
     /// Connect to the agent at this socket; 'run' creates it.
@@ -125,8 +126,7 @@ fn main() -> ExitCode {
                 ..Options::default()
             };
             let Err(error) = agent::run(options);
-            eprintln!("aquifer-guest: cannot run the agent: {error}");
-            return ExitCode::FAILURE;
+            return failed(&format!("cannot run the agent: {error}"), arguments.json);
         }
         Command::Request { change, wait, why } => change.ask(&client, wait, &why).map(|granted| {
             view::granted(&granted, change, arguments.json);
@@ -144,10 +144,29 @@ fn main() -> ExitCode {
     }
 }
 
-fn failed(error: &RequestError, json: bool) -> ExitCode {
-    if json {
-        println!("{}", serde_json::json!({ "error": error.to_string() }));
-    }
-    eprintln!("aquifer-guest: {error}");
+/// Writes an error to standard error and returns the exit code of a failure.
+fn failed(error: &dyn Display, json: bool) -> ExitCode {
+    eprintln!("{}", complaint(error, json));
     ExitCode::FAILURE
+}
+
+/// Returns an error as a line of text, or as one JSON object.
+fn complaint(error: &dyn Display, json: bool) -> String {
+    if json {
+        return serde_json::json!({ "error": error.to_string() }).to_string();
+    }
+    format!("aquifer-guest: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_or_one_json_object() {
+        assert_eq!(complaint(&"no \"agent\"", false), "aquifer-guest: no \"agent\"");
+        let object: serde_json::Value =
+            serde_json::from_str(&complaint(&"no \"agent\"", true)).unwrap();
+        assert_eq!(object, serde_json::json!({ "error": "no \"agent\"" }));
+    }
 }
