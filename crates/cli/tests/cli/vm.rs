@@ -144,7 +144,7 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
     let asked = host.start("asked", &[]);
     signal(asked, Signal::TERM);
     let end = host.end("asked");
-    assert!(end.contains(r#""cause":"asked""#), "{end}");
+    assert!(end.contains(r#""cause":"terminated""#), "{end}");
 
     eventually("'vm show' says how the VM ended", || {
         let shown = aquifer(host.dir()).args(["vm", "show", "off"]).output().unwrap();

@@ -55,7 +55,7 @@ pub enum Cause {
     /// The guest powered itself off, or a client of the monitor made QEMU quit.
     PoweredOff,
     /// A signal asked QEMU to end.
-    Asked,
+    Terminated,
     /// A signal killed QEMU.
     Killed {
         /// The signal's number.
@@ -75,7 +75,7 @@ impl fmt::Display for Cause {
             Self::Ordered { order } => write!(f, "'{order}' ended it"),
             Self::Moved { to } => write!(f, "it moved to host {to}"),
             Self::PoweredOff => f.write_str("the guest powered itself off"),
-            Self::Asked => f.write_str("a signal asked QEMU to quit"),
+            Self::Terminated => f.write_str("a signal asked QEMU to quit"),
             Self::Killed { out_of_memory: true, .. } => f.write_str(
                 "the kernel killed QEMU: this host, or QEMU's cgroup, was out of memory",
             ),
@@ -116,7 +116,7 @@ impl Found<'_> {
                 Cause::Killed { signal, out_of_memory }
             }
             (None, false) => Cause::Failed,
-            (None, true) if self.words.contains("terminating on signal") => Cause::Asked,
+            (None, true) if self.words.contains("terminating on signal") => Cause::Terminated,
             (None, true) => ordered.unwrap_or(Cause::PoweredOff),
         }
     }

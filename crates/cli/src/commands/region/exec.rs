@@ -124,8 +124,10 @@ fn whole(files: &Files) -> Result<File> {
     let by = match region.try_lock() {
         Ok(()) if status.programs.is_empty() => return Ok(region),
         Err(TryLockError::Error(error)) => return Err(Failure::new(what(), error)),
+        // A program that has just locked the region is not in the engine's list yet.
+        Err(TryLockError::WouldBlock) if status.programs.is_empty() => "a program".to_owned(),
         Ok(()) | Err(TryLockError::WouldBlock) => status.programs.join(", "),
     };
-    Err(Failure::new(what(), format!("it is in use: {by}"))
+    Err(Failure::new(what(), format!("it is in use by {by}"))
         .help("a heap needs a region of its own: create one with 'aquifer region create'"))
 }
