@@ -9,8 +9,8 @@ mod terms;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use aquifer_group::cache as disks;
-use aquifer_group::scan::Sharing;
+use aquifer_dedup::Sharing;
+use aquifer_disk_cache as disks;
 use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::Group as Name;
 use aquifer_region::process::client as regions;
@@ -253,8 +253,8 @@ impl Group {
 
 fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Shown> {
     let Agreement { name, key, .. } = agreement;
-    let sharing = aquifer_group::scan::sharing(&directory(common)?, name)
-        .or_fail(|| "counting shared pages")?;
+    let sharing =
+        aquifer_dedup::sharing(&directory(common)?, name).or_fail(|| "counting shared pages")?;
     let cache =
         disks::status(&directory(common)?, name).or_fail(|| "querying the group's disk cache")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;

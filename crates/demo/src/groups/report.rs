@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use aquifer_dedup::ScanReport;
 use aquifer_group::balance::{BalanceRound, Balanced};
-use aquifer_group::scan::ScanReport;
 use aquifer_page::Bytes;
 use serde::Serialize;
 

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Instant;
 
 use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_dedup::ScanReport;
 use aquifer_group::balance::{BalanceRound, Balanced};
-use aquifer_group::scan::ScanReport;
 use aquifer_page::Bytes;
 use serde::de::DeserializeOwned;
 

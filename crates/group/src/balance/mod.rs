@@ -13,6 +13,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_control::group::overhead::{self, Ledger};
+use aquifer_dedup::Sharing;
+use aquifer_dedup::cpu_billing::{self, CpuBilling};
+use aquifer_disk_cache::CacheStatus;
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::RegionError;
 use aquifer_vm::process::side_by_side;
@@ -20,9 +23,6 @@ use serde::{Deserialize, Serialize};
 
 use self::tenant::Tenant;
 use crate::agreement::{Agreement, Agreements, GroupError};
-use crate::cache;
-use crate::scan::Sharing;
-use crate::scan::cpu_billing::{self, CpuBilling};
 
 pub use aquifer_control::group::overhead::{Account, Change, Loan};
 pub use aquifer_control::group::reprovision::{Plan, TargetDecision, Vm};
@@ -79,7 +79,7 @@ pub struct Balanced {
     /// The sizes that the VMs are told.
     pub plan: Plan,
     /// The group's disk cache at the end of the period, if there is one.
-    pub cache: Option<cache::CacheStatus>,
+    pub cache: Option<CacheStatus>,
     /// VMs that do not answer, and count as last seen.
     #[serde(default)]
     pub silent: Vec<RegionName>,

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use aquifer_control::group::Surplus;
 use aquifer_control::group::overhead::{Account, Reading};
 use aquifer_control::group::reprovision::{Plan, Reprovisioner, TargetDecision, Vm, handed};
+use aquifer_dedup::{Members, Sharing};
+use aquifer_disk_cache::{self as disk_cache, CacheStatus};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::RegionError;
 use aquifer_vm::VmError;
@@ -15,9 +17,6 @@ use aquifer_vm::process::{Files, client, side_by_side};
 
 use super::Balanced;
 use crate::agreement::Agreement;
-use crate::cache;
-use crate::member::Members;
-use crate::scan::Sharing;
 
 /// How long a VM that did not answer is not queried again.
 const SILENT: Duration = Duration::from_secs(10);
@@ -52,7 +51,7 @@ struct Known {
 #[derive(Debug)]
 pub(super) struct FoundCache {
     /// The cache's status, if there is a cache and it answers.
-    pub(super) status: Option<cache::CacheStatus>,
+    pub(super) status: Option<CacheStatus>,
     /// Memory that a silent cache may hold.
     pub(super) withheld: Bytes,
     /// Why the cache does not answer.
@@ -96,7 +95,7 @@ impl Tenant {
         self.members.look()?;
         let sharers = self.members.sharers();
         let contributed = self.members.contributed(&sharers);
-        let vms: Vec<_> = self.members.all.iter().filter_map(|member| member.vm()).collect();
+        let vms = self.members.vms();
         let now = Instant::now();
         let asked: Vec<_> = vms.into_iter().map(|vm| (self.vms.remove(vm.name()), vm)).collect();
         let found = side_by_side(asked, |(before, vm)| {
@@ -127,7 +126,7 @@ impl Tenant {
 
     /// Reads the state of the disk cache. A silent cache counts with its last known size.
     pub(super) fn look_at_cache(&mut self, directory: &Path, saved: Bytes) -> FoundCache {
-        match cache::status(directory, &self.agreement.name) {
+        match disk_cache::status(directory, &self.agreement.name) {
             Ok(status) => {
                 self.cache = status.as_ref().map(|status| status.size);
                 FoundCache { status, withheld: Bytes::ZERO, silent: None }
@@ -157,8 +156,8 @@ impl Tenant {
         let mut cache = cache.status;
         if act {
             let size = plan.cache.size;
-            let resize = |cache: &mut Option<cache::CacheStatus>, failed: &mut Vec<String>| {
-                match cache::resize(directory, &self.agreement.name, size) {
+            let resize = |cache: &mut Option<CacheStatus>, failed: &mut Vec<String>| {
+                match disk_cache::resize(directory, &self.agreement.name, size) {
                     Ok(resized) => *cache = resized,
                     Err(error) => {
                         failed.push(format!("cannot resize the disk cache to {size}: {error}"));
@@ -169,8 +168,7 @@ impl Tenant {
             if cache.as_ref().is_some_and(|cache| plan.cache.size < cache.size) {
                 resize(&mut cache, &mut failed);
             }
-            let has_given =
-                |cache: &cache::CacheStatus| cache.fixed || cache.size <= plan.cache.size;
+            let has_given = |cache: &CacheStatus| cache.fixed || cache.size <= plan.cache.size;
             failed.extend(tell(
                 &mut self.vms,
                 run_dir,

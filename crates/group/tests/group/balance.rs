@@ -5,13 +5,19 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
+use aquifer_disk_cache::{Options, Service};
 use aquifer_group::balance::{BalanceRound, Balancing};
-use aquifer_group::cache::{Options, Service};
 use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group};
 use aquifer_region::process::{ControlCall, GroupFiles};
 
-use crate::common::is_root;
+fn is_root() -> bool {
+    let is = rustix::process::geteuid().is_root();
+    if !is {
+        eprintln!("skipped: needs root");
+    }
+    is
+}
 
 fn agreed(dir: &Path, groups: &[&str]) -> Agreements {
     let agreements = Agreements::of(&dir.join("groups"));

@@ -1,8 +1,5 @@
-//! Tests of a group's disk caches and balancer. The tests need root.
+//! Tests of a group's balancer. The tests need root.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod balance;
-mod cache;
-mod common;
-mod lending;

@@ -5,11 +5,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use aquifer_dedup::join_cgroup;
+use aquifer_disk_cache::{CacheStatus, LenderStatus, Options, Service};
 use aquifer_fabric::{Address, Uri};
-use aquifer_group::Agreements;
-use aquifer_group::GroupEncryption;
-use aquifer_group::cache::{CacheStatus, LenderStatus, Options, Service};
-use aquifer_group::scan;
+use aquifer_group::{Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group};
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
@@ -81,7 +80,7 @@ impl Cache {
             encrypted: agreement.encryption != GroupEncryption::Off,
         };
         if let Some(cgroup) = &self.cgroup.or(agreement.cgroup) {
-            scan::join_cgroup(cgroup).or_fail(|| format!("joining {}", cgroup.display()))?;
+            join_cgroup(cgroup).or_fail(|| format!("joining {}", cgroup.display()))?;
         }
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).or_fail(what)?;
         let (tell, told) = mpsc::channel();

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aquifer_control::group::scan_rate::Variant;
+use aquifer_dedup::{ScanReport, Scanner, Sharing};
 use aquifer_group::Agreements;
-use aquifer_group::scan::{self, ScanReport, Scanner, Sharing};
 use aquifer_page::Group as Name;
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
@@ -58,7 +58,7 @@ impl Scan {
         if self.undo {
             let _progress = Progress::spinner(format!("unsharing pages of group '{}'", self.name));
             Scanner::undo(&directory, &self.name).or_fail(what)?;
-            let sharing = scan::sharing(&directory, &self.name).or_fail(what)?;
+            let sharing = aquifer_dedup::sharing(&directory, &self.name).or_fail(what)?;
             return output::answer(common.json, &sharing, saved);
         }
         let agreement = all.get(&self.name).or_fail(what)?;

@@ -8,7 +8,7 @@ use aquifer_page::{Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{ScanError, failed};
+use crate::{ScanError, failed};
 
 /// Frames by which the file grows; a frame takes no memory before it is used.
 const STEP: u64 = 1 << 16;

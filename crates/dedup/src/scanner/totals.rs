@@ -3,8 +3,7 @@
 use aquifer_control::group::scan_rate::Activity;
 use aquifer_page::Bytes;
 
-use super::report::Sharing;
-use crate::member::Members;
+use crate::{Members, Sharing};
 
 /// Totals of the members since they started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -27,6 +27,7 @@ mod lender;
 mod pages;
 mod remote_export;
 mod service;
+mod sys;
 
 use std::io;
 use std::path::PathBuf;

@@ -11,7 +11,7 @@ use aquifer_region::process::{Files, View, client};
 use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
 use aquifer_vm::process::client as vms;
 
-use crate::scan::ScanHistory;
+use crate::scan_history::ScanHistory;
 
 /// Proposals that are sent together.
 const BATCH: usize = 256;
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// The group's regions on this host.
 #[derive(Debug)]
-pub(crate) struct Members {
+pub struct Members {
     directory: PathBuf,
     group: Group,
     pub(crate) all: Vec<Member>,
@@ -33,21 +33,24 @@ pub(crate) struct Members {
 
 /// The outcome of a search for regions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Looked {
+pub struct Looked {
     /// Whether the members or their order have changed.
-    pub(crate) changed: bool,
+    pub changed: bool,
     /// Whether all regions could be opened. The frames of one that could not are unknown.
-    pub(crate) all_known: bool,
+    pub all_known: bool,
 }
 
 impl Members {
     /// Makes the list of the group's regions in `directory`, which is empty until [`Self::look`].
-    pub(crate) fn new(directory: &Path, group: &Group) -> Self {
+    pub fn new(directory: &Path, group: &Group) -> Self {
         Self { directory: directory.to_owned(), group: group.clone(), all: Vec::new() }
     }
 
     /// Adds new regions, and drops vanished ones.
-    pub(crate) fn look(&mut self) -> Result<Looked, RegionError> {
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub fn look(&mut self) -> Result<Looked, RegionError> {
         let before: Vec<_> = self.all.iter().map(|member| member.name().clone()).collect();
         self.all.retain_mut(Member::is_there);
         let mut all_known = true;
@@ -67,8 +70,13 @@ impl Members {
         Ok(Looked { changed, all_known })
     }
 
+    /// Returns the VMs whose memory the regions are.
+    pub fn vms(&self) -> Vec<aquifer_vm::process::Files> {
+        self.all.iter().filter_map(Member::vm).collect()
+    }
+
     /// Counts the pages of each frame.
-    pub(crate) fn sharers(&self) -> HashMap<u64, u64> {
+    pub fn sharers(&self) -> HashMap<u64, u64> {
         let mut sharers = HashMap::new();
         for frame in self.all.iter().flat_map(Member::shared) {
             *sharers.entry(frame).or_default() += 1;
@@ -78,7 +86,7 @@ impl Members {
 
     /// Returns the contribution of each region to the saved memory: the saving of each frame is
     /// divided equally among its pages.
-    pub(crate) fn contributed(&self, sharers: &HashMap<u64, u64>) -> BTreeMap<RegionName, Bytes> {
+    pub fn contributed(&self, sharers: &HashMap<u64, u64>) -> BTreeMap<RegionName, Bytes> {
         let part = |frame| {
             let pages = sharers.get(&frame).copied().unwrap_or(1);
             PAGE_SIZE as f64 * (pages - 1) as f64 / pages as f64
@@ -208,7 +216,7 @@ impl Member {
     }
 
     /// Returns the VM whose memory the region is, if there is one.
-    pub(crate) fn vm(&self) -> Option<aquifer_vm::process::Files> {
+    fn vm(&self) -> Option<aquifer_vm::process::Files> {
         vms::of_region(self.files.run_dir()?, self.files.name())
     }
 

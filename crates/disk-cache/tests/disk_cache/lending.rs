@@ -8,10 +8,10 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use aquifer_disk_cache::{LenderStatus, Options};
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Target};
 use aquifer_fabric::nbd::server::{Disk, Export, Exports, Peer, Refused, Security, Server, Zeroes};
-use aquifer_group::cache::{LenderStatus, Options};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use crate::common::{Here, PAGE, TIMEOUT, is_root, seconds, until, work};

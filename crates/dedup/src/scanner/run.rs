@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use aquifer_control::group::scan_rate::{Config, Controller};
 use aquifer_page::Group;
 
-use super::cpu_billing::{self, CpuBilling};
+use super::Scanner;
 use super::totals::Totals;
-use super::{ScanError, ScanReport, Scanner, failed};
-use crate::member::{Members, cpu_seconds};
+use crate::cpu_billing::{self, CpuBilling};
+use crate::member::cpu_seconds;
+use crate::{Members, ScanError, ScanReport, failed};
 
 /// Pause between two batches, short enough that a batch keeps no thread waiting for a processor.
 const TICK: Duration = Duration::from_millis(10);

@@ -8,8 +8,8 @@ use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::client;
 use serde::{Deserialize, Serialize};
 
-use super::{Counts, ScanError};
 use crate::member::{Member, Members};
+use crate::{Counts, ScanError};
 
 /// The sharing of a group's regions on a host, counted exactly from the engines' records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub struct Sharing {
 
 impl Sharing {
     /// Counts the sharing of `members`; `sharers` holds the number of pages of each frame.
-    pub(crate) fn of(members: &Members, sharers: &HashMap<u64, u64>) -> Self {
+    pub fn of(members: &Members, sharers: &HashMap<u64, u64>) -> Self {
         let (mut broken, mut runs) = (0, 0);
         for member in &members.all {
             broken += member.broken();
@@ -88,7 +88,7 @@ pub struct ScanReport {
 }
 
 impl ScanReport {
-    pub(super) fn new(
+    pub(crate) fn new(
         (group, payer): (&Group, &Group),
         sharing: Sharing,
         counts: &Counts,

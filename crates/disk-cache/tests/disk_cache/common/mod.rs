@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_disk_cache::{self as cache, Options, Service};
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, NbdError, Target};
-use aquifer_group::cache::{self, Options, Service};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
 

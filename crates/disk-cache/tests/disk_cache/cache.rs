@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 
-use aquifer_group::cache::{self, CacheError, Options, READ_ONLY, Service};
+use aquifer_disk_cache::{self as cache, CacheError, Options, READ_ONLY, Service};
 use aquifer_page::{Bytes, Group};
 
 use crate::common::{Here, is_root, seconds, until, work};
