@@ -80,7 +80,7 @@ fn a_program_can_allocate_its_memory_in_a_region() {
             .for_each(|order| program.does(order));
 
         let second = setting.aquifer(&["region", "exec", "--heap", "heap", "--", "true"]);
-        assert!(stderr(&second).contains("in use: python3"), "{}", stderr(&second));
+        assert!(stderr(&second).contains("in use by python3"), "{}", stderr(&second));
         drop(program);
         eventually("no program maps the region", || {
             setting.show("heap")["programs"].as_array().unwrap().is_empty()
