@@ -121,6 +121,12 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
+    /// Returns the defaults with the times that suit a monitoring period: timers run on ticks.
+    pub fn with_period(period: Duration) -> Self {
+        let resend = period.max(Duration::from_secs(1));
+        Self { resend, give_up: resend * 5, cooldown: period * 10, ..Self::default() }
+    }
+
     /// Checks these settings.
     ///
     /// # Errors
@@ -156,6 +162,8 @@ mod tests {
     #[test]
     fn the_defaults_make_sense() {
         assert_eq!(Config::default().validate(), Ok(()));
+        assert_eq!(Config::with_period(Duration::from_secs(1)).validate(), Ok(()));
+        assert_eq!(Config::with_period(Duration::from_millis(50)).validate(), Ok(()));
     }
 
     #[test]

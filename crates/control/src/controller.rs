@@ -83,6 +83,10 @@ impl Controller {
         ctx.step
     }
 
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
     /// Returns the present role.
     pub fn role(&self) -> Role {
         self.role

@@ -62,6 +62,7 @@ mod loan;
 mod memory;
 mod message;
 mod neutral;
+pub mod node;
 mod pending_release;
 mod placement;
 mod recall;

@@ -66,7 +66,7 @@ impl fmt::Display for RequestId {
 }
 
 /// The reason why a lender rejects a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The lender borrows itself.
@@ -110,7 +110,7 @@ impl fmt::Display for Reason {
 
 /// The five messages of \[Ge23\] ("API Listener", Figs. 4 and 5). Each may be repeated without
 /// harm.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub enum Message {
     /// Borrower to lender: lend me memory.

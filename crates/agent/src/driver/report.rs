@@ -1,44 +1,46 @@
-//! The driver's answer to `status`.
+//! The driver's answers to `status` and `drain`.
 
-use aquifer_api::status::{HostMemory, LeaseHealth, Lent, Status};
+use aquifer_api::order::{Draining, Left};
+use aquifer_api::status::{HostMemory, LeaseHealth, Lent, Peer, Status};
 use aquifer_control as control;
 use tokio::sync::oneshot;
 
 use super::Driver;
-use super::perform::role;
+use super::journal::role;
+use super::reply::contacts;
 
 impl Driver {
     /// Answers with everything about this host. Volumes are other processes, so a blocking thread
     /// asks for their status.
     pub(super) fn report(&self, reply: oneshot::Sender<Status>) {
         let config = &self.parts.config;
-        let former = self.former_peers();
+        let (controller, memory) = (self.node.controller(), self.node.memory());
         let mut status = Status {
             host: config.host.clone(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_s: self.started.elapsed().as_secs_f64(),
-            role: role(self.controller.role()),
+            uptime_s: self.now().as_secs_f64(),
+            role: role(controller.role()),
             memory: HostMemory {
                 source: self.parts.source.name(),
-                total: self.memory.total,
-                used: self.memory.used,
-                swap_used: self.memory.swap_used,
-                upper: self.memory.total.scaled(config.memory.upper),
-                lower: self.memory.total.scaled(config.memory.lower),
-                shareable: self.controller.shareable(),
-                spare: self.controller.spare(),
-                pressure: self.memory.pressure,
+                total: memory.total,
+                used: memory.used,
+                swap_used: memory.swap_used,
+                upper: memory.total.scaled(config.memory.upper),
+                lower: memory.total.scaled(config.memory.lower),
+                shareable: controller.shareable(),
+                spare: controller.spare(),
+                pressure: memory.pressure,
             },
             lent: self.lent(),
             borrowed: Vec::new(),
-            peers: self.parts.peers.status_with(|host| former.contains(host)),
-            decisions: self.decisions.iter().cloned().collect(),
+            peers: self.peers(),
+            decisions: self.journal.decisions(),
             events: self.parts.events.all(),
-            role_changes: self.role_changes.iter().copied().collect(),
+            role_changes: self.journal.role_changes(),
             period_s: config.memory.period.as_secs_f64(),
         };
-        let (borrower, lost) = (self.parts.borrower.clone(), self.lost.clone());
+        let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
         tokio::task::spawn_blocking(move || {
             status.borrowed = borrower.status();
             let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
@@ -50,8 +52,27 @@ impl Driver {
         });
     }
 
+    /// Answers with the progress of a drain.
+    pub(super) fn draining(&self) -> Draining {
+        let stored = self.parts.lender.stored_by_lease();
+        let left = self.node.left(&stored, &contacts(self.peers())).into_iter().map(|left| Left {
+            lease: left.lease,
+            borrower: left.borrower,
+            bytes: left.bytes,
+            why: left.why,
+            io_timeout_ms: left.io_timeout_ms,
+        });
+        Draining { on: self.node.is_draining(), left: left.collect() }
+    }
+
+    /// Returns the latest results of calls to peers, and to former peers that still share leases.
+    fn peers(&self) -> Vec<Peer> {
+        let former = self.node.former_peers();
+        self.parts.peers.status_with(|host| former.contains(host))
+    }
+
     fn lent(&self) -> Vec<Lent> {
-        let now = self.started.elapsed();
+        let now = self.now();
         let (connections, stored) =
             (self.parts.lender.connections(), self.parts.lender.stored_by_lease());
         let status = |lent: control::LentStatus| Lent {
@@ -66,7 +87,7 @@ impl Driver {
             state: state(lent.state).to_owned(),
             silent_s: now.saturating_sub(lent.seen).as_secs_f64(),
         };
-        self.controller.lent().into_iter().map(status).collect()
+        self.node.controller().lent().into_iter().map(status).collect()
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aquifer_api::status::{EventKind, Held, LeaseHealth, Volume};
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
+use super::{Health, LeaseReading, Notice, NoticeKind, VolumeReading};
+
 /// The state at the last look.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     volumes: BTreeMap<VolumeId, Seen>,
     away: BTreeMap<LeaseId, HostName>,
@@ -19,18 +20,10 @@ struct Seen {
     error: Option<String>,
 }
 
-/// A change since the last look.
-#[derive(Debug, PartialEq)]
-pub(super) struct News {
-    pub(super) kind: EventKind,
-    pub(super) who: String,
-    pub(super) what: String,
-}
-
 /// Returns the event for a lender that no longer has a lease or its pages.
-pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> News {
+pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> Notice {
     let what = format!("{lender} has lost lease {lease}, with the pages that this host stored");
-    News { kind: EventKind::LeaseLost, who: lender.to_string(), what }
+    Notice { kind: NoticeKind::LeaseLost, who: lender.to_string(), what }
 }
 
 impl Watch {
@@ -46,7 +39,11 @@ impl Watch {
 
     /// Takes a look and returns the changes since the last one. Losses of the leases in `known`
     /// already have an event.
-    pub(super) fn look(&mut self, volumes: &[Volume], known: &BTreeSet<LeaseId>) -> Vec<News> {
+    pub(super) fn look(
+        &mut self,
+        volumes: &[VolumeReading],
+        known: &BTreeSet<LeaseId>,
+    ) -> Vec<Notice> {
         let mut news = Vec::new();
         let before = std::mem::take(&mut self.volumes);
         for volume in volumes {
@@ -56,7 +53,7 @@ impl Watch {
                 volume.last_error.clone().filter(|error| last.error.as_ref() != Some(error))
             {
                 let who = volume.volume.to_string();
-                news.push(News { kind: EventKind::PageUnreachable, who, what: error });
+                news.push(Notice { kind: NoticeKind::PageUnreachable, who, what: error });
             }
             let seen = Seen { spilled: volume.spilled, error: volume.last_error.clone() };
             self.volumes.insert(volume.volume, seen);
@@ -66,9 +63,9 @@ impl Watch {
         let (mut away, mut lost) = (BTreeMap::new(), BTreeSet::new());
         for (volume, held) in held {
             let was_away = self.away.contains_key(&held.lease);
-            let is_lost = held.health == LeaseHealth::Lost;
+            let is_lost = held.health == Health::Lost;
             // A lender that returns with an empty store does not count as back.
-            let is_away = held.health == LeaseHealth::Unreachable || (is_lost && was_away);
+            let is_away = held.health == Health::Unreachable || (is_lost && was_away);
             if is_away {
                 away.insert(held.lease, held.lender.clone());
             }
@@ -86,50 +83,51 @@ impl Watch {
     }
 }
 
-fn change(volume: &Volume, held: &Held, is_away: bool) -> News {
-    let Held { lease, lender, placed, .. } = held;
+fn change(volume: &VolumeReading, held: &LeaseReading, is_away: bool) -> Notice {
+    let LeaseReading { lease, lender, placed, .. } = held;
     let (kind, what) = match is_away {
         true => (
-            EventKind::LenderLost,
+            NoticeKind::LenderLost,
             format!(
                 "{lender} does not answer: I/O on {placed} of volume {} in lease {lease} waits",
                 volume.volume
             ),
         ),
-        false => (EventKind::LenderBack, format!("{lender} answers again with lease {lease}")),
+        false => (NoticeKind::LenderBack, format!("{lender} answers again with lease {lease}")),
     };
-    News { kind, who: lender.to_string(), what }
+    Notice { kind, who: lender.to_string(), what }
 }
 
-fn spill(volume: &Volume, before: Bytes) -> Option<News> {
+fn spill(volume: &VolumeReading, before: Bytes) -> Option<Notice> {
     let (now, who) = (volume.spilled, volume.volume.to_string());
     let (kind, what) = match now.cmp(&before) {
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Greater => (
-            EventKind::Spill,
+            NoticeKind::Spill,
             format!("{now} is in the local spill file, because no lender has room for it"),
         ),
         std::cmp::Ordering::Less => {
-            (EventKind::SpillBack, format!("{now} is in the local spill file, down from {before}"))
+            (NoticeKind::SpillBack, format!("{now} is in the local spill file, down from {before}"))
         }
     };
-    Some(News { kind, who, what })
+    Some(Notice { kind, who, what })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn volume(health: LeaseHealth, spilled: u64, error: Option<&str>) -> Volume {
-        serde_json::from_value(serde_json::json!({
-            "volume": "0".repeat(32), "device": "/dev/loop3", "backend": "fuse-loop",
-            "capacity": 1 << 30, "swap_used": 0, "spilled": spilled, "last_error": error,
-            "leases": [{
-                "lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26,
-                "state": "", "health": health
-            }],
-        }))
-        .unwrap()
+    const LEASE: LeaseId = LeaseId(1);
+
+    fn volume(health: Health, spilled: u64, error: Option<&str>) -> VolumeReading {
+        let lender = "b".parse().expect("a name");
+        let lease = LeaseReading { lease: LEASE, lender, placed: Bytes::mib(64), health };
+        VolumeReading {
+            volume: VolumeId(0),
+            spilled: Bytes(spilled),
+            last_error: error.map(str::to_owned),
+            leases: vec![lease],
+        }
     }
 
     #[test]
@@ -139,28 +137,28 @@ mod tests {
             let news = watch.look(&[volume(health, spilled, error)], &BTreeSet::new());
             news.into_iter().map(|news| news.kind).collect::<Vec<_>>()
         };
-        let (ok, away) = (LeaseHealth::Ok, LeaseHealth::Unreachable);
+        let (ok, away) = (Health::Ok, Health::Unreachable);
         assert_eq!(kinds(ok, 0, None), []);
-        assert_eq!(kinds(away, 0, None), [EventKind::LenderLost]);
-        assert_eq!(kinds(away, 0, Some("page 3")), [EventKind::PageUnreachable]);
-        assert_eq!(kinds(ok, 1 << 26, Some("page 3")), [EventKind::Spill, EventKind::LenderBack]);
-        assert_eq!(kinds(ok, 0, Some("page 3")), [EventKind::SpillBack]);
-        assert_eq!(kinds(ok, 0, Some("page 4")), [EventKind::PageUnreachable]);
+        assert_eq!(kinds(away, 0, None), [NoticeKind::LenderLost]);
+        assert_eq!(kinds(away, 0, Some("page 3")), [NoticeKind::PageUnreachable]);
+        assert_eq!(kinds(ok, 1 << 26, Some("page 3")), [NoticeKind::Spill, NoticeKind::LenderBack]);
+        assert_eq!(kinds(ok, 0, Some("page 3")), [NoticeKind::SpillBack]);
+        assert_eq!(kinds(ok, 0, Some("page 4")), [NoticeKind::PageUnreachable]);
     }
 
     #[test]
     fn a_lender_that_comes_back_empty_is_lost_and_not_back() {
         let mut watch = Watch::default();
-        let told = BTreeSet::from([LeaseId(0x1111_1111_1111_1111_1111_1111_1111_1111)]);
+        let told = BTreeSet::from([LEASE]);
         let mut kinds = |health, known: &BTreeSet<LeaseId>| {
             let news = watch.look(&[volume(health, 0, None)], known);
             news.into_iter().map(|news| news.kind).collect::<Vec<_>>()
         };
         let none = BTreeSet::new();
-        assert_eq!(kinds(LeaseHealth::Unreachable, &none), [EventKind::LenderLost]);
-        assert_eq!(kinds(LeaseHealth::Lost, &none), [EventKind::LeaseLost]);
-        assert_eq!(kinds(LeaseHealth::Lost, &none), []);
-        assert_eq!(kinds(LeaseHealth::Ok, &none), [EventKind::LenderBack]);
-        assert_eq!(kinds(LeaseHealth::Lost, &told), [], "its lender has said so itself");
+        assert_eq!(kinds(Health::Unreachable, &none), [NoticeKind::LenderLost]);
+        assert_eq!(kinds(Health::Lost, &none), [NoticeKind::LeaseLost]);
+        assert_eq!(kinds(Health::Lost, &none), []);
+        assert_eq!(kinds(Health::Ok, &none), [NoticeKind::LenderBack]);
+        assert_eq!(kinds(Health::Lost, &told), [], "its lender has said so itself");
     }
 }

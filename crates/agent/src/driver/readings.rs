@@ -1,0 +1,82 @@
+//! What the driver reads for the node in each period.
+
+use std::io;
+use std::time::{Duration, SystemTime};
+
+use aquifer_api::status::{Held, LeaseHealth, Volume};
+use aquifer_control::Memory;
+use aquifer_control::node::{Found, Health, LeaseReading, Readings, VolumeReading};
+use aquifer_page::Bytes;
+
+use super::Driver;
+use crate::monitor::pressure::Pressure;
+
+impl Driver {
+    /// Takes the readings of one period.
+    pub(super) fn read(&mut self) -> io::Result<Readings> {
+        let memory = self.memory()?;
+        let wanted = self.node.wanted(self.now());
+        let (lender, borrower) = (&self.parts.lender, &self.parts.borrower);
+        let found = wanted.vacated.map(|mut vacated| {
+            vacated.retain(|(volume, lease)| borrower.has_left(*volume, *lease));
+            let vacated = vacated.into_iter().map(|(_, lease)| lease).collect();
+            Found { vacated, dead: borrower.dead() }
+        });
+        Ok(Readings {
+            memory,
+            stored: lender.stored_by_lease(),
+            connected: if wanted.connected { lender.in_use() } else { Vec::new() },
+            oom_kills: self.parts.source.oom_kills(),
+            found,
+            ended_vms: self.ended_vms(),
+        })
+    }
+
+    fn memory(&mut self) -> io::Result<Memory> {
+        let reading = self.parts.source.read()?;
+        let held = match self.parts.source.contains_self() {
+            true => Bytes::ZERO,
+            false => self.parts.lender.stored(),
+        };
+        Ok(Memory {
+            total: reading.total,
+            used: reading.used.saturating_add(held),
+            swap_used: reading.swap_used.min(self.parts.borrower.swap_used()),
+            pressure: self.parts.pressure.as_mut().is_some_and(Pressure::is_high),
+        })
+    }
+
+    /// Returns the VMs of this host that have ended since the last call, each with the cause.
+    fn ended_vms(&mut self) -> Vec<(String, String)> {
+        let ended = aquifer_vm::process::ended(&self.parts.config.state, self.vms_seen);
+        let ended = ended.unwrap_or_else(|error| {
+            tracing::debug!("cannot list the VMs that ended: {error}");
+            Vec::new()
+        });
+        for vm in &ended {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_millis(vm.at_ms);
+            self.vms_seen = self.vms_seen.max(at);
+        }
+        ended.into_iter().map(|vm| (vm.name.to_string(), vm.cause.to_string())).collect()
+    }
+}
+
+/// Converts a volume's status to the node's type.
+pub(super) fn volume(volume: Volume) -> VolumeReading {
+    let lease = |held: Held| LeaseReading {
+        lease: held.lease,
+        lender: held.lender,
+        placed: held.placed,
+        health: match held.health {
+            LeaseHealth::Unreachable => Health::Unreachable,
+            LeaseHealth::Lost => Health::Lost,
+            LeaseHealth::Ok | LeaseHealth::Full | LeaseHealth::Moving => Health::Ok,
+        },
+    };
+    VolumeReading {
+        volume: volume.volume,
+        spilled: volume.spilled,
+        last_error: volume.last_error,
+        leases: volume.leases.into_iter().map(lease).collect(),
+    }
+}

@@ -1,0 +1,189 @@
+//! The node's input: readings, messages, orders, and the ends of what it ordered.
+
+use std::collections::BTreeMap;
+
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+
+use super::Work;
+use crate::{Event, Memory, Message, Offer};
+
+/// The number of a request that waits for an [`Answer`](super::Answer). The agent chooses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// The input of [`Node::handle`](super::Node::handle). Inputs may come in any order, late, and more
+/// than once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A monitoring period is over (Algorithm 1 line 1), or the kernel gave its early signal.
+    Period(Readings),
+    /// The answer to [`Output::AskOffers`](super::Output::AskOffers).
+    Offers {
+        /// The peers that answered, each with the bytes that it can spare.
+        lenders: Vec<Offer>,
+        /// The bytes stored in each lease that this host gave.
+        stored: BTreeMap<LeaseId, Bytes>,
+    },
+    /// A peer's message; the peer's certificate proves the sender.
+    Heard {
+        /// The sender.
+        from: HostName,
+        /// The message.
+        message: Message,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// A borrower's word that it still needs its leases.
+    Renewal {
+        /// The borrower, as its certificate names it.
+        from: HostName,
+        /// The leases.
+        leases: Vec<LeaseId>,
+        /// How long the borrower's I/O waits for this host, in ms.
+        io_timeout_ms: Option<u64>,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// A lender's answer to [`Output::Renew`](super::Output::Renew).
+    Renewed {
+        /// The lender.
+        lender: HostName,
+        /// The renewed leases that it does not have.
+        lost: Vec<LeaseId>,
+    },
+    /// The answer to [`Output::LookAtVolumes`](super::Output::LookAtVolumes).
+    Volumes(Vec<VolumeReading>),
+    /// The end of [`Action::Send`](crate::Action::Send).
+    Said {
+        /// The receiver.
+        to: HostName,
+        /// The message.
+        message: Message,
+        /// What became of it.
+        end: Said,
+    },
+    /// The end of any other action.
+    Done {
+        /// The subject of the action.
+        work: Work,
+        /// The event for the controller; `None` if the controller must order the action again.
+        event: Option<Event>,
+    },
+    /// The operator borrows.
+    Borrow {
+        /// The bytes to borrow, rounded up to whole extents.
+        bytes: Bytes,
+        /// The swap priority; `None` for the configured one.
+        priority: Option<u16>,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// The operator returns one volume, or all.
+    Return {
+        /// The volume; `None` for all.
+        volume: Option<VolumeId>,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// The operator recalls all leases and stops lending, or allows lending again.
+    Drain {
+        /// Whether to drain.
+        on: bool,
+        /// The bytes stored in all leases.
+        stored: Bytes,
+    },
+}
+
+/// The readings of one period.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Readings {
+    /// The memory figures.
+    pub memory: Memory,
+    /// The bytes stored in each lease that this host gave.
+    pub stored: BTreeMap<LeaseId, Bytes>,
+    /// The leases with a connection of their borrower, if [`Wanted::connected`].
+    pub connected: Vec<LeaseId>,
+    /// Programs that the kernel has killed for lack of memory; `None` if it does not count them.
+    pub oom_kills: Option<u64>,
+    /// The VMs that ended since the last reading, each with the cause.
+    pub ended_vms: Vec<(String, String)>,
+    /// The result of the search in [`Wanted::vacated`].
+    pub found: Option<Found>,
+}
+
+/// The readings that the next period needs besides the cheap ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Whether it needs [`Readings::connected`].
+    pub connected: bool,
+    /// The leases that their volumes may have left; `None` if no search is due.
+    pub vacated: Option<Vec<(VolumeId, LeaseId)>>,
+}
+
+/// The result of a search for volumes that ended or moved without an order of this agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Of the leases in [`Wanted::vacated`], those that their volumes do not use.
+    pub vacated: Vec<LeaseId>,
+    /// The volumes without a process or a connection.
+    pub dead: Vec<VolumeId>,
+}
+
+/// One look at a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeReading {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The bytes in the local spill file.
+    pub spilled: Bytes,
+    /// The last error of a page's I/O.
+    pub last_error: Option<String>,
+    /// The leases under the volume.
+    pub leases: Vec<LeaseReading>,
+}
+
+/// One lease under a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseReading {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its lender.
+    pub lender: HostName,
+    /// The bytes of the volume's extents in the lease.
+    pub placed: Bytes,
+    /// Whether the volume reaches its pages.
+    pub health: Health,
+}
+
+/// Whether a volume reaches its pages in a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It does.
+    Ok,
+    /// The lender does not answer.
+    Unreachable,
+    /// The lender has lost the pages.
+    Lost,
+}
+
+/// What became of a message to a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// The peer has taken it in. For `mem_len_fin`, it may say why it could not leave the lease.
+    Taken(Option<String>),
+    /// The peer refuses it, for this reason.
+    Refused(String),
+    /// The peer may not have received it.
+    Lost,
+}
+
+/// The result of the latest calls to a peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contact {
+    /// Whether the peer answers, but refuses the requests of this host.
+    pub refused: bool,
+    /// The reason why the peer does not answer, or refuses.
+    pub error: Option<String>,
+    /// The bytes that the peer could spare by its last offer.
+    pub spare: Option<Bytes>,
+}

@@ -1,0 +1,231 @@
+//! All decisions of one host about lent and borrowed memory, with the controller inside.
+//!
+//! [`Node::handle`] takes one [`Input`] with its time, and returns what the agent must do, in
+//! order. The agent is a shell: it reads, sends, carries out [`Output`]s, and reports their ends.
+//!
+//! - `input`, `output`: what goes in and out.
+//! - `period`: the work of a monitoring period besides Algorithm 1.
+//! - `offers`: when to ask peers for offers, and input that waits for them.
+//! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
+//! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
+//! - `drain`: the order to drain. `part`: the settling of leases with former peers.
+//! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
+
+mod drain;
+mod fit;
+mod hear;
+mod input;
+mod offers;
+mod orders;
+mod output;
+mod part;
+mod period;
+mod settle;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+
+pub use drain::Left;
+pub use input::{Contact, Found, Health, Input, LeaseReading, Readings, Said, Ticket};
+pub use input::{VolumeReading, Wanted};
+pub use orders::nobody_lends;
+pub use output::{Answer, Notice, NoticeKind, OrderError, Output, Work};
+
+use crate::{Action, Controller, Decision, Event, LoanState, Memory, What};
+use offers::Offers;
+use orders::Orders;
+use watch::Watch;
+
+/// What a node knows of its host besides the settings of its controller.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The monitoring period.
+    pub period: Duration,
+    /// The watched memory, for people: `host`, or the path of a cgroup.
+    pub source: String,
+    /// The hosts that the configuration names.
+    pub peers: BTreeSet<HostName>,
+}
+
+/// All decisions of one host about lent and borrowed memory.
+#[derive(Clone, Debug)]
+pub struct Node {
+    settings: Settings,
+    controller: Controller,
+    now: Duration,
+    /// The last reading. The controller gets it later if the period waits for offers.
+    memory: Memory,
+    /// Work in progress: the controller may order it again meanwhile.
+    work: HashSet<Work>,
+    offers: Offers,
+    orders: Orders,
+    lending: Lending,
+    borrowing: Borrowing,
+    /// Time of the last attempt to settle leases with former peers.
+    parted: Option<Duration>,
+    /// Programs that the kernel has killed for lack of memory, at the last reading.
+    oom_kills: Option<u64>,
+    outputs: Vec<Output>,
+}
+
+/// What the node remembers of borrowers besides their leases.
+#[derive(Clone, Debug, Default)]
+struct Lending {
+    /// Whether the host lends nothing and recalls its leases.
+    draining: bool,
+    /// Whether the node has noted the end of the drain.
+    drained: bool,
+    /// Time of the last sign of life from each lease's borrower.
+    signs: BTreeMap<LeaseId, Duration>,
+    /// How long I/O of each borrower waits for this host, in ms, as the borrower last said.
+    io_timeout_ms: BTreeMap<HostName, u64>,
+    /// Why borrowers could not yet leave leases of this host, as they last said.
+    told: BTreeMap<LeaseId, String>,
+    /// Senders of `mem_bor_fin` that wait until the memory is free.
+    fins: BTreeMap<LeaseId, Vec<Ticket>>,
+}
+
+/// What the node remembers of volumes and lenders besides the leases that it holds.
+#[derive(Clone, Debug, Default)]
+struct Borrowing {
+    watch: Watch,
+    /// Why this host could not yet leave leases of others.
+    failures: BTreeMap<LeaseId, String>,
+    /// Leases that this host holds and their lenders do not have.
+    lost: BTreeSet<LeaseId>,
+    /// Time of the last renewal at all lenders.
+    renewed: Option<Duration>,
+    /// Time of the last renewal at lenders that volumes miss.
+    asked_missed: Duration,
+    /// Time of the last look at the volumes.
+    looked: Duration,
+    looking: bool,
+    /// Time of the last search for dead volumes.
+    cleared: Duration,
+}
+
+impl Node {
+    /// Returns a node around a controller at the start of the clock.
+    pub fn new(controller: Controller, settings: Settings) -> Self {
+        let draining = !controller.facts().config.lends;
+        Self {
+            settings,
+            controller,
+            now: Duration::ZERO,
+            memory: Memory::default(),
+            work: HashSet::new(),
+            offers: Offers::default(),
+            orders: Orders::default(),
+            lending: Lending { draining, drained: draining, ..Lending::default() },
+            borrowing: Borrowing::default(),
+            parted: None,
+            oom_kills: None,
+            outputs: Vec::new(),
+        }
+    }
+
+    /// Handles one input, and returns what the agent must do, in order. `now` is the time since the
+    /// start of the agent, and does not go back.
+    pub fn handle(&mut self, now: Duration, input: Input) -> Vec<Output> {
+        self.now = self.now.max(now);
+        match input {
+            Input::Period(readings) => self.period(readings),
+            Input::Offers { lenders, stored } => self.offered(lenders, stored),
+            Input::Heard { from, message, ticket } => self.hear(from, message, ticket),
+            Input::Renewal { from, leases, io_timeout_ms, ticket } => {
+                let lost = self.renewal(&from, leases, io_timeout_ms);
+                self.answer(ticket, Answer::Renewed(lost));
+            }
+            Input::Renewed { lender, lost } => self.note_lost(&lender, lost),
+            Input::Volumes(volumes) => self.seen(&volumes),
+            Input::Said { to, message, end } => self.said(to, message, end),
+            Input::Done { work, event } => self.done(&work, event),
+            Input::Borrow { bytes, priority, ticket } => self.borrow(bytes, priority, ticket),
+            Input::Return { volume, ticket } => self.give_back(volume, ticket),
+            Input::Drain { on, stored } => self.drain(on, stored),
+        }
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// Returns the controller, for the status.
+    pub fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
+    /// Returns the last reading.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// Returns the leases that this host holds and their lenders do not have.
+    pub fn lost(&self) -> &BTreeSet<LeaseId> {
+        &self.borrowing.lost
+    }
+
+    /// Returns the ordered swap priority of this volume, if any.
+    pub fn priority_of(&self, volume: VolumeId) -> Option<u16> {
+        self.orders.priority_of(volume)
+    }
+
+    /// Passes one event to the controller, and passes on its decisions and actions.
+    fn step(&mut self, event: Event) {
+        let step = self.controller.step(self.now, event);
+        step.decisions.iter().for_each(|decision| self.decided(decision));
+        step.actions.into_iter().for_each(|action| self.begin(action));
+        let confirmed = self.controller.pending_releases() == 0;
+        self.outputs.extend(self.orders.conclude(confirmed, self.now));
+    }
+
+    fn decided(&mut self, decision: &Decision) {
+        self.outputs.extend(self.orders.note(decision));
+        if let What::RoleChanged { from, to } = decision.what {
+            self.outputs.push(Output::RoleChanged { from, to });
+        }
+        self.log(decision.to_string());
+        if let What::Expires { borrower, .. } = &decision.what {
+            self.note(NoticeKind::BorrowerLost, borrower, format!("this host {decision}"));
+        }
+    }
+
+    /// Begins an action, unless work on the same subject is in progress.
+    fn begin(&mut self, action: Action) {
+        let work = Work::of(&action);
+        if self.work.insert(work.clone()) {
+            self.outputs.push(Output::Begin(work, action));
+        }
+    }
+
+    fn log(&mut self, what: String) {
+        self.outputs.push(Output::Decision { role: self.controller.role(), what });
+    }
+
+    fn note(&mut self, kind: NoticeKind, who: impl ToString, what: impl Into<String>) {
+        let (who, what) = (who.to_string(), what.into());
+        self.outputs.push(Output::Notice(Notice { kind, who, what }));
+    }
+
+    fn answer(&mut self, ticket: Ticket, answer: Answer) {
+        self.outputs.push(Output::Answer(ticket, answer));
+    }
+
+    /// Returns the leases of this host that `borrower` may hold.
+    fn lent_to(&self, borrower: &HostName) -> BTreeSet<LeaseId> {
+        let lent = self.controller.lent().into_iter();
+        let held = lent
+            .filter(|lent| lent.lease.borrower == *borrower && lent.state != LoanState::Opening);
+        held.map(|lent| lent.lease.lease).collect()
+    }
+
+    /// Returns whether `wait` has passed since `then`.
+    fn passed(&self, wait: Duration, then: Duration) -> bool {
+        self.now.saturating_sub(then) >= wait
+    }
+}
+
+/// Returns the bytes stored in a lease.
+fn stored_in(stored: &BTreeMap<LeaseId, Bytes>, lease: LeaseId) -> Bytes {
+    stored.get(&lease).copied().unwrap_or_default()
+}

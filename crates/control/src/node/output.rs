@@ -1,0 +1,140 @@
+//! The node's output: actions, questions to peers and volumes, answers, and entries for the log.
+
+use std::collections::BTreeSet;
+
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+
+use super::Ticket;
+use crate::{Action, LentLease, LiveVolume, Message, Role};
+
+/// What the agent must do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Begin an action. The agent reports its end as [`Input::Said`](super::Input::Said) or
+    /// [`Input::Done`](super::Input::Done).
+    Begin(Work, Action),
+    /// Ask all peers for offers. The agent answers with [`Input::Offers`](super::Input::Offers).
+    AskOffers,
+    /// Tell lenders that this host still needs their leases. The agent reports each answer as
+    /// [`Input::Renewed`](super::Input::Renewed).
+    Renew {
+        /// The lenders; `None` for all.
+        only: Option<BTreeSet<HostName>>,
+    },
+    /// Look at all volumes. The agent answers with [`Input::Volumes`](super::Input::Volumes).
+    LookAtVolumes,
+    /// Let a managed cgroup swap if, and only if, this host has a volume to swap to.
+    SetSwapGate,
+    /// Answer a request.
+    Answer(Ticket, Answer),
+    /// Log a decision and keep it for the status.
+    Decision {
+        /// This host's role after the decision.
+        role: Role,
+        /// The decision, with this host as the subject.
+        what: String,
+    },
+    /// Keep the change of the role for the status.
+    RoleChanged {
+        /// The role before.
+        from: Role,
+        /// The role after.
+        to: Role,
+    },
+    /// Log an event outside the decisions, and keep it for the status.
+    Notice(Notice),
+    /// Log a warning.
+    Warning(String),
+}
+
+/// The subject of an action. Two actions on one subject never run at the same time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// A volume that starts or ends.
+    Volume(VolumeId),
+    /// A lease that opens, ends, or is vacated.
+    Lease(LeaseId),
+    /// A message in flight: a second copy would only queue behind it.
+    Message(HostName, Message),
+}
+
+impl Work {
+    /// Returns the subject of an action.
+    pub(super) fn of(action: &Action) -> Self {
+        match action {
+            Action::Send { to, message } => Self::Message(to.clone(), message.clone()),
+            Action::Activate(LiveVolume { volume, .. }) | Action::Deactivate { volume } => {
+                Self::Volume(*volume)
+            }
+            Action::Evacuate { lease, .. }
+            | Action::OpenLease(LentLease { lease, .. })
+            | Action::FreeLease { lease } => Self::Lease(*lease),
+        }
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// To a peer's message: taken in. For `mem_len_fin`, why the last attempt to leave the lease
+    /// failed, if one did.
+    Heard(Option<String>),
+    /// To a message: its sender is no peer.
+    NoPeer,
+    /// To a renewal: the leases that this host does not have.
+    Renewed(Vec<LeaseId>),
+    /// To a borrowing: the kernel swaps to this volume.
+    Borrowed(VolumeId),
+    /// To a borrowing: no lender has memory for these bytes. [`nobody_lends`](super::nobody_lends)
+    /// explains it.
+    NobodyLends(Bytes),
+    /// To a return: these volumes are gone.
+    Returned(Vec<VolumeId>),
+    /// To an order: it failed.
+    Failed(OrderError),
+}
+
+/// The failure of an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderError {
+    /// What failed, and why.
+    pub error: String,
+    /// The remedy, if there is one.
+    pub help: Option<String>,
+}
+
+/// An event that the operator should know of, outside the decisions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The kind of the event.
+    pub kind: NoticeKind,
+    /// The subject of the event: a host, a volume, a cgroup, a VM.
+    pub who: String,
+    /// One sentence.
+    pub what: String,
+}
+
+/// The kind of a [`Notice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoticeKind {
+    /// A lender does not answer.
+    LenderLost,
+    /// A lender answers again.
+    LenderBack,
+    /// The I/O of a page failed.
+    PageUnreachable,
+    /// A lender has lost a lease that this host holds, with its pages.
+    LeaseLost,
+    /// A borrower was silent for too long, and has lost a lease of this host with its pages.
+    BorrowerLost,
+    /// Pages went to the local spill file, because no lender had room.
+    Spill,
+    /// Pages came back from the spill file.
+    SpillBack,
+    /// The kernel killed a program for lack of memory.
+    OomKill,
+    /// A VM ended.
+    VmEnded,
+    /// A drain has started or ended, or all leases are back.
+    Drain,
+}

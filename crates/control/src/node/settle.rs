@@ -1,0 +1,58 @@
+//! The ends of actions and of this host's own messages.
+
+use aquifer_page::HostName;
+
+use super::{Answer, Node, Output, Said, Work};
+use crate::{Event, Message};
+
+impl Node {
+    /// Handles the end of a message to a peer.
+    pub(super) fn said(&mut self, to: HostName, message: Message, end: Said) {
+        if let (Message::MemLenFin { lease }, Said::Taken(failed)) = (&message, &end) {
+            match failed {
+                Some(failed) => drop(self.lending.told.insert(*lease, failed.clone())),
+                None => drop(self.lending.told.remove(lease)),
+            }
+        }
+        let work = Work::Message(to.clone(), message.clone());
+        let event = match end {
+            Said::Taken(_) => Some(Event::Delivered { to, message }),
+            Said::Refused(why) => Some(Event::Refused { by: to, message, why }),
+            Said::Lost => None,
+        };
+        self.done(&work, event);
+    }
+
+    /// Handles the end of an action.
+    pub(super) fn done(&mut self, work: &Work, event: Option<Event>) {
+        self.work.remove(work);
+        let Some(event) = event else { return };
+        self.prepare(&event);
+        self.step(event.clone());
+        self.outputs.extend(self.orders.note_event(&event, self.now));
+    }
+
+    /// Does the node's part before the controller takes an event.
+    fn prepare(&mut self, event: &Event) {
+        match event {
+            Event::Activated { .. } => {
+                // The lenders learn at once how long this host's I/O waits for them.
+                self.borrowing.renewed = None;
+                self.outputs.push(Output::SetSwapGate);
+            }
+            Event::Deactivated { .. } => self.outputs.push(Output::SetSwapGate),
+            Event::Evacuated { lease, .. } => drop(self.borrowing.failures.remove(lease)),
+            Event::EvacuationFailed { lease, why, .. } => {
+                self.borrowing.failures.insert(*lease, why.clone());
+            }
+            Event::LeaseFreed { lease } => {
+                self.lending.signs.remove(lease);
+                self.lending.told.remove(lease);
+                for ticket in self.lending.fins.remove(lease).into_iter().flatten() {
+                    self.answer(ticket, Answer::Heard(None));
+                }
+            }
+            _ => {}
+        }
+    }
+}
