@@ -13,6 +13,7 @@ mod group_reprovision_bounds;
 mod group_scan_rate;
 mod host;
 mod network;
+mod node;
 mod protocol;
 mod sim;
 mod tenant;

@@ -1,0 +1,216 @@
+//! Random inputs to one node: work on one subject never runs twice at a time, and each request gets
+//! exactly one answer.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use aquifer_control::node::{Input, Output, Readings, Said, Ticket, Work};
+use aquifer_control::{Action, Event, Message};
+use aquifer_page::Bytes;
+use proptest::prelude::*;
+
+use super::{Shell, memory};
+use crate::host::{ack, bor_fin, req};
+
+#[derive(Clone, Debug)]
+enum Happening {
+    Period { used: u64, millis: u64 },
+    Offers { gib: u64 },
+    Hear,
+    Request { from_c: bool, request: u128 },
+    Finish { at: usize, well: bool },
+    Borrow,
+    Return,
+    Drain(bool),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        4 => (0..100u64, 0..3000u64).prop_map(|(used, millis)| Happening::Period { used, millis }),
+        3 => (0..5u64).prop_map(|gib| Happening::Offers { gib }),
+        6 => Just(Happening::Hear),
+        2 => (any::<bool>(), 0..4u128).prop_map(|(from_c, request)| {
+            Happening::Request { from_c, request }
+        }),
+        8 => (0..64usize, prop::bool::weighted(0.8)).prop_map(|(at, well)| {
+            Happening::Finish { at, well }
+        }),
+        1 => Just(Happening::Borrow),
+        1 => Just(Happening::Return),
+        1 => any::<bool>().prop_map(Happening::Drain),
+    ]
+}
+
+/// A node with peers that answer each message that reaches them.
+struct World {
+    shell: Shell,
+    work: Vec<(Work, Action)>,
+    asked: bool,
+    /// Messages of peers on their way to the node.
+    peers: VecDeque<(String, Message)>,
+    leases: u128,
+    answered: BTreeSet<Ticket>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            shell: Shell::new(),
+            work: Vec::new(),
+            asked: false,
+            peers: VecDeque::new(),
+            leases: 0,
+            answered: BTreeSet::new(),
+        }
+    }
+
+    /// Checks the outputs of the last input, and begins its work.
+    fn take(&mut self) {
+        for output in std::mem::take(&mut self.shell.outputs) {
+            match output {
+                Output::Begin(work, action) => {
+                    assert!(self.work.iter().all(|(other, _)| *other != work), "{work:?}");
+                    self.work.push((work, action));
+                }
+                Output::AskOffers => assert!(!std::mem::replace(&mut self.asked, true)),
+                Output::Answer(ticket, answer) => {
+                    assert!(ticket.0 <= self.shell.tickets, "{answer:?}");
+                    assert!(self.answered.insert(ticket), "a second answer: {answer:?}");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Period { used, millis } => {
+                self.shell.now += Duration::from_millis(millis);
+                self.shell.read(Readings { memory: memory(used), ..Readings::default() });
+            }
+            Happening::Offers { gib } => {
+                if std::mem::take(&mut self.asked) {
+                    self.shell.offers(&[("b", gib), ("c", gib / 2)]);
+                }
+            }
+            Happening::Hear => {
+                if let Some((from, message)) = self.peers.pop_front() {
+                    self.shell.hear(&from, message);
+                }
+            }
+            Happening::Request { from_c, request } => {
+                let from = if from_c { "c" } else { "b" };
+                self.shell.hear(from, req(request, Bytes::gib(1)));
+            }
+            Happening::Finish { at, well } => self.finish(at, well),
+            Happening::Borrow => drop(self.shell.borrow(1)),
+            Happening::Return => drop(self.shell.give_back(None)),
+            Happening::Drain(on) => drop(self.shell.drain(on)),
+        }
+        self.take();
+    }
+
+    fn finish(&mut self, at: usize, well: bool) {
+        if self.work.is_empty() {
+            return;
+        }
+        let (work, action) = self.work.swap_remove(at % self.work.len());
+        let why = "it failed".to_owned();
+        let event = match action {
+            Action::Send { to, message } => {
+                if well {
+                    self.arrive(to.as_str(), &message);
+                }
+                let end = if well { Said::Taken(None) } else { Said::Lost };
+                self.shell.input(Input::Said { to, message, end });
+                return;
+            }
+            Action::Activate(live) => Some(Event::Activated { volume: live.volume }),
+            Action::Deactivate { volume } if well => Some(Event::Deactivated { volume }),
+            Action::Deactivate { volume } => Some(Event::DeactivationFailed { volume, why }),
+            Action::Evacuate { lease, .. } if well => {
+                Some(Event::Evacuated { lease, unused: Vec::new() })
+            }
+            Action::Evacuate { lease, .. } => {
+                Some(Event::EvacuationFailed { lease, unused: Vec::new(), why })
+            }
+            Action::OpenLease(lent) if well => {
+                Some(Event::LeaseOpened { lease: lent.lease, uris: vec!["here".to_owned()] })
+            }
+            Action::OpenLease(lent) => Some(Event::LeaseFailed { lease: lent.lease, why }),
+            Action::FreeLease { lease } => well.then_some(Event::LeaseFreed { lease }),
+        };
+        self.shell.input(Input::Done { work, event });
+    }
+
+    /// Lets a message reach a peer, which sends its answer.
+    fn arrive(&mut self, to: &str, message: &Message) {
+        let answer = match message {
+            Message::MemBorReq { request, bytes, .. } => {
+                self.leases += 1;
+                ack(*request, self.leases, *bytes)
+            }
+            Message::MemLenFin { lease } => bor_fin(*lease),
+            _ => return,
+        };
+        self.peers.push_back((to.to_owned(), answer));
+    }
+
+    /// Ends all work well, without load and with all memory on its way home.
+    fn come_to_rest(&mut self) {
+        for round in 0..40 {
+            if round % 10 == 0 {
+                self.happen(Happening::Drain(true));
+                self.happen(Happening::Return);
+            }
+            self.happen(Happening::Period { used: 10, millis: 1000 });
+            self.happen(Happening::Offers { gib: 0 });
+            while !self.work.is_empty() || !self.peers.is_empty() {
+                self.happen(Happening::Finish { at: 0, well: true });
+                self.happen(Happening::Hear);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 150,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn each_request_gets_one_answer_and_no_work_runs_twice(
+        happenings in prop::collection::vec(happening(), 0..200),
+    ) {
+        let mut world = World::new();
+        happenings.into_iter().for_each(|happening| world.happen(happening));
+        world.come_to_rest();
+        let asked: BTreeSet<_> = (1..=world.shell.tickets).map(Ticket).collect();
+        let waiting: Vec<_> = asked.difference(&world.answered).collect();
+        prop_assert!(waiting.is_empty(), "{waiting:?} wait for an answer");
+        let controller = world.shell.node.controller();
+        prop_assert!(controller.lent().is_empty() && controller.volumes().is_empty());
+    }
+
+    #[test]
+    fn a_node_takes_late_and_repeated_results(
+        happenings in prop::collection::vec(happening(), 0..100),
+    ) {
+        let mut world = World::new();
+        for happening in happenings {
+            let before = world.work.clone();
+            world.happen(happening);
+            // An end may arrive twice.
+            for (work, _) in before {
+                if world.work.iter().all(|(other, _)| *other != work) {
+                    world.shell.input(Input::Done { work, event: None });
+                    world.take();
+                }
+            }
+        }
+        world.come_to_rest();
+        prop_assert!(world.shell.node.controller().volumes().is_empty());
+    }
+}
