@@ -3,8 +3,8 @@
 //!
 //! - [`config`]: the configuration.
 //! - [`monitor`]: total and used memory.
-//! - [`driver`]: the one task that owns the controller of the `control` crate and carries out its
-//!   decisions.
+//! - [`driver`]: the one task that owns the node of the `control` crate, which decides, and carries
+//!   out what it says.
 //! - [`lender`], [`borrower`], [`peers`]: lent memory, borrowed memory, and the other hosts.
 //! - [`events`]: events outside the controller's decisions. `stopping`: how an agent ends.
 //! - [`vms`]: VMs that move. [`groups`]: their agreements, and the hand-out of the memory that they

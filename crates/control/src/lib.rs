@@ -1,13 +1,16 @@
 //! Decisions as pure state machines: no clock, no I/O.
 //!
-//! [`Controller`] is the controller of \[Ge23\] (Algorithms 1-4, eqs. 1 and 2, Figs. 3-5), for many
-//! borrowers and many lenders. An agent feeds it [`Event`]s with the times at which they happened.
-//! The agent carries out the [`Action`]s that the controller returns, and logs the [`Decision`]s,
-//! each of which explains itself with its numbers.
+//! [`node::Node`] is all that one host decides about lent and borrowed memory. An agent is its
+//! shell: it feeds the node readings, messages, orders and the ends of actions, each with its time,
+//! and carries out what the node returns.
+//!
+//! Inside a node, [`Controller`] is the controller of \[Ge23\] (Algorithms 1-4, eqs. 1 and 2, Figs.
+//! 3-5), for many borrowers and many lenders. It takes [`Event`]s and returns [`Action`]s, and
+//! [`Decision`]s, each of which explains itself with its numbers.
 //!
 //! [`balance`] is another machine, for one host: it moves memory between the host's VMs. [`group`]
 //! has three more, for the memory that the VMs of one tenant on a host save by sharing pages. The
-//! rest of this page is about the controller.
+//! rest of this page is about the controller and the node around it.
 //!
 //! # Invariants under any network
 //! Messages may be lost, duplicated and reordered, and either agent may restart at any moment:
@@ -22,6 +25,11 @@
 //!   silent borrower, and a borrower that does not hold the lease answers `mem_bor_fin`. So if a
 //!   crash loses state on one side, the other side asks for it again.
 //! - **One lease a request**, however often the request arrives.
+//! - **One work at a time on a subject**: a volume, a lease, a message. The controller may order it
+//!   again meanwhile; the node begins it once.
+//! - **At most one answer to a request.** A borrower's `mem_bor_fin` is answered when the memory is
+//!   free, so that both hosts agree.
+//! - **A host that is no longer a peer can only settle leases** that it shares with this host.
 //!
 //! # Each line of the algorithms, its code and its test
 //! `return` lines, closing braces and comments of the paper's listings need none.
@@ -47,6 +55,27 @@
 //! Equations 1 and 2 are [`Memory::shareable`], tested in `memory.rs`. `tests/control/protocol.rs`
 //! has several lenders, failures and restarts. `tests/control/network.rs` has reordering, loss,
 //! duplication and crashes.
+//!
+//! # Each decision of the node, its code and its test
+//! Files are in `src/node/` and `tests/control/node/`, where `random` also tests the invariants of
+//! work and answers under random inputs. Tests are named by their beginnings.
+//!
+//! | decision | code | test |
+//! |---|---|---|
+//! | ask peers for offers | `offers`: `wants_offers` | `period::offers_` |
+//! | let recalls wait for offers | `offers`: `with_offers` | `messages::a_recall_` |
+//! | admit a message | `hear`: `may_say` | `messages::a_former_peer_` |
+//! | answer a fin | `hear`: `take_in` | `messages::a_repeated_fin_` |
+//! | notice life of borrowers | `hear`: `renewal`, `saw` | `messages::a_renewal_` |
+//! | begin work once | `node`: `begin` | `messages::a_message_in_` |
+//! | end work, well or not | `settle`: `said`, `done` | `orders::results_` |
+//! | settle with former peers | `part`: `part_with_former_peers` | `messages::leases_` |
+//! | renew at lenders | `period`: `renew` | `period::renewals_` |
+//! | compare volumes | `watch`: `Watch::look` | `period::a_lost_lease_` |
+//! | remove the dead | `period`: `clear_away` | `period::a_dead_volume_` |
+//! | borrow and return | `orders`: `Orders` | `orders::a_return_` |
+//! | let a volume leave | `fit`: `fits_without` | `orders::a_volume_` |
+//! | drain, and say what stays | `drain`: `drain`, `left` | `drain::a_drain_` |
 
 pub mod balance;
 mod borrower;

@@ -80,7 +80,7 @@ fn leases_with_a_former_peer_settle_from_the_first_period_on() {
 }
 
 #[test]
-fn a_fin_is_answered_when_the_memory_is_free_however_often_it_came() {
+fn a_repeated_fin_is_answered_once_the_memory_is_free() {
     let mut shell = Shell::new();
     let lease = shell.lend("b", 1);
     shell.hear("b", bor_fin(lease));

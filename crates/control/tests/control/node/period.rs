@@ -55,7 +55,7 @@ fn a_lender_asks_for_no_offers() {
 }
 
 #[test]
-fn lenders_hear_at_each_eighth_of_the_grace_and_after_a_new_volume() {
+fn renewals_come_at_each_eighth_of_the_grace() {
     let mut shell = Shell::new();
     assert_eq!(renewals(shell.period(20)), [None]);
     for _ in 0..9 {
@@ -80,7 +80,7 @@ fn a_missed_lender_hears_every_five_seconds() {
 }
 
 #[test]
-fn a_lost_lease_is_noted_once_by_either_report() {
+fn a_lost_lease_is_noted_once() {
     let mut shell = Shell::new();
     let volume = shell.swap();
     let renewed = || Input::Renewed { lender: name("b"), lost: vec![LEASE] };

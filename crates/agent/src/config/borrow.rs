@@ -1,0 +1,107 @@
+//! Settings for borrowing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use aquifer_blockdev::backend::BackendKind;
+use aquifer_page::{Bytes, EXTENT_SIZE, Group};
+use serde::Deserialize;
+
+/// Settings for borrowing.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BorrowConfig {
+    /// Whether the agent borrows on its own; `aquifer borrow` works in any case.
+    pub enabled: bool,
+    /// M_req: size of one request, at least one extent.
+    pub request: Bytes,
+    /// The most memory that the agent borrows on its own.
+    pub max: Bytes,
+    /// Tenant to which lenders account the leases.
+    pub group: Group,
+    /// Directory of the local file for pages that a lender recalls and no other lender has room
+    /// for.
+    pub spill: PathBuf,
+    /// How long I/O waits for a lender that does not answer, at least 100 ms.
+    #[serde(deserialize_with = "super::duration")]
+    pub io_timeout: Duration,
+    /// The way in which the host swaps to its leases.
+    pub attach: Attach,
+    /// The protocol by which pages travel.
+    pub protocol: PageProtocol,
+    /// The backend that attaches volumes to the kernel.
+    pub backend: BackendKind,
+    /// Swap priority of borrowed devices; -1 leaves it to the kernel.
+    pub priority: i16,
+}
+
+/// The way in which a host swaps to its leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attach {
+    /// A volume over any number of leases, with a process that serves it and can move its extents.
+    Pool,
+    /// The kernel's own NVMe initiator to one lease, without a process.
+    Direct,
+}
+
+/// The protocol by which pages travel between a borrower and its lenders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageProtocol {
+    /// NBD over mutual TLS.
+    Nbd,
+    /// NVMe/TCP, where only pooled volumes encrypt their pages; NBD if a lender has no NVMe.
+    NvmeTcp,
+    /// NVMe over RDMA, unencrypted; for direct attachment only.
+    NvmeRdma,
+}
+
+impl Default for BorrowConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            request: Bytes::gib(1),
+            max: Bytes::gib(16),
+            group: Group::default(),
+            spill: PathBuf::from("/var/lib/aquifer/spill"),
+            io_timeout: Duration::from_secs(8),
+            attach: Attach::Pool,
+            protocol: PageProtocol::Nbd,
+            backend: BackendKind::Auto,
+            priority: 100,
+        }
+    }
+}
+
+impl BorrowConfig {
+    pub(super) fn validate_amounts(&self) -> Result<(), String> {
+        if self.request.0 < EXTENT_SIZE {
+            return Err(format!(
+                "[borrow] request = {} must be at least one extent, 64MiB",
+                self.request
+            ));
+        }
+        if self.max < self.request {
+            let Self { max, request, .. } = self;
+            return Err(format!("[borrow] max = {max} is less than a single request = {request}"));
+        }
+        if self.io_timeout < Duration::from_millis(100) {
+            return Err("[borrow] io_timeout must be at least 100ms".to_owned());
+        }
+        Ok(())
+    }
+
+    pub(super) fn validate_way(&self) -> Result<(), String> {
+        match (self.attach, self.protocol) {
+            (Attach::Direct, PageProtocol::Nbd) => {
+                Err("[borrow] attach = \"direct\" needs protocol = \"nvme-tcp\" or \"nvme-rdma\""
+                    .to_owned())
+            }
+            (Attach::Pool, PageProtocol::NvmeRdma) => {
+                Err("[borrow] protocol = \"nvme-rdma\" needs attach = \"direct\"".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}

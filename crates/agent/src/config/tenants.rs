@@ -1,0 +1,48 @@
+//! Settings for what runs here for tenants: VMs and groups.
+
+use std::path::PathBuf;
+
+use aquifer_control::balance;
+use serde::Deserialize;
+
+/// Settings for VMs: taking them from other hosts, and balancing their memory.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmsConfig {
+    /// Whether the agent takes VMs. A peer that moves a VM here controls a QEMU process on this
+    /// host.
+    pub accept: bool,
+    /// QEMU's program, by name or path.
+    pub qemu: PathBuf,
+    /// Whether the agent moves memory between this host's VMs to those that need it.
+    pub balance: bool,
+    /// Settings of that balancer.
+    pub balancer: balance::Config,
+}
+
+impl Default for VmsConfig {
+    fn default() -> Self {
+        Self {
+            accept: false,
+            qemu: "qemu-system-x86_64".into(),
+            balance: false,
+            balancer: balance::Config::default(),
+        }
+    }
+}
+
+/// Settings for the groups of this host.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GroupsConfig {
+    /// Directory of the groups' agreements.
+    pub agreements: PathBuf,
+    /// Whether the agent hands out the memory that groups save.
+    pub balance: bool,
+}
+
+impl Default for GroupsConfig {
+    fn default() -> Self {
+        Self { agreements: "/etc/aquifer/groups".into(), balance: false }
+    }
+}
