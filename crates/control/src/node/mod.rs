@@ -29,8 +29,9 @@ use std::time::Duration;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 pub use drain::Left;
-pub use input::{Contact, Found, Health, Input, LeaseReading, Readings, Said, Ticket};
-pub use input::{VolumeReading, Wanted};
+pub use input::{
+    Contact, Found, Health, Input, LeaseReading, Readings, Said, Ticket, VolumeReading, Wanted,
+};
 pub use orders::nobody_lends;
 pub use output::{Answer, Notice, NoticeKind, OrderError, Output, Work};
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_control::node::{Contact, NoticeKind, Said};
-use aquifer_control::{Action, LoanState, Message};
+use aquifer_control::node::{Contact, NoticeKind, Said, Work};
+use aquifer_control::{Action, Event, LoanState, Message};
 use aquifer_page::{Bytes, HostName, LeaseId};
 
 use super::Shell;
-use crate::host::{bor_fin, name};
+use crate::host::{bor_fin, name, req};
 
 fn recall(lease: LeaseId) -> Message {
     Message::MemLenFin { lease }
@@ -99,14 +99,11 @@ fn a_lease_stays_for_the_reason_that_matters_most() {
 #[test]
 fn a_drain_also_recalls_a_lease_that_was_opening() {
     let mut shell = Shell::new();
-    shell.period(20).hear("b", crate::host::req(1, Bytes::gib(1))).drain(true);
+    shell.period(20).hear("b", req(1, Bytes::gib(1))).drain(true);
     assert_eq!(why(&shell, answers()), "this host is setting it up");
     let lease = shell.node.controller().lent()[0].lease.lease;
     let uris = vec!["here".to_owned()];
-    shell.done(
-        aquifer_control::node::Work::Lease(lease),
-        aquifer_control::Event::LeaseOpened { lease, uris },
-    );
+    shell.done(Work::Lease(lease), Event::LeaseOpened { lease, uris });
     assert_eq!(shell.period(20).sent(), [("b".to_owned(), recall(lease))]);
     assert_eq!(shell.node.controller().lent()[0].state, LoanState::Recalled);
 }

@@ -2,7 +2,8 @@
 
 use aquifer_control::node::{Answer, Input, Output, Said, Work};
 use aquifer_control::{
-    Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Message, RequestId, Restored,
+    Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Message, Reason, RequestId,
+    Restored,
 };
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
@@ -39,7 +40,7 @@ fn a_former_peer_may_only_settle_its_leases() {
     let mut shell = with_a_former_peer();
     for message in [
         req(1, Bytes::gib(1)),
-        rej(RequestId(1), Bytes::ZERO, aquifer_control::Reason::NoRoom),
+        rej(RequestId(1), Bytes::ZERO, Reason::NoRoom),
         ack(RequestId(1), 9, Bytes::gib(1)),
         bor_fin(LEASE),
         len_fin(2),
