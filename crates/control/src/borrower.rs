@@ -137,7 +137,7 @@ impl Borrower {
             let (group, bytes) = (ctx.config().group.clone(), ctx.config().request);
             if let Err(refusal) = self.borrow(Cause::Overload, bytes, group, ctx) {
                 self.pause(ctx.config().cooldown, ctx);
-                ctx.decide(What::BorrowRefused { bytes, refusal });
+                ctx.decide(What::BorrowRefused { bytes, cause: Cause::Overload, refusal });
             }
         }
     }

@@ -191,7 +191,7 @@ fn handle(
                 Err(Refusal::Lending)
             };
             if let Err(refusal) = started {
-                ctx.decide(What::BorrowRefused { bytes, refusal });
+                ctx.decide(What::BorrowRefused { bytes, cause: Cause::ByHand, refusal });
             }
         }
         Event::Return { volume } => borrower.give_back_by_hand(volume, ctx),

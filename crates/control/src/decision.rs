@@ -85,7 +85,7 @@ pub enum What {
     /// held.
     Unwanted { lender: HostName, lease: LeaseId },
     /// Does not start a round, although overload or the operator calls for one.
-    BorrowRefused { bytes: Bytes, refusal: Refusal },
+    BorrowRefused { bytes: Bytes, cause: Cause, refusal: Refusal },
     /// Gives a volume back.
     Deactivates { volume: VolumeId, bytes: Bytes, by_hand: bool },
     /// The agent could not give the volume back, and the volume stays in service.
@@ -231,7 +231,7 @@ impl Decision {
                 "no longer needs the {wanted} it asked for, gives back the {got} it got: {}",
                 self.state()
             ),
-            What::BorrowRefused { bytes, refusal } => match refusal {
+            What::BorrowRefused { bytes, refusal, .. } => match refusal {
                 Refusal::Lending => {
                     write!(f, "does not borrow {bytes}: it lends, and no host does both")
                 }

@@ -16,6 +16,6 @@ pub(crate) fn tick(borrower: &mut Borrower, lends: bool, ctx: &mut StepContext<'
     let (group, bytes) = (ctx.config().group.clone(), ctx.config().request);
     if let Err(refusal) = borrower.borrow(Cause::Overload, bytes, group, ctx) {
         borrower.pause(ctx.config().cooldown, ctx);
-        ctx.decide(What::BorrowRefused { bytes, refusal });
+        ctx.decide(What::BorrowRefused { bytes, cause: Cause::Overload, refusal });
     }
 }

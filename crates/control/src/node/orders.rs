@@ -52,7 +52,7 @@ impl Orders {
                 self.end_request(Answer::NobodyLends(*wanted))
             }
             What::Abandons { cause: Some(Cause::ByHand), .. } => self.cancel(),
-            What::BorrowRefused { .. } => {
+            What::BorrowRefused { cause: Cause::ByHand, .. } => {
                 self.end_request(failed(format!("this host {decision}"), None))
             }
             _ => None,
@@ -78,6 +78,8 @@ impl Orders {
                 self.end_borrowing(*volume, Answer::Borrowed(*volume)).into_iter().collect()
             }
             Event::ActivationFailed { volume, why } => {
+                // A return that waits for this volume has nothing more to wait for.
+                self.returned(*volume, now);
                 self.end_borrowing(*volume, failed(why.clone(), None)).into_iter().collect()
             }
             Event::Deactivated { volume } => {

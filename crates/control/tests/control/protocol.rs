@@ -34,7 +34,11 @@ fn a_host_that_is_setting_up_a_lease_does_not_ask() {
     host.tick(20, &[]).receive("b", req(1, Bytes::gib(1))).opened();
     host.tick(90, &[("c", 4)]).does_nothing();
     host.event(Event::Borrow { bytes: Bytes::gib(1), group: Group::default() });
-    let refused = What::BorrowRefused { bytes: Bytes::gib(1), refusal: Refusal::Lending };
+    let refused = What::BorrowRefused {
+        bytes: Bytes::gib(1),
+        cause: Cause::ByHand,
+        refusal: Refusal::Lending,
+    };
     assert_eq!(host.step.decisions[0].what, refused);
 }
 
@@ -257,8 +261,11 @@ fn a_borrower_with_nearly_full_swap_borrows_up_to_the_limit() {
     host.event(Event::Activated { volume });
     host.read(85, Bytes::mib(1500), &[("b", 4)]);
     let (borrowed, max) = (Bytes::mib(1536), Bytes::mib(1536));
-    let refused =
-        What::BorrowRefused { bytes: Bytes::gib(1), refusal: Refusal::OverMax { borrowed, max } };
+    let refused = What::BorrowRefused {
+        bytes: Bytes::gib(1),
+        cause: Cause::Overload,
+        refusal: Refusal::OverMax { borrowed, max },
+    };
     assert_eq!(host.step.decisions[0].what, refused);
 }
 

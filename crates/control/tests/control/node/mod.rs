@@ -33,7 +33,11 @@ impl Shell {
     }
 
     fn of(found: Restored) -> Self {
-        let config = Config { grace: Duration::from_secs(80), ..crate::host::config() };
+        Self::with(found, crate::host::config())
+    }
+
+    fn with(found: Restored, config: Config) -> Self {
+        let config = Config { grace: Duration::from_secs(80), ..config };
         let controller = Controller::restore(name("me"), config, 1000, Duration::ZERO, found);
         let peers = ["b", "c"].map(name).into();
         let period = Duration::from_secs(1);

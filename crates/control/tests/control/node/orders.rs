@@ -1,7 +1,7 @@
 //! Tests of orders to borrow and to return, with failures, repetitions and late results.
 
-use aquifer_control::node::{Answer, Contact, Said, Work, nobody_lends};
-use aquifer_control::{Action, Event, Memory, Message};
+use aquifer_control::node::{Answer, Contact, Readings, Said, Work, nobody_lends};
+use aquifer_control::{Action, Config, Event, Memory, Message, Restored};
 use aquifer_page::{Bytes, VolumeId};
 
 use super::{LEASE, Shell, memory};
@@ -41,6 +41,28 @@ fn a_failed_borrowing_tells_why() {
     assert!(matches!(&shell.answers()[..], [(to, Answer::Failed(failed))]
             if *to == order && failed.error == "no loop device"));
     assert_eq!(shell.sent(), [("b".to_owned(), bor_fin(LEASE))]);
+}
+
+#[test]
+fn a_return_ends_if_its_volume_never_starts() {
+    let mut shell = Shell::new();
+    let volume = shell.period(20).borrow(1).offers(&[("b", 4)]).granted();
+    shell.give_back(Some(volume));
+    let (returned, why) = (shell.tickets, "no loop device".to_owned());
+    shell.done(Work::Volume(volume), Event::ActivationFailed { volume, why });
+    shell.said("b", bor_fin(LEASE), Said::Taken(None));
+    assert!(shell.answers().contains(&(returned, Answer::Returned(vec![volume]))));
+}
+
+#[test]
+fn an_order_is_not_answered_by_the_refusal_of_an_overload() {
+    let limited = Config { max_borrowed: Bytes::gib(1), ..crate::host::config() };
+    let mut shell = Shell::with(Restored::default(), limited);
+    shell.swap();
+    shell.period(20).borrow(2);
+    let memory = Memory { swap_used: Bytes::mib(1000), ..memory(90) };
+    shell.after(1).read(Readings { memory, ..Readings::default() }).offers(&[("b", 4)]);
+    assert!(shell.failure().starts_with("this host does not borrow 2GiB"), "{}", shell.failure());
 }
 
 #[test]

@@ -125,7 +125,8 @@ impl World {
                 self.shell.input(Input::Said { to, message, end });
                 return;
             }
-            Action::Activate(live) => Some(Event::Activated { volume: live.volume }),
+            Action::Activate(live) if well => Some(Event::Activated { volume: live.volume }),
+            Action::Activate(live) => Some(Event::ActivationFailed { volume: live.volume, why }),
             Action::Deactivate { volume } if well => Some(Event::Deactivated { volume }),
             Action::Deactivate { volume } => Some(Event::DeactivationFailed { volume, why }),
             Action::Evacuate { lease, .. } if well => {
