@@ -7,7 +7,7 @@ use super::account::Account;
 use crate::StoreError;
 use crate::sharing::{SharedPages, SharedRead, SharedWrite};
 use crate::span::{Span, runs};
-use crate::sys::{PrivatePages, PrivateRead, PrivateWrite};
+use crate::sys::{LeasePages as _, PrivatePages, PrivateRead, PrivateWrite};
 
 /// The pages of a lease: in a file of its own, or in frames that it shares with its group.
 #[derive(Debug)]

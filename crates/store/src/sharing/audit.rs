@@ -8,7 +8,7 @@ use super::frames::GroupFrames;
 use super::free::FIRST;
 use super::groups::Groups;
 use crate::lease::{Lease, Pages};
-use crate::sys::{HOLE, LOST, Table};
+use crate::sys::{HOLE, LOST, LeasePages as _, Table};
 
 impl Groups {
     /// Compares each group's counters with the tables of `leases`. No thread may write to these

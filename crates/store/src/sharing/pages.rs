@@ -9,7 +9,7 @@ use super::frames::GroupFrames;
 use crate::StoreError;
 use crate::lease::Account;
 use crate::span::Span;
-use crate::sys::{FrameFile, HOLE, Table, TableRead, TableWrite};
+use crate::sys::{FrameFile, HOLE, LeasePages as _, Table, TableRead, TableWrite};
 
 static ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 

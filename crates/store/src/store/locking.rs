@@ -6,7 +6,7 @@ use std::thread;
 
 use crate::ram::RamLock;
 use crate::span::CHUNK_PAGES;
-use crate::sys::PrivatePages;
+use crate::sys::{LeasePages as _, PrivatePages};
 
 /// Maps all stored pages on a thread of its own: the kernel locks a page in RAM when it is mapped.
 /// It must first read a page that it swapped out, perhaps from slow swap, or from swap that waits

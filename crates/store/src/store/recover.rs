@@ -10,7 +10,7 @@ use super::{Finding, Store, pages_of};
 use crate::dir::Entry;
 use crate::lease::Pages;
 use crate::sharing::{Found, SharedPages};
-use crate::sys::{PrivatePages, Table};
+use crate::sys::{LeasePages as _, PrivatePages, Table};
 use crate::{Lease, LeaseRecord, StoreError};
 
 impl Store {

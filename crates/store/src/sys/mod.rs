@@ -6,11 +6,13 @@
 //! before anything refers to the frame. The store's directory is locked against other processes.
 
 mod frames;
+mod held;
 mod mapping;
 mod private_pages;
 mod states;
 mod table;
 
 pub(crate) use frames::{Blank, FrameFile};
+pub(crate) use held::LeasePages;
 pub(crate) use private_pages::{PrivatePages, PrivateRead, PrivateWrite};
 pub(crate) use table::{HOLE, LOST, Table, TableRead, TableWrite};

@@ -7,8 +7,9 @@ use std::slice;
 
 use aquifer_page::PAGE_SIZE;
 
+use super::held::{Held, LeasePages, READ, WRITE};
 use super::mapping::{self, Mapping};
-use super::states::{ReadLock, States, WriteLock, assert_within};
+use super::states::States;
 use crate::span::runs;
 
 /// The pages of a lease that does not share: a sparse tmpfs file, mapped, with a lock and a stored
@@ -21,14 +22,13 @@ pub(crate) struct PrivatePages {
     file: File,
     data: Mapping,
     states: States,
-    pages: usize,
 }
 
 impl PrivatePages {
     /// Maps `file`, which is `pages` long; marks no page as stored.
     pub(crate) fn map(file: File, pages: usize) -> io::Result<Self> {
         let data = Mapping::of_file(&file, 0, pages * PAGE_SIZE)?;
-        Ok(Self { file, data, states: States::new(pages)?, pages })
+        Ok(Self { file, data, states: States::new(pages)? })
     }
 
     /// Keeps stored pages from being swapped out.
@@ -39,7 +39,7 @@ impl PrivatePages {
     /// Marks the pages that the file holds as stored. Returns their number.
     pub(crate) fn adopt_stored(&mut self) -> io::Result<usize> {
         let mut found = 0;
-        for pages in mapping::stored_runs(&self.file, self.pages)? {
+        for pages in mapping::stored_runs(&self.file, self.pages())? {
             self.states.set_stored(&pages, true);
             found += pages.len();
         }
@@ -53,92 +53,43 @@ impl PrivatePages {
         let mut stored = runs(pages, |page| held.stored(page)).filter(|(_, stored)| *stored);
         stored.try_for_each(|(run, _)| self.data.populate_read(&run))
     }
+}
 
-    /// Returns the number of pages, stored or not.
-    pub(crate) fn pages(&self) -> usize {
-        self.pages
-    }
-
-    /// Returns the first of `pages` that is stored or locked.
-    pub(crate) fn first_not_idle(&self, pages: Range<usize>) -> Option<usize> {
-        self.states.first_not_idle(pages)
-    }
-
-    /// Returns whether a page is stored, a snapshot without a lock.
-    pub(crate) fn stored(&self, page: usize) -> bool {
-        self.states.all()[page].stored()
-    }
-
-    /// Locks all of `pages` for reading, in ascending order.
-    pub(crate) fn read(&self, pages: Range<usize>) -> PrivateRead<'_> {
-        PrivateRead { private: self, lock: self.states.read(pages) }
-    }
-
-    /// Locks all of `pages` for reading if none is held for writing.
-    pub(crate) fn try_read(&self, pages: Range<usize>) -> Option<PrivateRead<'_>> {
-        self.states.try_read(pages).map(|lock| PrivateRead { private: self, lock })
-    }
-
-    /// Locks all of `pages` for writing, in ascending order.
-    pub(crate) fn write(&self, pages: Range<usize>) -> PrivateWrite<'_> {
-        PrivateWrite { private: self, lock: self.states.write(pages) }
+impl LeasePages for PrivatePages {
+    fn states(&self) -> &States {
+        &self.states
     }
 }
 
 /// Pages held for reading.
-#[derive(Debug)]
-pub(crate) struct PrivateRead<'a> {
-    private: &'a PrivatePages,
-    lock: ReadLock<'a>,
-}
+pub(crate) type PrivateRead<'a> = Held<'a, PrivatePages, READ>;
+/// Pages held for writing.
+pub(crate) type PrivateWrite<'a> = Held<'a, PrivatePages, WRITE>;
 
 impl PrivateRead<'_> {
-    pub(crate) fn pages(&self) -> Range<usize> {
-        self.lock.pages.clone()
-    }
-
-    pub(crate) fn stored(&self, page: usize) -> bool {
-        self.private.stored(page)
-    }
-
     /// Returns the bytes of `pages`, all of them held and stored.
     pub(crate) fn bytes(&self, pages: &Range<usize>) -> &[u8] {
-        assert_within(pages, &self.lock.pages);
+        self.assert_held(pages);
         let length = pages.len() * PAGE_SIZE;
-        let start = self.private.data.at(pages.start * PAGE_SIZE, length);
+        let start = self.of.data.at(pages.start * PAGE_SIZE, length);
         // SAFETY: inside the mapping; the read locks held for as long as `self` lives keep writers
         // out.
         unsafe { slice::from_raw_parts(start, length) }
     }
 }
 
-/// Pages held for writing.
-#[derive(Debug)]
-pub(crate) struct PrivateWrite<'a> {
-    private: &'a PrivatePages,
-    lock: WriteLock<'a>,
-}
-
 impl PrivateWrite<'_> {
-    pub(crate) fn pages(&self) -> Range<usize> {
-        self.lock.pages.clone()
-    }
-
     /// Returns the first run in `pages` whose stored bits equal `stored`.
     pub(crate) fn next_run(&self, pages: Range<usize>, stored: bool) -> Option<Range<usize>> {
-        assert_within(&pages, &self.lock.pages);
-        self.private.states.peek_runs(pages).find(|&(_, is)| is == stored).map(|(run, _)| run)
-    }
-
-    pub(crate) fn stored(&self, page: usize) -> bool {
-        self.private.stored(page)
+        self.assert_held(&pages);
+        self.of.states.peek_runs(pages).find(|&(_, is)| is == stored).map(|(run, _)| run)
     }
 
     /// Returns the bytes of `pages`, all of them held and stored.
     pub(crate) fn bytes(&mut self, pages: &Range<usize>) -> &mut [u8] {
-        assert_within(pages, &self.lock.pages);
+        self.assert_held(pages);
         let length = pages.len() * PAGE_SIZE;
-        let start = self.private.data.at(pages.start * PAGE_SIZE, length);
+        let start = self.of.data.at(pages.start * PAGE_SIZE, length);
         // SAFETY: inside the mapping; the write locks held for as long as `self` lives keep all
         // other threads out.
         unsafe { slice::from_raw_parts_mut(start, length) }
@@ -153,20 +104,20 @@ impl PrivateWrite<'_> {
     /// touch to map it 4.6; a plain write 3.0. `fallocate` takes 2.8, but then the copy faults, and
     /// runs gain nothing.
     pub(crate) fn populate(&mut self, pages: &Range<usize>) -> io::Result<()> {
-        assert_within(pages, &self.lock.pages);
-        if let Err(error) = self.private.data.populate_write(pages) {
-            mapping::punch(&self.private.file, pages)?;
+        self.assert_held(pages);
+        if let Err(error) = self.of.data.populate_write(pages) {
+            mapping::punch(&self.of.file, pages)?;
             return Err(error);
         }
-        self.private.states.set_stored(pages, true);
+        self.of.states.set_stored(pages, true);
         Ok(())
     }
 
     /// Frees the RAM of `pages`; they then read as zeroes.
     pub(crate) fn punch(&mut self, pages: &Range<usize>) -> io::Result<()> {
-        assert_within(pages, &self.lock.pages);
-        mapping::punch(&self.private.file, pages)?;
-        self.private.states.set_stored(pages, false);
+        self.assert_held(pages);
+        mapping::punch(&self.of.file, pages)?;
+        self.of.states.set_stored(pages, false);
         Ok(())
     }
 }

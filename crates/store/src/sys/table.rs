@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use aquifer_page::PAGE_SIZE;
 
+use super::held::{Held, LeasePages, READ, WRITE};
 use super::mapping::{self, Mapping};
-use super::states::{ReadLock, States, WriteLock, assert_within};
+use super::states::States;
 
 /// The entry of a hole. No frame has this number.
 pub(crate) const HOLE: u32 = 0;
@@ -32,7 +32,6 @@ pub(crate) struct Table {
     /// stored data.
     there: Box<[AtomicBool]>,
     states: States,
-    pages: usize,
 }
 
 impl Table {
@@ -47,7 +46,7 @@ impl Table {
         let parts = pages.div_ceil(ENTRIES).max(1);
         let entries = Mapping::of_file(&file, 0, parts * PAGE_SIZE)?;
         let there = (0..parts).map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { file, entries, there, states: States::new(pages)?, pages })
+        Ok(Self { file, entries, there, states: States::new(pages)? })
     }
 
     /// Keeps the table from being swapped out.
@@ -62,7 +61,7 @@ impl Table {
         for parts in mapping::stored_runs(&self.file, self.there.len())? {
             self.entries.populate_read(&parts)?;
             self.there[parts.clone()].iter().for_each(|there| there.store(true, Ordering::Relaxed));
-            for page in parts.start * ENTRIES..(parts.end * ENTRIES).min(self.pages) {
+            for page in parts.start * ENTRIES..(parts.end * ENTRIES).min(self.pages()) {
                 let entry = self.entries()[page].load(Ordering::Relaxed);
                 if entry != HOLE {
                     self.entries()[page].store(keep(page, entry), Ordering::Relaxed);
@@ -77,87 +76,40 @@ impl Table {
     fn entries(&self) -> &[AtomicU32] {
         // SAFETY: the mapping has at least `pages` entries, is page-aligned and only ever used
         // through this function; any bits are a valid entry.
-        unsafe { slice::from_raw_parts(self.entries.base().cast(), self.pages) }
-    }
-
-    /// Returns the number of the lease's pages.
-    pub(crate) fn pages(&self) -> usize {
-        self.pages
-    }
-
-    /// Returns the first of `pages` that is stored or locked.
-    pub(crate) fn first_not_idle(&self, pages: Range<usize>) -> Option<usize> {
-        self.states.first_not_idle(pages)
-    }
-
-    /// Returns whether a page is stored, a snapshot without a lock.
-    pub(crate) fn stored(&self, page: usize) -> bool {
-        self.states.all()[page].stored()
+        unsafe { slice::from_raw_parts(self.entries.base().cast(), self.pages()) }
     }
 
     fn entry(&self, page: usize) -> u32 {
         if self.stored(page) { self.entries()[page].load(Ordering::Relaxed) } else { HOLE }
     }
+}
 
-    /// Locks all of `pages` for reading, in ascending order.
-    pub(crate) fn read(&self, pages: Range<usize>) -> TableRead<'_> {
-        TableRead { table: self, lock: self.states.read(pages) }
-    }
-
-    /// Locks all of `pages` for reading if none is held for writing.
-    pub(crate) fn try_read(&self, pages: Range<usize>) -> Option<TableRead<'_>> {
-        self.states.try_read(pages).map(|lock| TableRead { table: self, lock })
-    }
-
-    /// Locks all of `pages` for writing, in ascending order.
-    pub(crate) fn write(&self, pages: Range<usize>) -> TableWrite<'_> {
-        TableWrite { table: self, lock: self.states.write(pages) }
+impl LeasePages for Table {
+    fn states(&self) -> &States {
+        &self.states
     }
 }
 
 /// Entries held for reading.
-#[derive(Debug)]
-pub(crate) struct TableRead<'a> {
-    table: &'a Table,
-    lock: ReadLock<'a>,
-}
+pub(crate) type TableRead<'a> = Held<'a, Table, READ>;
+/// Entries held for writing.
+pub(crate) type TableWrite<'a> = Held<'a, Table, WRITE>;
 
-impl TableRead<'_> {
-    pub(crate) fn pages(&self) -> Range<usize> {
-        self.lock.pages.clone()
-    }
-
+impl<const MODE: bool> Held<'_, Table, MODE> {
     /// Returns the frame of a held page, or [`HOLE`].
     pub(crate) fn entry(&self, page: usize) -> u32 {
-        assert_within(&(page..page + 1), &self.lock.pages);
-        self.table.entry(page)
+        self.assert_held(&(page..page + 1));
+        self.of.entry(page)
     }
-}
-
-/// Entries held for writing.
-#[derive(Debug)]
-pub(crate) struct TableWrite<'a> {
-    table: &'a Table,
-    lock: WriteLock<'a>,
 }
 
 impl TableWrite<'_> {
-    pub(crate) fn pages(&self) -> Range<usize> {
-        self.lock.pages.clone()
-    }
-
-    /// Returns the frame of a held page, or [`HOLE`].
-    pub(crate) fn entry(&self, page: usize) -> u32 {
-        assert_within(&(page..page + 1), &self.lock.pages);
-        self.table.entry(page)
-    }
-
     /// Allocates room for the page's entry, so that [`set`](Self::set) cannot fail.
     pub(crate) fn make_room(&mut self, page: usize) -> io::Result<()> {
         let part = page / ENTRIES;
-        let there = &self.table.there[part];
+        let there = &self.of.there[part];
         if !there.load(Ordering::Relaxed) {
-            self.table.entries.populate_write(&(part..part + 1))?;
+            self.of.entries.populate_write(&(part..part + 1))?;
             there.store(true, Ordering::Relaxed);
         }
         Ok(())
@@ -167,9 +119,9 @@ impl TableWrite<'_> {
     ///
     /// Release: a process that finds the entry after a crash also finds the frame's contents.
     pub(crate) fn set(&mut self, page: usize, frame: u32) {
-        assert_within(&(page..page + 1), &self.lock.pages);
-        assert!(self.table.there[page / ENTRIES].load(Ordering::Relaxed), "room for the entry");
-        self.table.entries()[page].store(frame, Ordering::Release);
-        self.table.states.set_stored(&(page..page + 1), frame != HOLE);
+        self.assert_held(&(page..page + 1));
+        assert!(self.of.there[page / ENTRIES].load(Ordering::Relaxed), "room for the entry");
+        self.of.entries()[page].store(frame, Ordering::Release);
+        self.of.states.set_stored(&(page..page + 1), frame != HOLE);
     }
 }
