@@ -3,6 +3,7 @@
 pub(crate) mod exclusive;
 mod fuse_loop;
 mod nbd;
+mod starting;
 mod ublk;
 
 use std::fmt;

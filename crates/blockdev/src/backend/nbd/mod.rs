@@ -14,20 +14,15 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use aquifer_fabric::nbd::proto::export_flag;
 use aquifer_page::PAGE_SIZE;
 
 use self::netlink::{Connect, Driver};
 use self::serve::Connection;
+use super::starting::{start_workers, wait_for_node};
 use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
-
-/// Time that the driver and the workers may take for one step of bringing the device up.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Seconds without a reply after which the driver gives up a connection. It is a year, as good as
 /// never: the disk has a timeout of its own, and the driver must not repeat a slow request.
@@ -65,8 +60,8 @@ impl Backend for Nbd {
         let mut driver =
             Driver::open().map_err(DeviceError::failed("cannot reach the kernel's nbd driver"))?;
         let size = disk.capacity().0;
-        let end = start_workers(&disk, options)
-            .map_err(DeviceError::failed("the nbd workers did not start"))?;
+        let end =
+            serve(&disk, options).map_err(DeviceError::failed("the nbd workers did not start"))?;
         let connect = Connect {
             size,
             block_size: PAGE_SIZE as u64,
@@ -93,20 +88,15 @@ impl Backend for Nbd {
 
 /// Starts all workers, the spare ones too: any free worker reads the next request. Returns the
 /// driver's end of their connection.
-fn start_workers(disk: &Arc<dyn Disk>, options: &Options) -> io::Result<UnixStream> {
-    let workers = options.workers + options.spare;
-    let (ready, all_ready) = mpsc::channel();
+fn serve(disk: &Arc<dyn Disk>, options: &Options) -> io::Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
     let connection = Arc::new(Connection::new(ours));
-    for worker in 0..workers {
-        let (disk, connection, ready) = (disk.clone(), connection.clone(), ready.clone());
-        thread::Builder::new().name(format!("nbd-{worker}")).spawn(move || {
-            serve::run(&*disk, worker, &connection, |prepared| _ = ready.send(prepared))
-        })?;
-    }
-    for _ in 0..workers {
-        all_ready.recv_timeout(TIMEOUT).unwrap_or_else(|error| Err(io::Error::other(error)))?;
-    }
+    let mut detached = Vec::new();
+    let count = options.workers + options.spare;
+    start_workers("nbd", count, &mut detached, |worker, ready| {
+        let (disk, connection) = (disk.clone(), connection.clone());
+        move || serve::run(&*disk, worker, &connection, |done| _ = ready.send(done))
+    })?;
     Ok(theirs)
 }
 
@@ -129,16 +119,7 @@ impl NbdDevice {
 
     /// Opens the device, so that it stays up, and limits requests to the size of a worker's buffer.
     fn hold(&mut self) -> io::Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
-        while !self.path.exists() {
-            if Instant::now() > deadline {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "its device node did not appear",
-                ));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_node(&self.path)?;
         self.handle = Some(OpenOptions::new().read(true).write(true).open(&self.path)?);
         fs::write(self.sysfs("queue/max_sectors_kb"), (MAX_REQUEST >> 10).to_string())
     }
@@ -180,6 +161,7 @@ mod tests {
 
     use std::io::{Read as _, Write as _};
     use std::sync::{Condvar, Mutex};
+    use std::time::Duration;
 
     use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SimpleReply, command};
     use aquifer_fabric::sleep::going_to_sleep;
@@ -249,7 +231,7 @@ mod tests {
         let half = Arc::new(HalfFrozen::default());
         let disk: Arc<dyn Disk> = half.clone();
         let options = Options { workers: 2, spare: 6, label: "a test".to_owned() };
-        let driver = start_workers(&disk, &options).unwrap();
+        let driver = serve(&disk, &options).unwrap();
         driver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let waiting = 7;
         (0..waiting).for_each(|cookie| ask(&driver, cookie, HALF));

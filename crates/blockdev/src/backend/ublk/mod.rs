@@ -10,22 +10,19 @@ mod queue;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
 
 use self::control::{Driver, Info};
+use super::starting::{TIMEOUT, start_workers, wait_for_node};
 use super::{Attached, Backend, BackendKind, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
 
 /// Requests in flight per queue. A worker serves one at a time. The others cost a buffer each while
 /// they wait, but no wake-up.
 const DEPTH: u16 = 16;
-
-/// Time that the driver and the workers may take for one step.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The ublk backend.
 #[derive(Debug)]
@@ -161,36 +158,17 @@ impl UblkDevice {
         self.driver.set_size(self.info.device, disk.capacity().0)?;
         self.serve(disk)?;
         self.driver.start(self.info.device)?;
-        let deadline = Instant::now() + TIMEOUT;
-        while !self.path.exists() {
-            if Instant::now() > deadline {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "its device node did not appear",
-                ));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        wait_for_node(&self.path)
     }
 
     /// Starts a worker for each queue and waits until all can serve.
     fn serve(&mut self, disk: &Arc<dyn Disk>) -> io::Result<()> {
         let device = Arc::new(control::open_queues(self.info.device)?);
-        let (ready, all_ready) = mpsc::channel();
-        for queue in 0..self.info.queues {
-            let (disk, device, ready, depth) =
-                (disk.clone(), device.clone(), ready.clone(), self.info.depth);
-            self.workers.push(thread::Builder::new().name(format!("ublk-{queue}")).spawn(
-                move || {
-                    queue::run(&*disk, device, queue, depth, |prepared| _ = ready.send(prepared))
-                },
-            )?);
-        }
-        for _ in 0..self.info.queues {
-            all_ready.recv_timeout(TIMEOUT).unwrap_or_else(|error| Err(io::Error::other(error)))?;
-        }
-        Ok(())
+        let Info { queues, depth, .. } = self.info;
+        start_workers("ublk", queues.into(), &mut self.workers, |queue, ready| {
+            let (disk, device) = (disk.clone(), device.clone());
+            move || queue::run(&*disk, device, queue as u16, depth, |done| _ = ready.send(done))
+        })
     }
 
     /// Removes the device even if it is in use.
