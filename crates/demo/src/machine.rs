@@ -48,16 +48,9 @@ impl Machine {
     ) -> Result<VmSpec> {
         let kernel = self.kernel()?;
         Ok(VmSpec {
-            name,
-            memory,
-            max_memory: memory,
-            backing: Backing::Local { huge: None },
             cpus: 2,
             accelerator: self.accelerator,
-            cpu: None,
             machine: MACHINE.to_owned(),
-            disks: Vec::new(),
-            cached_disks: Vec::new(),
             initrd: Some(initrd(dir, &kernel, modules)?),
             kernel: Some(kernel),
             // init_on_alloc=0: the guest's kernel need not zero the memory that it gives up.
@@ -68,7 +61,7 @@ impl Machine {
             ),
             qemu: self.qemu.clone(),
             preload: preload_library()?,
-            extra: Vec::new(),
+            ..VmSpec::new(name, memory, Backing::Local { huge: None })
         })
     }
 }

@@ -212,6 +212,28 @@ impl VmSpec {
     /// The smallest step of a resize.
     pub const BLOCK: Bytes = Bytes::mib(2);
 
+    /// Makes the specification of a guest with one emulated vCPU, and without disks and kernel.
+    pub fn new(name: RegionName, memory: Bytes, backing: Backing) -> Self {
+        Self {
+            name,
+            memory,
+            max_memory: memory,
+            backing,
+            cpus: 1,
+            accelerator: Accelerator::Tcg,
+            cpu: None,
+            machine: "q35".to_owned(),
+            disks: Vec::new(),
+            cached_disks: Vec::new(),
+            kernel: None,
+            initrd: None,
+            append: None,
+            qemu: "qemu-system-x86_64".into(),
+            preload: PathBuf::new(),
+            extra: Vec::new(),
+        }
+    }
+
     /// Returns the processor model that stands for all features of the host, if the VM uses that
     /// model.
     pub(crate) fn whole_cpu(&self) -> Option<&'static str> {
@@ -440,22 +462,11 @@ mod tests {
 
     fn spec(extra: &[&str]) -> VmSpec {
         VmSpec {
-            name: "one".parse().unwrap(),
-            memory: Bytes::mib(64),
-            max_memory: Bytes::mib(64),
-            backing: Backing::Region,
-            cpus: 1,
-            accelerator: Accelerator::Tcg,
-            cpu: None,
-            machine: "q35".to_owned(),
             disks: vec!["/a,b.qcow2".into(), "/c".into()],
             cached_disks: vec!["/d,e.qcow2".into(), "/f".into()],
-            kernel: None,
-            initrd: None,
-            append: None,
-            qemu: "qemu-system-x86_64".into(),
             preload: "/lib/preload.so".into(),
             extra: extra.iter().map(|&word| word.to_owned()).collect(),
+            ..VmSpec::new("one".parse().unwrap(), Bytes::mib(64), Backing::Region)
         }
     }
 

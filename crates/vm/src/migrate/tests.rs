@@ -23,29 +23,12 @@ use super::source::release;
 use super::wire::Wire;
 use crate::process::Files;
 use crate::qmp::Qmp;
-use crate::{Accelerator, Backing, VmSpec};
+use crate::{Backing, VmSpec};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn spec() -> VmSpec {
-    VmSpec {
-        name: "one".parse().unwrap(),
-        memory: Bytes::mib(32),
-        max_memory: Bytes::mib(32),
-        backing: Backing::Local { huge: None },
-        cpus: 1,
-        accelerator: Accelerator::Tcg,
-        cpu: None,
-        machine: "q35".to_owned(),
-        disks: Vec::new(),
-        cached_disks: Vec::new(),
-        kernel: None,
-        initrd: None,
-        append: None,
-        qemu: "qemu-system-x86_64".into(),
-        preload: "/none".into(),
-        extra: Vec::new(),
-    }
+    VmSpec::new("one".parse().unwrap(), Bytes::mib(32), Backing::Local { huge: None })
 }
 
 fn until(what: &str, mut is: impl FnMut() -> bool) {

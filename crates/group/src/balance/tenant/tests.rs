@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 
 use aquifer_region::process::ControlCall;
-use aquifer_vm::{Accelerator, Backing, VmSpec};
+use aquifer_vm::{Backing, VmSpec};
 use serde_json::json;
 
 use super::*;
@@ -17,24 +17,7 @@ fn silent(run_dir: &Path) -> (Files, UnixListener, Vec<ControlCall>) {
     let files = Files::new(run_dir, &"one".parse().unwrap());
     let directory = run_dir.join("vms/one");
     fs::create_dir_all(&directory).unwrap();
-    let spec = VmSpec {
-        name: files.name().clone(),
-        memory: Bytes::mib(512),
-        max_memory: Bytes::mib(512),
-        backing: Backing::Region,
-        cpus: 1,
-        accelerator: Accelerator::Tcg,
-        cpu: None,
-        machine: "q35".to_owned(),
-        disks: Vec::new(),
-        cached_disks: Vec::new(),
-        kernel: None,
-        initrd: None,
-        append: None,
-        qemu: "qemu-system-x86_64".into(),
-        preload: "/none".into(),
-        extra: Vec::new(),
-    };
+    let spec = VmSpec::new(files.name().clone(), Bytes::mib(512), Backing::Region);
     let record = json!({ "origin": { "started": spec }, "pid": 1, "ended": null });
     fs::write(directory.join("record.json"), record.to_string()).unwrap();
     let limits = json!({ "min": Bytes::mib(256), "max": u64::MAX, "weight": 1, "reserve": 0 });

@@ -119,24 +119,8 @@ fn a_silent_vm_keeps_its_share_and_blocks_no_process() {
     let files = Files::new(dir.path(), &silent);
     let directory = dir.path().join("vms/silent");
     fs::create_dir_all(&directory).unwrap();
-    let spec = crate::VmSpec {
-        name: silent.clone(),
-        memory: Bytes::mib(512),
-        max_memory: Bytes::mib(512),
-        backing: crate::Backing::Local { huge: None },
-        cpus: 1,
-        accelerator: crate::Accelerator::Tcg,
-        cpu: None,
-        machine: "q35".to_owned(),
-        disks: Vec::new(),
-        cached_disks: Vec::new(),
-        kernel: None,
-        initrd: None,
-        append: None,
-        qemu: "qemu-system-x86_64".into(),
-        preload: "/none".into(),
-        extra: Vec::new(),
-    };
+    let backing = crate::Backing::Local { huge: None };
+    let spec = crate::VmSpec::new(silent.clone(), Bytes::mib(512), backing);
     let record = serde_json::json!({ "origin": { "started": spec }, "pid": 1, "ended": null });
     fs::write(directory.join("record.json"), record.to_string()).unwrap();
     let listener = UnixListener::bind(files.control()).unwrap();
