@@ -68,23 +68,6 @@ pub unsafe extern "C" fn mmap(
     pointer(if replaces { regions::release(&range(address, length), map) } else { map() })
 }
 
-/// Maps as [`mmap`].
-///
-/// # Safety
-/// As mmap(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
-    address: *mut c_void,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: the caller's promise.
-    unsafe { mmap(address, length, protection, flags, fd, offset) }
-}
-
 /// Unmaps as munmap(2), and releases the parts of regions in the range first. Frees the part that
 /// is in the heap.
 ///
@@ -182,12 +165,6 @@ pub extern "C" fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) ->
     0
 }
 
-/// Allocates as [`fallocate`].
-#[unsafe(no_mangle)]
-pub extern "C" fn fallocate64(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int {
-    fallocate(fd, mode, offset, length)
-}
-
 /// Allocates as posix_fallocate(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn posix_fallocate(fd: c_int, offset: i64, length: i64) -> c_int {
@@ -195,12 +172,6 @@ pub extern "C" fn posix_fallocate(fd: c_int, offset: i64, length: i64) -> c_int 
         return 0;
     }
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-}
-
-/// Allocates as posix_fallocate(3).
-#[unsafe(no_mangle)]
-pub extern "C" fn posix_fallocate64(fd: c_int, offset: i64, length: i64) -> c_int {
-    posix_fallocate(fd, offset, length)
 }
 
 /// Truncates as ftruncate(2); a region keeps its size, and any other length fails with `EINVAL`.
@@ -215,12 +186,6 @@ pub extern "C" fn ftruncate(fd: c_int, length: i64) -> c_int {
     regions::tell(&format!("a region's size is fixed; create a region of {length} bytes instead"));
     sys::set_errno(libc::EINVAL);
     -1
-}
-
-/// Truncates as [`ftruncate`].
-#[unsafe(no_mangle)]
-pub extern "C" fn ftruncate64(fd: c_int, length: i64) -> c_int {
-    ftruncate(fd, length)
 }
 
 /// Opens as openat(2), but never for direct I/O. For direct I/O, the kernel hands the current page
@@ -242,37 +207,12 @@ pub unsafe extern "C" fn openat(
     unsafe { sys::openat(directory, path, flags & !libc::O_DIRECT, mode) }
 }
 
-/// Opens as [`openat`].
-///
-/// # Safety
-/// As openat(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn openat64(
-    directory: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mode: libc::mode_t,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { openat(directory, path, flags, mode) }
-}
-
 /// Opens as open(2), without direct I/O, as [`openat`].
 ///
 /// # Safety
 /// As open(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
-}
-
-/// Opens as [`open`].
-///
-/// # Safety
-/// As open(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
 }
@@ -287,36 +227,12 @@ pub unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
     unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
 }
 
-/// Opens as [`__open_2`].
-///
-/// # Safety
-/// As open(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
-}
-
 /// Opens as [`__open_2`], relative to a directory.
 ///
 /// # Safety
 /// As openat(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __openat_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { openat(directory, path, flags, 0) }
-}
-
-/// Opens as [`__openat_2`].
-///
-/// # Safety
-/// As openat(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __openat64_2(
-    directory: c_int,
-    path: *const c_char,
-    flags: c_int,
-) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { openat(directory, path, flags, 0) }
 }
@@ -333,16 +249,6 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     unsafe { sys::fcntl(fd, command, argument) }
 }
 
-/// Controls as [`fcntl`].
-///
-/// # Safety
-/// As fcntl(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { fcntl(fd, command, argument) }
-}
-
 /// Forks as fork(2). Fails with `ENOMEM` if the heap is in a region, as the child would not have
 /// it.
 #[unsafe(no_mangle)]
@@ -355,4 +261,33 @@ pub extern "C" fn fork() -> libc::pid_t {
         return -1;
     }
     sys::fork()
+}
+
+/// Exports functions under their names for 64-bit offsets too: offsets have 64 bits anyway.
+macro_rules! also {
+    ($($name:ident = $of:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        #[doc = concat!("Another name of [`", stringify!($of), "`].\n\n# Safety\nAs there.")]
+        #[allow(unused_unsafe, reason = "some of the functions are safe")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: the caller's promise.
+            unsafe { $of($($argument),*) }
+        }
+    )*};
+}
+
+also! {
+    mmap64 = mmap(
+        at: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64
+    ) -> *mut c_void;
+    fallocate64 = fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int;
+    posix_fallocate64 = posix_fallocate(fd: c_int, offset: i64, length: i64) -> c_int;
+    ftruncate64 = ftruncate(fd: c_int, length: i64) -> c_int;
+    openat64 = openat(
+        directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t
+    ) -> c_int;
+    open64 = open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int;
+    __open64_2 = __open_2(path: *const c_char, flags: c_int) -> c_int;
+    __openat64_2 = __openat_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int;
+    fcntl64 = fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
 }
