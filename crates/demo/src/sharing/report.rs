@@ -16,7 +16,31 @@ use super::watch::{Overload, Seen};
 /// host B; `phases` has them for both.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// Pages written by both loads.
+    /// The figures. Those of pages are sums over both overloads.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Every change of a role, of both hosts, in order of time.
+    pub roles: Vec<RoleChanged>,
+    /// The same figures for each overload.
+    pub phases: Vec<Phase>,
+}
+
+/// One overload.
+#[derive(Clone, Debug, Serialize)]
+pub struct Phase {
+    /// The overloaded host.
+    pub borrower: &'static str,
+    /// The host that lent.
+    pub lender: &'static str,
+    /// The figures.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// The figures of an overload.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Figures {
+    /// Pages that the loads wrote.
     pub pages_written: u64,
     /// Pages in which every byte equalled the last write.
     pub pages_verified: u64,
@@ -33,37 +57,6 @@ pub struct Summary {
     /// Milliseconds from memory above the upper threshold to swapon.
     pub activation_ms: u64,
     /// Milliseconds from the end of the load to swapoff and free memory of the lender.
-    pub deactivation_ms: u64,
-    /// Every change of a role, of both hosts, in order of time.
-    pub roles: Vec<RoleChanged>,
-    /// The same figures for each overload.
-    pub phases: Vec<Phase>,
-}
-
-/// One overload.
-#[derive(Clone, Debug, Serialize)]
-pub struct Phase {
-    /// The overloaded host.
-    pub borrower: &'static str,
-    /// The host that lent.
-    pub lender: &'static str,
-    /// As in [`Summary`].
-    pub pages_written: u64,
-    /// As in [`Summary`].
-    pub pages_verified: u64,
-    /// As in [`Summary`].
-    pub pages_lost: u64,
-    /// As in [`Summary`].
-    pub borrowed_peak_bytes: Bytes,
-    /// As in [`Summary`].
-    pub lender_rss_before_bytes: Bytes,
-    /// As in [`Summary`].
-    pub lender_rss_peak_bytes: Bytes,
-    /// As in [`Summary`].
-    pub lender_rss_after_bytes: Bytes,
-    /// As in [`Summary`].
-    pub activation_ms: u64,
-    /// As in [`Summary`].
     pub deactivation_ms: u64,
 }
 
@@ -90,32 +83,28 @@ impl Summary {
             Phase {
                 borrower: borrower.name,
                 lender: lender.name,
-                pages_written,
-                pages_verified,
-                pages_lost,
-                borrowed_peak_bytes: borrowed_peak,
-                lender_rss_before_bytes: lender.rss_before,
-                lender_rss_peak_bytes: lender_rss_peak,
-                lender_rss_after_bytes: lender_rss_after,
-                activation_ms: millis(seen.turns[turn].activation()),
-                deactivation_ms: millis(seen.turns[turn].deactivation()),
+                figures: Figures {
+                    pages_written,
+                    pages_verified,
+                    pages_lost,
+                    borrowed_peak_bytes: borrowed_peak,
+                    lender_rss_before_bytes: lender.rss_before,
+                    lender_rss_peak_bytes: lender_rss_peak,
+                    lender_rss_after_bytes: lender_rss_after,
+                    activation_ms: millis(seen.turns[turn].activation()),
+                    deactivation_ms: millis(seen.turns[turn].deactivation()),
+                },
             }
         };
         let phases = vec![phase(0), phase(1)];
-        let first = phases[0].clone();
-        Self {
-            pages_written: phases.iter().map(|phase| phase.pages_written).sum(),
-            pages_verified: phases.iter().map(|phase| phase.pages_verified).sum(),
-            pages_lost: phases.iter().map(|phase| phase.pages_lost).sum(),
-            borrowed_peak_bytes: first.borrowed_peak_bytes,
-            lender_rss_before_bytes: first.lender_rss_before_bytes,
-            lender_rss_peak_bytes: first.lender_rss_peak_bytes,
-            lender_rss_after_bytes: first.lender_rss_after_bytes,
-            activation_ms: first.activation_ms,
-            deactivation_ms: first.deactivation_ms,
-            roles: roles(seen),
-            phases,
-        }
+        let (first, second) = (phases[0].figures, phases[1].figures);
+        let figures = Figures {
+            pages_written: first.pages_written + second.pages_written,
+            pages_verified: first.pages_verified + second.pages_verified,
+            pages_lost: first.pages_lost + second.pages_lost,
+            ..first
+        };
+        Self { figures, roles: roles(seen), phases }
     }
 }
 
@@ -148,26 +137,26 @@ fn roles(seen: &Seen) -> Vec<RoleChanged> {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for phase in &self.phases {
-            let Phase { borrower, lender, .. } = phase;
+            let Phase { borrower, lender, figures } = phase;
             let (borrower, lender) = (borrower.to_uppercase(), lender.to_uppercase());
             writeln!(f, "Host {borrower} overloaded, helped by host {lender}:")?;
             writeln!(
                 f,
                 "  {} pages verified of {} written, {} lost",
-                phase.pages_verified, phase.pages_written, phase.pages_lost
+                figures.pages_verified, figures.pages_written, figures.pages_lost
             )?;
             writeln!(
                 f,
                 "  {} swapped out at most; agent of {lender}: {} before, {} at most, {} after",
-                phase.borrowed_peak_bytes,
-                phase.lender_rss_before_bytes,
-                phase.lender_rss_peak_bytes,
-                phase.lender_rss_after_bytes
+                figures.borrowed_peak_bytes,
+                figures.lender_rss_before_bytes,
+                figures.lender_rss_peak_bytes,
+                figures.lender_rss_after_bytes
             )?;
             writeln!(
                 f,
                 "  {} ms to borrow, {} ms to return",
-                phase.activation_ms, phase.deactivation_ms
+                figures.activation_ms, figures.deactivation_ms
             )?;
         }
         writeln!(f, "Roles:")?;
