@@ -4,9 +4,11 @@ use std::fmt;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use aquifer_page::lock;
 
 /// How many lines of the console an error shows.
 const TAIL_LINES: usize = 40;
@@ -52,8 +54,8 @@ impl Console {
 
     /// Sets the stream on which [`Self::ask`] types; a new boot has no answer yet.
     pub(crate) fn connect(&self, keyboard: UnixStream) {
-        *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner) = Some(keyboard);
-        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.keyboard) = Some(keyboard);
+        *lock(&self.answer) = None;
     }
 
     /// Adds a line from the testbed itself.
@@ -66,23 +68,21 @@ impl Console {
             print!("{text}");
             let _ = std::io::stdout().flush();
         }
-        self.text.lock().unwrap_or_else(PoisonError::into_inner).push_str(text);
+        lock(&self.text).push_str(text);
     }
 
     /// Returns the text of all boots.
     pub(crate) fn text(&self) -> String {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.text).clone()
     }
 
     /// Asks the kernel, by SysRq, for its memory, its blocked tasks and its running tasks. A serial
     /// break (ctrl-A b in QEMU) and a key work however badly the guest is stuck.
     pub(crate) fn ask(&self) {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
-        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.text().len());
+        *lock(&self.answer) = Some(self.text().len());
         for key in *b"8mwl" {
-            if let Some(keyboard) =
-                &mut *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner)
-            {
+            if let Some(keyboard) = &mut *lock(&self.keyboard) {
                 let _ = keyboard.write_all(&[1, b'b', key]);
             }
             self.wait_for_silence(deadline);
@@ -90,7 +90,7 @@ impl Console {
     }
 
     fn wait_for_silence(&self, deadline: Instant) {
-        let len = || self.text.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let len = || lock(&self.text).len();
         let (mut said, mut since) = (len(), Instant::now());
         while since.elapsed() < SILENCE_TIMEOUT && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(20));
@@ -108,7 +108,7 @@ impl Console {
     /// Returns the last lines and the answer to [`Self::ask`], under a heading.
     pub(crate) fn tail(&self) -> String {
         let text = self.text();
-        let answer = *self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = *lock(&self.answer);
         let (before, answer) =
             text.split_at_checked(answer.unwrap_or(text.len())).unwrap_or((&text, ""));
         let lines: Vec<_> = before.lines().filter(|line| !line.trim().is_empty()).collect();

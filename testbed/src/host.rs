@@ -3,10 +3,11 @@
 use std::fmt;
 use std::fs::File;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use aquifer_page::lock;
 use aquifer_vm::Accelerator;
 
 use crate::console::Console;
@@ -133,7 +134,7 @@ impl Host {
     }
 
     fn power(&self) -> MutexGuard<'_, Option<Power>> {
-        self.power.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.power)
     }
 
     pub(crate) fn power_on(&self) -> Result<()> {

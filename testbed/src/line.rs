@@ -7,6 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use aquifer_page::lock;
+
 use crate::wait::Deadline;
 use crate::wire::{CHUNK, Frame, Kind};
 
@@ -39,7 +41,7 @@ pub(crate) struct Running {
 impl Running {
     /// Locks and returns the progress.
     pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.progress)
     }
 
     /// Waits until `done` returns a value; returns `None` after `limit`.
@@ -104,7 +106,7 @@ impl Line {
     }
 
     fn processes(&self) -> MutexGuard<'_, HashMap<u32, Arc<Running>>> {
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.processes)
     }
 
     fn hear(&self, frame: Frame) {
@@ -161,7 +163,7 @@ impl Line {
 
     /// Sends a frame about a process. A failed send shows where the caller waits for answers.
     pub(crate) fn say(&self, process: u32, kind: Kind, data: impl Into<Vec<u8>>) {
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = lock(&self.stream);
         let _ = Frame::new(process, kind, data).send(&*stream);
     }
 }

@@ -7,9 +7,11 @@
 use std::io;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
+
+use aquifer_page::lock;
 
 /// How long a frame waits for a guest that takes none; then the frame is lost.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(200);
@@ -37,14 +39,11 @@ impl Port {
     }
 
     fn socket(&self) -> Option<Arc<UnixDatagram>> {
-        self.socket.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.socket).clone()
     }
 
     fn replace(&self, socket: Option<Arc<UnixDatagram>>) {
-        let old = std::mem::replace(
-            &mut *self.socket.lock().unwrap_or_else(PoisonError::into_inner),
-            socket,
-        );
+        let old = std::mem::replace(&mut *lock(&self.socket), socket);
         // Wakes the thread that receives from the old socket.
         old.map(|old| old.shutdown(std::net::Shutdown::Both));
     }

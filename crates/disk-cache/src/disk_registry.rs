@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use aquifer_fabric::nbd::server::{self, Export, Exports, Peer, Refused, Zeroes};
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 
 use super::disk::{Disk, Traffic};
 use super::file::{DiskFile, Identity, identity};
 use super::lender::PageLender;
-use super::pages::{Pages, locked};
+use super::pages::Pages;
 use super::{DiskStatus, READ_ONLY};
 
 /// The open disks, by the identity of their files. The first client opens a disk. When the last
@@ -64,7 +64,7 @@ impl DiskRegistry {
 
     /// Lists the open disks.
     pub(super) fn disks(&self) -> Vec<DiskStatus> {
-        let open = locked(&self.open);
+        let open = lock(&self.open);
         let status = |entry: &Entry| DiskStatus {
             path: entry.path.clone(),
             read_only: entry.writer.is_none(),
@@ -76,7 +76,7 @@ impl DiskRegistry {
     }
 
     fn open(self: &Arc<Self>, path: &Path, writer: Option<Option<u32>>) -> Result<Handle, String> {
-        let mut open = locked(&self.open);
+        let mut open = lock(&self.open);
         let cannot = |error: io::Error| format!("cannot open {}: {error}", path.display());
         let identity = identity(&fs::metadata(path).map_err(cannot)?);
         if let Some(entry) = open.disks.get_mut(&identity) {
@@ -115,7 +115,7 @@ impl Entry {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut open = locked(&self.registry.open);
+        let mut open = lock(&self.registry.open);
         let Some(entry) = open.disks.get_mut(&self.identity) else { return };
         entry.connections -= 1;
         if entry.connections == 0 {

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use aquifer_fabric::nbd::client::{Connection, NbdError, Operation, Target};
-use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, is_zero};
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, is_zero, lock};
 use aquifer_volume::{Encryption, PageCipher};
 use quick_cache::{DefaultHashBuilder, UnitWeighter, unsync};
 use twox_hash::XxHash3_64;
 
 use super::LenderStatus;
-use super::pages::{Key, locked};
+use super::pages::Key;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -142,7 +142,7 @@ impl PageLender {
         LenderStatus {
             lender: target.to_string(),
             answers: is_up.load(Ordering::Relaxed),
-            has: Bytes(locked(&self.inner.known).pages.len() as u64 * PAGE),
+            has: Bytes(lock(&self.inner.known).pages.len() as u64 * PAGE),
             sent_bytes: bytes(&counts.sent),
             read_bytes: bytes(&counts.read),
             dropped_bytes: bytes(&counts.dropped),
@@ -160,7 +160,7 @@ impl PageLender {
         if !has_place || !takes_more || queued.load(Ordering::Relaxed) >= QUEUE as u64 {
             return;
         }
-        let mut known = locked(known);
+        let mut known = lock(known);
         if known.pages.get(&key).is_some() {
             return;
         }
@@ -180,13 +180,13 @@ impl PageLender {
 
     /// Forgets a page that is about to change.
     pub(super) fn forget(&self, key: Key) {
-        locked(&self.inner.known).pages.remove(&key);
+        lock(&self.inner.known).pages.remove(&key);
     }
 
     /// Forgets pages and lets the lender drop them.
     pub(super) fn give_back(&self, first: Key, pages: u64) {
         let range = first.page..first.page.saturating_add(pages);
-        let mut known = locked(&self.inner.known);
+        let mut known = lock(&self.inner.known);
         let gone: Vec<_> = if pages <= known.pages.len() as u64 {
             range
                 .filter(|page| known.pages.remove(&Key { page: *page, ..first }).is_some())
@@ -238,14 +238,14 @@ impl Inner {
         let keys = || (first.page..).map(|page| Key { page, ..first });
         let pages = into.len() / PAGE_SIZE;
         let known = {
-            let known = locked(&self.known);
+            let known = lock(&self.known);
             let is = |key| known.pages.get(&key).filter(|is| is.there).copied();
             keys().take(pages).map(is).collect::<Option<Vec<_>>>()
         };
         let Some(known) = known else { return false };
         let Some(mut connection) = self.connection() else { return false };
         match connection.read(place(first), into) {
-            Ok(()) => locked(&self.idle).push(connection),
+            Ok(()) => lock(&self.idle).push(connection),
             Err(error) => {
                 self.fail(&error);
                 return false;
@@ -282,7 +282,7 @@ impl Inner {
         if !self.is_up.load(Ordering::Relaxed) {
             return None;
         }
-        let idle = locked(&self.idle).pop();
+        let idle = lock(&self.idle).pop();
         idle.or_else(|| self.connect())
     }
 
@@ -297,13 +297,13 @@ impl Inner {
         } else {
             tracing::debug!("{error}");
         }
-        locked(&self.idle).clear();
-        locked(&self.known).pages.clear();
+        lock(&self.idle).clear();
+        lock(&self.known).pages.clear();
     }
 
     /// Forgets this version of a page.
     fn gone(&self, key: Key, number: u64) {
-        let mut known = locked(&self.known);
+        let mut known = lock(&self.known);
         if known.pages.peek(&key).is_some_and(|is| is.number == number) {
             known.pages.remove(&key);
         }
@@ -317,7 +317,7 @@ impl Inner {
                 again = Instant::now() + RETRY;
                 if let Some(connection) = self.connect() {
                     tracing::info!(lender = %self.target, "connected to the lender");
-                    locked(&self.idle).push(connection);
+                    lock(&self.idle).push(connection);
                     self.is_up.store(true, Ordering::Relaxed);
                 }
             }
@@ -346,7 +346,7 @@ impl Inner {
     fn send_all(&self, batch: &mut [Task]) -> bool {
         let Some(mut connection) = self.connection() else { return false };
         let current = |key: &Key, number: u64| {
-            locked(&self.known).pages.peek(key).is_some_and(|is| is.number == number)
+            lock(&self.known).pages.peek(key).is_some_and(|is| is.number == number)
         };
         let mut operations = Vec::new();
         for task in batch {
@@ -376,7 +376,7 @@ impl Inner {
                 false
             }
             done => {
-                locked(&self.idle).push(connection);
+                lock(&self.idle).push(connection);
                 self.is_full.store(done.is_err(), Ordering::Relaxed);
                 done.is_ok()
             }
@@ -391,7 +391,7 @@ impl Inner {
                 self.gone(*key, *number);
                 continue;
             }
-            let mut known = locked(&self.known);
+            let mut known = lock(&self.known);
             if let Some(mut is) = known.pages.peek_mut(key).filter(|is| is.number == *number) {
                 is.there = true;
                 self.counts.sent.fetch_add(1, Ordering::Relaxed);

@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::disk::PART;
 use super::lender::PageLender;
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE, lock};
 use quick_cache::{DefaultHashBuilder, Lifecycle, UnitWeighter, unsync};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::io::Errno;
@@ -74,7 +74,7 @@ impl Lifecycle<Key, u64> for Evicted {
 
     fn on_evict(&self, (): &mut (), key: Key, frame: u64) {
         if frame != NO_FRAME {
-            locked(&self.0).push((key, frame));
+            lock(&self.0).push((key, frame));
         }
     }
 }
@@ -113,7 +113,7 @@ impl Shard {
 
     /// Takes the frames of the pages that the index has evicted.
     fn take_evicted(&mut self, mut leave: impl FnMut(Key, u64)) -> Vec<u64> {
-        let evicted = std::mem::take(&mut *locked(&self.evicted.0));
+        let evicted = std::mem::take(&mut *lock(&self.evicted.0));
         let gone = evicted.into_iter().map(|(key, frame)| {
             self.lent -= u64::from(key.lent);
             leave(key, frame);
@@ -163,11 +163,11 @@ impl Pages {
     /// Sets the size; the cache is within it when this returns. The least valuable pages are
     /// evicted.
     pub(super) fn resize(&self, size: Bytes) {
-        let mut now = locked(&self.size);
+        let mut now = lock(&self.size);
         let pages = size.0 / PAGE_SIZE as u64;
         for (number, shard) in (0..).zip(&self.shards) {
             let share = pages / SHARDS + u64::from(number < pages % SHARDS);
-            let mut shard = locked(shard);
+            let mut shard = lock(shard);
             let was_off = shard.index.capacity() == 0;
             shard.index.set_capacity(share);
             if was_off || share == 0 {
@@ -182,18 +182,18 @@ impl Pages {
     }
 
     pub(super) fn size(&self) -> Bytes {
-        *locked(&self.size)
+        *lock(&self.size)
     }
 
     /// Returns the size of the cached pages, which is also the memory that they take.
     pub(super) fn used(&self) -> Bytes {
-        let pages: usize = self.shards.iter().map(|shard| locked(shard).index.len()).sum();
+        let pages: usize = self.shards.iter().map(|shard| lock(shard).index.len()).sum();
         Bytes(pages as u64 * PAGE_SIZE as u64)
     }
 
     /// Returns the part of that which belongs to borrowers.
     pub(super) fn lent(&self) -> Bytes {
-        Bytes(self.shards.iter().map(|shard| locked(shard).lent).sum::<u64>() * PAGE_SIZE as u64)
+        Bytes(self.shards.iter().map(|shard| lock(shard).lent).sum::<u64>() * PAGE_SIZE as u64)
     }
 
     pub(super) fn lenders(&self) -> &[PageLender] {
@@ -295,7 +295,7 @@ impl Pages {
     }
 
     fn forget_here(&self, first: Key, end: u64) {
-        let cached = self.shards.iter().map(|shard| locked(shard).index.len() as u64).sum();
+        let cached = self.shards.iter().map(|shard| lock(shard).index.len() as u64).sum();
         if end - first.page <= cached {
             for page in first.page..end {
                 let key = Key { page, ..first };
@@ -304,7 +304,7 @@ impl Pages {
             return;
         }
         for shard in &self.shards {
-            let mut shard = locked(shard);
+            let mut shard = lock(shard);
             let gone = RefCell::new(Vec::new());
             shard.index.retain(|key, frame| {
                 let is_meant = (key.lent, key.disk) == (first.lent, first.disk)
@@ -323,13 +323,8 @@ impl Pages {
     fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
         let together = (key.page / TOGETHER).wrapping_add(u64::from(key.disk) << 40);
         let mixed = together.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        locked(&self.shards[(mixed >> (u64::BITS - SHARDS.ilog2())) as usize])
+        lock(&self.shards[(mixed >> (u64::BITS - SHARDS.ilog2())) as usize])
     }
-}
-
-/// Locks a mutex, even after a panic: no holder leaves its data half changed.
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use aquifer_fabric::nbd::server::{self, Export, Exports, Peer, Refused, Zeroes};
-use aquifer_page::{Bytes, Group, PAGE_SIZE};
+use aquifer_page::{Bytes, Group, PAGE_SIZE, lock};
 use rustix::io::Errno;
 
-use super::pages::{Key, Pages, locked};
+use super::pages::{Key, Pages};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -60,13 +60,13 @@ impl RemoteExports {
     /// Returns the borrowers' hosts and addresses, sorted.
     pub(super) fn borrowers(&self) -> Vec<String> {
         let mut from: Vec<_> =
-            locked(&self.open).borrowers.values().map(|one| one.from.clone()).collect();
+            lock(&self.open).borrowers.values().map(|one| one.from.clone()).collect();
         from.sort();
         from
     }
 
     fn open(self: &Arc<Self>, name: &str, peer: &Peer) -> Result<Handle, Refused> {
-        let mut open = locked(&self.open);
+        let mut open = lock(&self.open);
         let next = open.next;
         let borrower = open.borrowers.entry(name.to_owned());
         let borrower = borrower.or_insert_with(|| Borrower {
@@ -92,7 +92,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut open = locked(&self.exports.open);
+        let mut open = lock(&self.exports.open);
         let Some(borrower) = open.borrowers.get_mut(&self.name) else { return };
         borrower.connections -= 1;
         if borrower.connections == 0 {

@@ -7,6 +7,8 @@ mod bytes;
 pub mod file;
 mod name;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use bytes::{Bytes, ParseBytesError};
 pub use name::{
     ClientId, Group, HostName, Incarnation, LeaseId, MigrationId, NameError, OwnerId, RegionName,
@@ -30,6 +32,11 @@ static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 /// differs.
 pub fn is_zero(data: &[u8]) -> bool {
     data.chunks(PAGE_SIZE).all(|chunk| chunk == &ZERO_PAGE[..chunk.len()])
+}
+
+/// Locks a mutex, poisoned or not: a thread that panics under a lock leaves nothing half done.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use aquifer_page::lock;
 use dlmalloc::Dlmalloc;
 
 use crate::sys;
@@ -53,7 +54,7 @@ impl Ours {
     }
 
     fn own(&self) -> MutexGuard<'_, Dlmalloc<Pages>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.own)
     }
 }
 

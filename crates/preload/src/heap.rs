@@ -10,9 +10,9 @@ use std::env;
 use std::ffi::c_int;
 use std::io;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, lock};
 
 use crate::regions::{self, tell};
 use crate::{allocator, sys};
@@ -129,7 +129,7 @@ pub(crate) fn unmap(part: Range<usize>) -> io::Result<()> {
 
 impl Heap {
     fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     /// Takes the first free range of this length. For whole huge pages, it prefers a range that

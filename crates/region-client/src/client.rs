@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, lock};
 
 use crate::connection::Connection;
 use crate::live::Live;
@@ -80,10 +80,6 @@ struct Shared {
     asking: Mutex<Option<Connection>>,
     /// The connection on which orders come.
     orders: Mutex<Arc<Connection>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Mapping {

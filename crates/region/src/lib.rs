@@ -29,9 +29,4 @@ pub use policy::PolicyKind;
 pub use prefetch::PrefetchKind;
 pub use program::mappings_left;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks a mutex, poisoned or not: a thread that panics under a lock leaves nothing half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use aquifer_page::lock;

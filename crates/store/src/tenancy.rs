@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_page::{ClientId, OwnerId};
+use aquifer_page::{ClientId, OwnerId, lock};
 use serde::{Deserialize, Serialize};
 
 /// Timeout for the end of older connections. They only finish requests that have arrived.
@@ -197,7 +197,7 @@ impl Tenancy {
     fn locked(&self) -> MutexGuard<'_, Book> {
         // Guests are inserted and removed whole, so a panic in another thread cannot leave the book
         // half written.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.book)
     }
 }
 

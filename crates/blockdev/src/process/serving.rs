@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_fabric::tls::Identity;
-use aquifer_page::LeaseId;
+use aquifer_page::{LeaseId, lock};
 use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig, VolumeError};
 
 use super::disk::VolumeDisk;
@@ -73,7 +73,7 @@ impl Serving {
 
     /// Returns the record, with the leases that the volume has at present.
     pub(super) fn record(&self) -> VolumeRecord {
-        locked(&self.record).0.clone()
+        lock(&self.record).0.clone()
     }
 
     pub(super) fn status(&self) -> VolumeProcessStatus {
@@ -118,7 +118,7 @@ impl Serving {
     }
 
     fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) {
-        let (record, lock) = &mut *locked(&self.record);
+        let (record, lock) = &mut *lock(&self.record);
         change(&mut record.spec.leases);
         // The record only informs the next agent; the volume has its leases in any case.
         if let Err(error) = lock.write(record) {
@@ -170,10 +170,6 @@ fn log(event: &Event) {
             tracing::error!("{}", event.what)
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn note_error(files: &Files) -> impl FnOnce(std::io::Error) -> ProcessError {

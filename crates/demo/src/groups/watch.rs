@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
 use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_dedup::ScanReport;
 use aquifer_group::balance::{BalanceRound, Balanced};
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 use serde::de::DeserializeOwned;
 
 use super::mapped::Mapped;
@@ -160,8 +160,4 @@ pub(super) fn found<'a>(
 ) -> Option<&'a aquifer_group::balance::Vm> {
     let of = |group: &'a Balanced| group.vms.iter().find(|found| found.vm.as_str() == vm);
     turn.groups.iter().find_map(of)
-}
-
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
 }

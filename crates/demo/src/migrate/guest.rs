@@ -1,9 +1,10 @@
 //! The first process of the demo's guest: it rewrites memory, and answers over its serial port.
 
 use std::io::{self, Write as _};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
+use aquifer_page::lock;
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::churn::{self, Load, Told};
@@ -27,14 +28,14 @@ pub fn run(load: Load) -> io::Result<()> {
     let now = is.clone();
     thread::spawn(move || {
         for question in stdin.lines().map_while(Result::ok) {
-            let Told { tick, wrong, .. } = *now.lock().unwrap_or_else(PoisonError::into_inner);
+            let Told { tick, wrong, .. } = *lock(&now);
             if tick > 0 && say(format_args!("{ANSWER} {question} {tick} {wrong}")).is_err() {
                 return;
             }
         }
     });
     churn::run(load, |told| {
-        *is.lock().unwrap_or_else(PoisonError::into_inner) = told;
+        *lock(&is) = told;
         if told.tick % 10 == 1 {
             say(format_args!("churn {} {} {}", told.tick, told.pages, told.wrong))
         } else {

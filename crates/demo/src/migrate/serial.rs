@@ -7,11 +7,12 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::guest::ANSWER;
+use aquifer_page::lock;
 
 /// The time between two questions.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -57,7 +58,7 @@ impl User {
                     return;
                 }
                 let heard = ports[asked.load(Ordering::Relaxed)].ask(question);
-                noted.lock().unwrap_or_else(PoisonError::into_inner).extend(heard);
+                lock(&noted).extend(heard);
                 thread::sleep(PERIOD);
             }
         });
@@ -71,13 +72,13 @@ impl User {
 
     /// Returns the last answer.
     pub(super) fn last(&self) -> Option<Answer> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner).last().copied()
+        lock(&self.answers).last().copied()
     }
 
     /// Returns the longest gap between answers from `since` to the last answer; without an answer,
     /// the time since `since`.
     pub(super) fn longest_silence(&self, since: Instant) -> Duration {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let answers = lock(&self.answers);
         let mut before = since;
         let times = answers.iter().map(|answer| answer.at).filter(|at| *at > since);
         let silences = times.map(|at| at.duration_since(std::mem::replace(&mut before, at)));

@@ -13,7 +13,7 @@ use aquifer_api::status::Status;
 use aquifer_blockdev::process::client;
 use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::failure::{Failure, OrFail, Result};
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{OVERLOAD, THRESHOLDS};
@@ -117,7 +117,7 @@ spill = "{dir}/spill""#,
     /// # Errors
     /// If the agent has ended.
     pub(super) fn is_alive(&self) -> Result<()> {
-        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut agent = lock(&self.agent);
         match agent.try_wait() {
             Ok(Some(status)) => {
                 Err(self.failure(&format!("it ended with {status}\n{}", self.last_words())))

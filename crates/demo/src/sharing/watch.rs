@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use aquifer_api::status::{Role, RoleChange, Status};
 use aquifer_blockdev::process::client;
 use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::failure::Result;
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 use tokio::runtime::Runtime;
 
 use super::THRESHOLDS;
@@ -124,7 +124,7 @@ impl Watch {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.seen)
     }
 
     /// Notes that the overload of host `turn` begins.
@@ -151,7 +151,7 @@ impl Watch {
     pub(super) fn stop(self) -> Seen {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.join();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         let empty = Seen { hosts: Vec::new(), stage: String::new(), ..*seen };
         std::mem::replace(&mut *seen, empty)
     }
@@ -181,9 +181,8 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
         return;
     };
     let began = Instant::now();
-    let lock = || seen.lock().unwrap_or_else(PoisonError::into_inner);
     let live = {
-        let seen = lock();
+        let seen = lock(seen);
         let names: Vec<_> = seen.hosts.iter().map(|host| (host.name, seen.memory)).collect();
         Live::new(&names)
     };
@@ -191,7 +190,7 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         if period % ASK == 0 {
             for (index, eye) in eyes.iter_mut().enumerate() {
-                ask(eye, &runtime, &mut |changes| lock().hosts[index].role_changes = changes);
+                ask(eye, &runtime, &mut |changes| lock(seen).hosts[index].role_changes = changes);
             }
         }
         period += 1;
@@ -199,7 +198,7 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
         let swap_on = swap_is_on(&eyes);
         let rss: Vec<_> = eyes.iter().map(|eye| rss(eye.pid)).collect();
         {
-            let mut seen = lock();
+            let mut seen = lock(seen);
             seen.note(&samples, &rss, swap_on);
             live.stage(&seen.stage);
         }
@@ -210,7 +209,7 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
     }
     // Asks for the roles once more, after all memory was given back.
     for (index, eye) in eyes.iter_mut().enumerate() {
-        ask(eye, &runtime, &mut |changes| lock().hosts[index].role_changes = changes);
+        ask(eye, &runtime, &mut |changes| lock(seen).hosts[index].role_changes = changes);
     }
 }
 

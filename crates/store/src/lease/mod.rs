@@ -5,9 +5,9 @@ mod pages;
 mod private_pages;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use aquifer_page::{Bytes, Group, HostName, Incarnation, LeaseId};
+use aquifer_page::{Bytes, Group, HostName, Incarnation, LeaseId, lock};
 
 pub(crate) use self::account::Account;
 pub(crate) use self::pages::Pages;
@@ -337,7 +337,7 @@ impl Lease {
     fn locked_record(&self) -> MutexGuard<'_, LeaseRecord> {
         // One assignment replaces the record, so a panic in another thread cannot leave half a
         // record.
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.record)
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use aquifer_page::lock;
+
 use super::frames::GroupFrames;
 use super::free::FIRST;
 use super::groups::Groups;
@@ -74,7 +76,7 @@ impl GroupFrames {
     fn audit_places(&self, expected: &[u32]) -> Result<(), String> {
         let (mut used, mut free, mut warm) = (BTreeMap::new(), BTreeMap::new(), 0);
         for shard in &self.shards {
-            self.lock(shard).visit(
+            lock(shard).visit(
                 &self.file,
                 |frame| *used.entry(frame).or_insert(0) += 1,
                 |frame, has_ram| {

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, lock};
 
 use super::counters::Counters;
 use super::fingerprint::Key;
@@ -64,7 +64,7 @@ impl GroupFrames {
     pub(crate) fn share(&self, content: &[u8; PAGE_SIZE]) -> io::Result<u32> {
         let fingerprint = self.key.fingerprint(content);
         let shard = self.shard_of(fingerprint);
-        let found = self.refer(&self.lock(shard), fingerprint);
+        let found = self.refer(&lock(shard), fingerprint);
         if let Some(frame) = self.if_equal(found, content) {
             return Ok(frame);
         }
@@ -87,7 +87,7 @@ impl GroupFrames {
     pub(crate) fn rewrite(&self, frame: u32, content: &[u8; PAGE_SIZE]) -> Option<u32> {
         let before = self.file.meta(frame).fingerprint.load(Ordering::Relaxed);
         {
-            let mut shard = self.lock(self.shard_of(before));
+            let mut shard = lock(self.shard_of(before));
             if self.references(frame) > 1 {
                 return None;
             }
@@ -109,7 +109,7 @@ impl GroupFrames {
     ) -> Option<u32> {
         self.file.meta(frame).fingerprint.store(fingerprint, Ordering::Relaxed);
         let found = {
-            let mut shard = self.lock(self.shard_of(fingerprint));
+            let mut shard = lock(self.shard_of(fingerprint));
             let found = self.refer(&shard, fingerprint);
             if found.is_none() && shard.find(&self.file, fingerprint).is_none() {
                 shard.insert(&self.file, frame);
@@ -165,7 +165,7 @@ impl GroupFrames {
         }
         let fingerprint = meta.fingerprint.load(Ordering::Relaxed);
         let home = self.shard_of(fingerprint);
-        let mut shard = self.lock(home);
+        let mut shard = lock(home);
         // Under the lock no thread can find the frame, so the last reference stays the last.
         let before = meta.references.fetch_sub(1, Ordering::AcqRel);
         if before > 1 {
@@ -212,10 +212,5 @@ impl GroupFrames {
     /// Returns the shard of this fingerprint. Uses bits that the shard's index does not.
     pub(super) fn shard_of(&self, fingerprint: u64) -> &Mutex<Shard> {
         &self.shards[(fingerprint >> 40) as usize % SHARDS]
-    }
-
-    pub(super) fn lock<'a>(&self, shard: &'a Mutex<Shard>) -> MutexGuard<'a, Shard> {
-        // Each change is a single call that does not panic half way.
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

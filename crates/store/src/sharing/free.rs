@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+use aquifer_page::lock;
+
 use super::batch::{BATCH, Batch};
 use super::frames::GroupFrames;
 use super::shard::Shard;
@@ -18,27 +20,27 @@ const END: u64 = LOST as u64 / FIRST * FIRST;
 impl GroupFrames {
     /// Returns a free frame with RAM, for content that belongs to `shard`.
     pub(super) fn blank(&self, shard: &Mutex<Shard>) -> io::Result<Blank> {
-        if let Some(blank) = self.lock(shard).take_warm() {
+        if let Some(blank) = lock(shard).take_warm() {
             return Ok(blank);
         }
         // The call into the kernel is the cost, so this takes several frames at once, and a single
         // one if the tmpfs is nearly full. If that fails too, it takes a free frame of another
         // shard.
         self.populate(shard, BATCH).or_else(|_| self.populate(shard, 1)).or_else(|full| {
-            self.shards.iter().find_map(|shard| self.lock(shard).take_warm()).ok_or(full)
+            self.shards.iter().find_map(|shard| lock(shard).take_warm()).ok_or(full)
         })
     }
 
     /// Takes RAM for up to `many` free frames; keeps all but one for later, and returns that one.
     fn populate(&self, home: &Mutex<Shard>, many: usize) -> io::Result<Blank> {
-        let mut batch = self.lock(home).take_cold(&self.file, many);
+        let mut batch = lock(home).take_cold(&self.file, many);
         if batch.is_empty() {
             batch = self.take_fresh(home, many)?;
         }
         let mut first = Err(io::ErrorKind::StorageFull.into());
         for run in batch.into_runs() {
             let populated = self.file.populate(run.clone());
-            let mut shard = self.lock(home);
+            let mut shard = lock(home);
             if let Err(error) = populated {
                 run.for_each(|frame| shard.put_cold(&self.file, frame));
                 first = first.or(Err(error));
@@ -70,7 +72,7 @@ impl GroupFrames {
             }
         };
         let mut batch = Batch::default();
-        let mut shard = self.lock(home);
+        let mut shard = lock(home);
         for frame in first..first + FIRST as u32 {
             if batch.len() < many {
                 batch.push(frame);
@@ -85,7 +87,7 @@ impl GroupFrames {
     pub(super) fn punch(&self, surplus: Batch, home: &Mutex<Shard>) {
         for run in surplus.into_runs() {
             let punched = self.file.punch(run.clone());
-            let mut shard = self.lock(home);
+            let mut shard = lock(home);
             match punched {
                 Ok(()) => {
                     self.counters.populated.sub(run.len());
@@ -100,14 +102,14 @@ impl GroupFrames {
     /// Frees all RAM that is kept for later writes, and the index's spare capacity.
     pub(crate) fn trim(&self) {
         for home in &self.shards {
-            let mut shard = self.lock(home);
+            let mut shard = lock(home);
             shard.shrink(&self.file);
             // No more batches than there are now, as other threads add frames meanwhile.
             for _ in 0..shard.warm().div_ceil(BATCH) {
                 let batch = shard.take_warm_batch();
                 drop(shard);
                 self.punch(batch, home);
-                shard = self.lock(home);
+                shard = lock(home);
             }
         }
     }

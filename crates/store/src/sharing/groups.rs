@@ -1,9 +1,9 @@
 //! The groups of a store whose leases share.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use aquifer_page::Group;
+use aquifer_page::{Group, lock};
 
 use super::frames::GroupFrames;
 use crate::dir::{Dir, Entry};
@@ -94,6 +94,6 @@ impl Groups {
     pub(super) fn locked(&self) -> MutexGuard<'_, BTreeMap<Group, Members>> {
         // Each change is a single insertion, removal or assignment, so a panic in another thread
         // leaves none half done.
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.all)
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use aquifer_page::Group;
+use aquifer_page::{Group, lock};
 
 use super::batch::BATCH;
 use super::frames::GroupFrames;
@@ -149,7 +149,7 @@ impl GroupFrames {
                 self.file.punch(frames.clone())?;
                 for frame in frames {
                     let home = &self.shards[frame as usize / BATCH % self.shards.len()];
-                    self.lock(home).put_cold(&self.file, frame);
+                    lock(home).put_cold(&self.file, frame);
                 }
             }
         }
@@ -162,7 +162,7 @@ impl GroupFrames {
         }
         let fingerprint = self.key.fingerprint(self.page(frame));
         self.file.meta(frame).fingerprint.store(fingerprint, Ordering::Relaxed);
-        let mut shard = self.lock(self.shard_of(fingerprint));
+        let mut shard = lock(self.shard_of(fingerprint));
         if shard.find(&self.file, fingerprint).is_none() {
             shard.insert(&self.file, frame);
         }

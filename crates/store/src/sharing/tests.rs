@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, lock};
 
 use super::frames::GroupFrames;
 use crate::ram::RamLock;
@@ -58,7 +58,7 @@ fn contents_that_only_look_the_same_are_kept_apart() {
     let (looked_for, there) = ([1; PAGE_SIZE], [2; PAGE_SIZE]);
     let fingerprint = frames.key.fingerprint(&looked_for);
     let wrong = frames.share(&there).unwrap();
-    frames.lock(frames.shard_of(frames.key.fingerprint(&there))).remove(&frames.file, wrong);
+    lock(frames.shard_of(frames.key.fingerprint(&there))).remove(&frames.file, wrong);
     assert_eq!(frames.publish(wrong, fingerprint, &there), None);
 
     let [first, second] = [1; 2].map(|_| frames.share(&looked_for).unwrap());
@@ -69,7 +69,7 @@ fn contents_that_only_look_the_same_are_kept_apart() {
     for frame in [first, second] {
         assert!(!frames.release(frame));
     }
-    let home = frames.lock(frames.shard_of(fingerprint));
+    let home = lock(frames.shard_of(fingerprint));
     assert_eq!(
         home.find(&frames.file, fingerprint),
         Some(wrong),

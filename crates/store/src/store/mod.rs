@@ -6,9 +6,9 @@ mod recover;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, lock};
 
 pub use self::finding::Finding;
 use crate::dir::{Dir, Entry};
@@ -184,7 +184,7 @@ impl Store {
     fn locked(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Lease>>> {
         // Each change of the map is a single insertion or removal, so a panic in another thread
         // cannot leave it half done.
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.leases)
     }
 }
 

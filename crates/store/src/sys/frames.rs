@@ -5,9 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, lock};
 
 use super::mapping::{self, Mapping};
 
@@ -76,7 +76,7 @@ impl FrameFile {
         if self.extents[at].get().is_some() {
             return Ok(None);
         }
-        let _one_at_a_time = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.growing);
         if self.extents[at].get().is_some() {
             return Ok(None);
         }

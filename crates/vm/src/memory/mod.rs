@@ -18,12 +18,12 @@ mod rounding;
 mod stages;
 mod step;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use aquifer_control::balance::Limits;
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 use aquifer_region::process::record;
 
 pub use balancing::{BalancerStep, Balancing, Moved};
@@ -198,8 +198,4 @@ fn counts(before: Bytes, gained: Bytes) -> Bytes {
 fn total(statistics: &serde_json::Value) -> Option<Bytes> {
     // All ones stand for a value that the guest does not send.
     statistics["stat-total-memory"].as_u64().filter(|bytes| *bytes < u64::MAX).map(Bytes)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_guest_agent::message::{Decoder, GuestReport, Line, Stage, ToGuest, ToHost, encode};
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 
 /// How often the guest sends figures.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
@@ -302,7 +302,7 @@ impl Port {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

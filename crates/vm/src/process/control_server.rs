@@ -5,12 +5,12 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::accepting;
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::files::Files;
@@ -125,7 +125,7 @@ impl ControlServer {
 
     /// Waits until no thread migrates or resizes the VM, and excludes others until the guard drops.
     pub(super) fn busy(&self) -> MutexGuard<'_, ()> {
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.moving)
     }
 
     fn answer(&self, client: &UnixStream) -> io::Result<()> {

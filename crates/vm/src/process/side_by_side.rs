@@ -3,6 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use aquifer_page::lock;
+
 /// Most threads for one call.
 const MOST_THREADS: usize = 64;
 
@@ -14,11 +16,11 @@ pub fn side_by_side<I: Send, T: Send>(
     let items: Vec<_> = items.into_iter().collect();
     let threads = items.len().min(MOST_THREADS);
     let (queue, done) = (Mutex::new(items.into_iter().enumerate()), Mutex::new(Vec::new()));
-    let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let take = || lock(&queue).next();
     let work_off = || {
         while let Some((number, item)) = take() {
             let result = work(item);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
+            lock(&done).push((number, result));
         }
     };
     thread::scope(|scope| {

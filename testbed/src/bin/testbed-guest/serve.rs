@@ -6,11 +6,12 @@ use std::io::{Read, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use aquifer_page::lock;
 use aquifer_testbed::sys::lock_memory;
 use aquifer_testbed::wire::{CHUNK, Frame, Kind, PORT};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -74,7 +75,7 @@ struct Running {
 
 impl Server {
     fn say(&self, process: u32, kind: Kind, data: impl Into<Vec<u8>>) {
-        let port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let port = lock(&self.port);
         // The receiving loop notices a hang-up, so a failed send does not matter.
         let _ = Frame::new(process, kind, data).send(&*port);
     }
@@ -86,7 +87,7 @@ impl Server {
             return started
                 .unwrap_or_else(|error| self.say(id, Kind::Failed, format!("{error:#}")));
         }
-        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut processes = lock(&self.processes);
         let Some(running) = processes.get_mut(&id) else { return };
         match frame.kind {
             Kind::Input => {
@@ -116,7 +117,7 @@ impl Server {
             .context("cannot run /bin/sh")?;
         let (input, chunks) = mpsc::channel();
         let running = Running { group: Pid::from_child(&child), input: Some(input) };
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner).insert(id, running);
+        lock(&self.processes).insert(id, running);
         if let Some(stdin) = child.stdin.take() {
             thread::spawn(move || feed(stdin, chunks));
         }
@@ -147,7 +148,7 @@ impl Server {
     fn see_off(&self, id: u32, mut child: Child, drained: &Receiver<()>) {
         let status = child.wait();
         let _ = drained.recv_timeout(DRAIN_TIMEOUT);
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        lock(&self.processes).remove(&id);
         match status {
             Ok(status) => {
                 let code =

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use aquifer_fabric::poll_token::PollToken;
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, lock};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
@@ -102,7 +102,7 @@ impl Server {
             buffer.fill(1);
             self.disk.read(worker, 0, &mut buffer[..PAGE_SIZE])
         })?;
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut met = lock(&self.met);
         *met += 1;
         self.all_met.notify_all();
         let waited =

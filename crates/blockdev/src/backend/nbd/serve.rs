@@ -3,13 +3,13 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use aquifer_fabric::nbd::proto::{
     REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno,
 };
 use aquifer_fabric::poll_token::PollToken;
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, lock};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Disk;
@@ -121,7 +121,7 @@ impl Server<'_> {
         };
         self.buffer[..REPLY].copy_from_slice(reply.as_bytes());
         // The lock guards only the order of replies, so a panic cannot have left broken state.
-        let _order = self.connection.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        let _order = lock(&self.connection.replies);
         (&self.connection.stream).write_all(&self.buffer[..REPLY + length])
     }
 }
