@@ -23,7 +23,8 @@ use std::ops::Range;
 
 use aquifer_page::Bytes;
 
-use super::{Cache, Engine};
+use super::Engine;
+use super::cache::Cache;
 use crate::error::RegionError;
 use crate::file::runs;
 use crate::lock;
@@ -89,7 +90,7 @@ impl Engine {
         }
         cache.outgoing.iter_mut().for_each(|outgoing| outgoing.changed(&unproven));
         let unproven = runs(unproven);
-        self.programs().iter().try_for_each(|program| program.notice_writes(&unproven))
+        self.programs().iter().try_for_each(|program| program.mapping.notice_writes(&unproven))
     }
 
     /// Returns the pages among these that a program may have written to since their marks were
@@ -110,7 +111,7 @@ impl Engine {
     /// Returns why no page may leave, if a program has memory pinned.
     pub(super) fn pinned_by(&self) -> Option<RegionError> {
         self.programs().iter().find_map(|program| {
-            let pinned = program.pinned();
+            let pinned = program.process.pinned();
             (pinned > Bytes::ZERO).then(|| RegionError::Pinned { program: program.name(), pinned })
         })
     }
@@ -123,7 +124,7 @@ impl Engine {
 
     /// As [`is_known`](Self::is_known), with the cache locked.
     pub(super) fn is_known_now(&self, cache: &mut Cache) -> bool {
-        let mut surviving_mappings = lock(&self.surviving_mappings);
+        let mut surviving_mappings = lock(&self.programs.surviving);
         if surviving_mappings.missing() == 0 {
             return true;
         }

@@ -85,7 +85,7 @@ impl Engine {
     /// Makes lenders discard pages that an earlier engine was about to discard, as far as they are
     /// still nowhere. Pages that an unreachable lender keeps are never asked for.
     pub(super) fn discard_leftovers(&self) {
-        let leftovers = std::mem::take(&mut *lock(&self.leftovers));
+        let leftovers = std::mem::take(&mut *lock(&self.lenders.leftovers));
         let few = leftovers.iter().flat_map(|run| {
             run.clone()
                 .step_by(evict::BATCH)
@@ -104,7 +104,7 @@ impl Engine {
             drop(cache);
             let discarded = runs(pages.iter().copied()).iter().map(bytes).try_for_each(
                 |Range { start, end }| {
-                    self.volume.discard(self.control_worker(), start, end - start)
+                    self.lenders.volume.discard(self.control_worker(), start, end - start)
                 },
             );
             self.complete_removal(&pages, 0);
@@ -136,7 +136,9 @@ impl Engine {
             let Range { start, end } = bytes(&pages);
             // A lender keeps the pages that it did not discard until they are overwritten or the
             // lease ends. Only one timeout is spent on an unreachable lender.
-            if let Err(error) = self.volume.discard(self.control_worker(), start, end - start) {
+            if let Err(error) =
+                self.lenders.volume.discard(self.control_worker(), start, end - start)
+            {
                 tracing::warn!("cannot discard pages at the lenders: {error}");
                 *reachable = false;
             }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::is_zero;
 
-use super::{Cache, Engine, Scheme, bytes};
+use super::cache::Cache;
+use super::{Engine, bytes};
 use crate::counters::add;
 use crate::error::RegionError;
 use crate::file::runs;
@@ -21,54 +22,21 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// The least number of pages to unmap, write and remove together. It amortizes the calls, and still
 /// lets a fault meanwhile get a processor soon.
-const FEW: usize = 16;
+pub(super) const FEW: usize = 16;
 
 /// The most pages to evict together, when pages are needed faster.
 pub(super) const BATCH: usize = 64;
-
-impl Cache {
-    pub(super) fn free(&self) -> u64 {
-        self.limit.saturating_sub(self.frames)
-    }
-
-    /// Returns whether a touched page may take a frame.
-    pub(super) fn has_room(&self) -> bool {
-        self.frames < self.limit + self.beyond
-    }
-
-    /// Returns the number of frames to keep free for faults.
-    pub(super) fn reserve(&self) -> u64 {
-        match self.scheme {
-            Scheme::OnDemand => 0,
-            Scheme::PreEvict => (self.limit / 16).min(4 * BATCH as u64),
-        }
-    }
-
-    /// Returns how many pages a fault evicts if it finds no frame. It needs one; the rest serves
-    /// later faults.
-    pub(super) fn evicted_at_once(&self) -> usize {
-        match self.scheme {
-            Scheme::OnDemand => 1,
-            Scheme::PreEvict => FEW,
-        }
-    }
-
-    /// Returns how many victims stay in the cache for a while, so that a touch is seen.
-    fn cooled(&self) -> usize {
-        if self.policy.looks_twice() { (self.limit / 16) as usize } else { 0 }
-    }
-}
 
 impl Engine {
     /// Signals the eviction thread if few frames are free and it is idle. Also signals the watcher.
     pub(super) fn see_to_room(&self, cache: &mut Cache) {
         if cache.watched && !cache.is_short && cache.free() <= cache.reserve() {
             cache.is_short = true;
-            self.watch.notify_one();
+            self.signals.watch.notify_one();
         }
         if !cache.making_room && cache.free() + (FEW as u64) < cache.reserve() {
             cache.making_room = true;
-            self.short.notify_one();
+            self.signals.short.notify_one();
         }
     }
 
@@ -81,15 +49,18 @@ impl Engine {
                 (self.is_frozen() || cache.free() + FEW as u64 >= cache.reserve())
                     && !self.has_ended()
             };
-            let mut cache =
-                self.short.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner);
+            let mut cache = self
+                .signals
+                .short
+                .wait_while(cache, enough)
+                .unwrap_or_else(PoisonError::into_inner);
             cache.making_room = true;
             let count = (cache.reserve().saturating_sub(cache.free()) as usize).clamp(FEW, BATCH);
             drop(cache);
             if self.has_ended() {
                 return;
             }
-            if let Err(error) = self.evict(self.workers, count) {
+            if let Err(error) = self.evict(self.faults.workers, count) {
                 self.is_in_trouble(&error);
                 thread::sleep(PAUSE);
             }
@@ -129,11 +100,11 @@ impl Engine {
                 continue;
             }
             // A program may have the page mapped from a frame, so it stays until that is clear.
-            if self.sharers.get(page).is_some() && is_mapped {
+            if self.group.sharers.get(page).is_some() && is_mapped {
                 skipped.push(page);
                 continue;
             }
-            self.sharers.set(page, None);
+            self.group.sharers.set(page, None);
             self.table.set(page, is.at(Place::Leaving));
             victims.push(page);
         }
@@ -211,9 +182,9 @@ impl Engine {
         }
         let runs = runs(pages.iter().copied());
         for program in self.programs().iter().filter(|program| program.is_silent()) {
-            program.present(&runs, &mut held)?;
+            program.mapping.present(&runs, &mut held)?;
         }
-        if !lock(&self.surviving_mappings).add_present(&runs, &mut held) {
+        if !lock(&self.programs.surviving).add_present(&runs, &mut held) {
             held.extend(pages);
         }
         Ok(held)
@@ -251,7 +222,7 @@ impl Engine {
             let Some(page) = cache.cold_list.pop_front() else { break };
             let is = self.table.get(page);
             if is.place == Place::Unmapped {
-                self.table.set(page, is.at(Place::Leaving));
+                self.take(&mut cache, page, is, Place::Leaving);
                 leaving.push(page);
             }
         }
@@ -367,18 +338,19 @@ impl Engine {
         let data: Vec<_> = full_runs.iter().map(|run| (bytes(run).start, content(run))).collect();
         let sent = Instant::now();
         let stored = self
+            .lenders
             .volume
             .write_many(worker, &data)
             .map_err(|error| failed = Some(error.into()))
             .is_ok();
-        if let Some(link) = self.link.as_ref().filter(|_| !full.is_empty()) {
+        if let Some(link) = self.lenders.link.as_ref().filter(|_| !full.is_empty()) {
             link.carry(full.len(), sent);
         }
         add(&self.counters.written_back, if stored { full.len() } else { 0 });
         written.extend(full.iter().map(|page| (*page, stored.then_some(true))));
         for run in runs(empty.iter().copied()) {
             let Range { start, end } = bytes(&run);
-            let gone = self.volume.discard(worker, start, end - start);
+            let gone = self.lenders.volume.discard(worker, start, end - start);
             let gone = gone.map_err(|error| failed = Some(error.into())).is_ok();
             add(&self.counters.found_zero, if gone { (run.end - run.start) as usize } else { 0 });
             written.extend(run.map(|page| (page, gone.then_some(false))));

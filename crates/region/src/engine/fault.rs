@@ -1,16 +1,20 @@
 //! The fault workers, which serve the page faults of programs.
 
+use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::Ordering;
-use std::thread;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::poll_token::PollToken;
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::{Fault, Filled, Run};
 use aquifer_volume::VolumeError;
 use rustix::event::epoll;
 
-use super::{Engine, GUARD, Stalled};
+use super::stalled::Stalled;
+use super::{Engine, EngineConfig};
 use crate::counters::{add, took};
 use crate::error::RegionError;
 use crate::lock;
@@ -18,15 +22,61 @@ use crate::program::Program;
 use crate::sys;
 use crate::table::{Page, Place};
 
-/// The interval between retries of faults that could not be served.
-const RETRY: Duration = Duration::from_millis(250);
+/// The id that no program has.
+const NO_PROGRAM: u64 = u64::MAX;
+
+/// The bit that, with a program's id, names its guard.
+pub(super) const GUARD: u64 = 1 << 63;
+
+/// The faults of all programs.
+#[derive(Debug)]
+pub(super) struct Faults {
+    /// How many faults the engine serves at a time.
+    pub(super) workers: usize,
+    /// How long a thread waits for a page that cannot be fetched.
+    pub(super) timeout: Option<Duration>,
+    /// The epoll of the programs' userfaultfds, and the eventfd that ends the wait.
+    pub(super) epoll: OwnedFd,
+    pub(super) end: OwnedFd,
+    /// Lets one worker at a time wait for faults. A fault that a lender answers at once needs no
+    /// other thread.
+    pub(super) poll_token: Arc<PollToken>,
+    /// Faults that could not be served, by program and page.
+    pub(super) stalled: Mutex<HashMap<(u64, u64), Stalled>>,
+    /// Signalled when a stalled fault is to be retried.
+    pub(super) retry: Condvar,
+    /// A fetch or a write has failed, and the log says so.
+    pub(super) trouble: AtomicBool,
+    /// The number of faults with a fetch in flight.
+    pub(super) fetching: AtomicUsize,
+}
+
+impl Faults {
+    /// Makes the epoll on which workers wait for faults, and the eventfd that wakes all of them.
+    pub(super) fn new(config: &EngineConfig) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        epoll::add(&epoll, &end, epoll::EventData::new_u64(NO_PROGRAM), epoll::EventFlags::IN)?;
+        Ok(Self {
+            workers: config.workers,
+            timeout: config.fault_timeout,
+            epoll,
+            end,
+            poll_token: Arc::default(),
+            stalled: Mutex::default(),
+            retry: Condvar::new(),
+            trouble: AtomicBool::new(false),
+            fetching: AtomicUsize::new(0),
+        })
+    }
+}
 
 /// A page that a thread of a program waits for.
 pub(super) struct FaultRequest<'a> {
     pub(super) program: &'a Program,
     pub(super) fault: Fault,
     pub(super) page: u64,
-    began: Instant,
+    pub(super) began: Instant,
 }
 
 impl<'a> FaultRequest<'a> {
@@ -40,13 +90,14 @@ impl Engine {
     pub(super) fn serve_faults(&self, worker: usize) {
         let mut buffer = super::prefetch::buffer();
         let mut events = Vec::with_capacity(1);
-        self.poll_token.join();
+        self.faults.poll_token.join();
         sys::be_short();
         while !self.has_ended() {
-            self.poll_token.take();
+            self.faults.poll_token.take();
             events.clear();
             // An error is an interrupt by a signal, which has no meaning here.
-            let _ = epoll::wait(&self.faults, rustix::buffer::spare_capacity(&mut events), None);
+            let _ =
+                epoll::wait(&self.faults.epoll, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
                 // An event of no known program is the end, or of a program that has just gone.
                 let id = event.data.u64();
@@ -61,64 +112,15 @@ impl Engine {
 
     /// Serves a fault on a page that is not in the page table, or a write to a shared page.
     fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
-        let Some(page) = program.page(fault.address) else { return };
+        let Some(page) = program.mapping.page(fault.address) else { return };
         let request = FaultRequest::new(program, fault, page);
         match self.try_serve(worker, &request, buffer) {
-            Ok(()) if self.trouble.load(Ordering::Relaxed) => {
-                _ = lock(&self.stalled).remove(&(program.id, page))
+            Ok(()) if self.faults.trouble.load(Ordering::Relaxed) => {
+                _ = lock(&self.faults.stalled).remove(&(program.id, page))
             }
             Ok(()) => {}
             Err(error) => self.stall(&request, &error),
         }
-    }
-
-    /// Records a fault that could not be served, for a retry, or gives it up after the timeout.
-    fn stall(&self, request: &FaultRequest<'_>, error: &RegionError) {
-        let FaultRequest { program, page, began, .. } = *request;
-        add(&self.counters.stalled_faults, 1);
-        self.is_in_trouble(error);
-        let mut stalled = lock(&self.stalled);
-        let fault =
-            stalled.entry((program.id, page)).or_insert(Stalled { since: began, waits: true });
-        fault.waits = true;
-        let gives_up = self.fault_timeout.is_some_and(|timeout| fault.since.elapsed() >= timeout);
-        if gives_up && self.gives_up(request, error) {
-            stalled.remove(&(program.id, page));
-            return;
-        }
-        drop(stalled);
-        self.retry.notify_one();
-    }
-
-    /// Poisons a page for which a thread has waited too long. Returns false if the fault must be
-    /// retried.
-    fn gives_up(&self, request: &FaultRequest<'_>, error: &RegionError) -> bool {
-        let (program, page) = (request.program, request.page);
-        match program.poison(page) {
-            Ok(Filled::Now) => {
-                tracing::error!(
-                    program = program.name(),
-                    page,
-                    "the fault timed out, and the program gets SIGBUS: {error}"
-                );
-                add(&self.counters.given_up, 1);
-            }
-            // No thread waits there any more.
-            Ok(Filled::Gone) => {}
-            // The page came just now. Or it is shared and readable, and the writer continues to
-            // wait.
-            Ok(Filled::Before) => return false,
-            Err(refused) => {
-                tracing::warn!(
-                    program = program.name(),
-                    page,
-                    "cannot end the timed-out fault ({error}): {refused}"
-                );
-                return false;
-            }
-        }
-        program.wake(&(page..page + 1));
-        true
     }
 
     pub(super) fn try_serve(
@@ -145,11 +147,8 @@ impl Engine {
                     cache.awaiting_source.push_back(page);
                     return Ok(());
                 }
-                Place::Resident | Place::Unmapped if self.sharers.get(page).is_some() => {
-                    if is.place == Place::Resident {
-                        cache.policy.went(page);
-                    }
-                    self.table.set(page, is.at(Place::Filling));
+                Place::Resident | Place::Unmapped if self.group.sharers.get(page).is_some() => {
+                    self.take(&mut cache, page, is, Place::Filling);
                     drop(cache);
                     return self.finish_unshare(request);
                 }
@@ -175,8 +174,7 @@ impl Engine {
                 // While the region is frozen, nothing can leave, so the cache may exceed its limit
                 // for that moment.
                 Place::Zero | Place::Remote if cache.has_room() || self.is_frozen() => {
-                    cache.frames += 1;
-                    self.table.set(page, is.at(Place::Filling));
+                    self.take(&mut cache, page, is, Place::Filling);
                     self.see_to_room(&mut cache);
                     drop(cache);
                     self.fill(worker, request, is, &mut buffer[..PAGE_SIZE])?;
@@ -286,9 +284,9 @@ impl Engine {
     }
 
     fn fetch(&self, worker: usize, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
-        self.fetching.fetch_add(1, Ordering::Relaxed);
+        self.faults.fetching.fetch_add(1, Ordering::Relaxed);
         let fetched = self.read(worker, page, buffer);
-        self.fetching.fetch_sub(1, Ordering::Relaxed);
+        self.faults.fetching.fetch_sub(1, Ordering::Relaxed);
         took(&self.counters.link_ns, fetched?);
         self.is_out_of_trouble();
         Ok(())
@@ -302,8 +300,8 @@ impl Engine {
         into: &mut [u8],
     ) -> Result<Duration, VolumeError> {
         let sent = Instant::now();
-        self.volume.read(worker, first * PAGE_SIZE as u64, into)?;
-        let Some(link) = &self.link else { return Ok(sent.elapsed()) };
+        self.lenders.volume.read(worker, first * PAGE_SIZE as u64, into)?;
+        let Some(link) = &self.lenders.link else { return Ok(sent.elapsed()) };
         let took = link.carry(into.len() / PAGE_SIZE, sent) - sent;
         link.note(took);
         Ok(took)
@@ -336,46 +334,6 @@ impl Engine {
         drop(cache);
         if wanted {
             self.arrived(&[page]);
-        }
-    }
-
-    /// Retries faults that could not be served, until the engine ends.
-    pub(super) fn retry_stalled(&self) {
-        while !self.has_ended() {
-            let none = lock(&self.stalled);
-            let some = self.retry.wait_while(none, |stalled| {
-                !stalled.values().any(|fault| fault.waits) && !self.has_ended()
-            });
-            drop(some);
-            thread::sleep(RETRY);
-            let mut stalled = lock(&self.stalled);
-            let waiting: Vec<_> =
-                stalled.iter().filter(|(_, fault)| fault.waits).map(|(fault, _)| *fault).collect();
-            stalled.values_mut().for_each(|fault| fault.waits = false);
-            // Programs that are gone have no waiting threads.
-            let known = |id| self.program(id).is_some();
-            stalled.retain(|(id, _), _| known(*id));
-            drop(stalled);
-            for (id, page) in waiting {
-                if let Some(program) = self.program(id) {
-                    program.wake(&(page..page + 1));
-                }
-            }
-        }
-    }
-
-    /// Logs the error, unless the engine has already reported trouble.
-    pub(super) fn is_in_trouble(&self, error: &RegionError) {
-        if !self.trouble.swap(true, Ordering::Relaxed) {
-            tracing::warn!("programs wait: {error}");
-        }
-    }
-
-    fn is_out_of_trouble(&self) {
-        if self.trouble.load(Ordering::Relaxed) && self.trouble.swap(false, Ordering::Relaxed) {
-            tracing::info!("pages can be fetched again");
-            // The retry of the remaining faults is under way.
-            lock(&self.stalled).retain(|_, fault| fault.waits);
         }
     }
 }

@@ -106,51 +106,23 @@ impl Engine {
 
     /// Sets these pages to filling, each with a frame.
     fn take_frames(&self, run: Run) -> Vec<Page> {
-        let mut were = Vec::with_capacity(run.count as usize);
-        for page in run.first..run.end() {
-            loop {
-                let mut cache = lock(&self.cache);
-                let is = self.table.get(page);
-                match is.place {
-                    Place::Filling | Place::Leaving => {
-                        self.wait_for_change(cache);
-                        continue;
-                    }
-                    // Pages that come share nothing yet.
-                    Place::Zero | Place::Remote | Place::Shared | Place::Lost => cache.frames += 1,
-                    Place::Resident => cache.policy.went(page),
-                    Place::Unmapped => {}
-                }
-                self.table.set(page, is.at(Place::Filling));
-                were.push(is);
-                break;
-            }
-        }
-        were
+        let take = |page| {
+            // Pages that come share nothing yet.
+            let (mut cache, is) = self.lock_in_place(page);
+            self.take(&mut cache, page, is, Place::Filling);
+            is
+        };
+        (run.first..run.end()).map(take).collect()
     }
 
     /// Removes those of these pages that are here.
     fn purge(&self, pages: Vec<u64>) -> Result<(), RegionError> {
         let mut leaving = Vec::new();
         for page in pages {
-            loop {
-                let mut cache = lock(&self.cache);
-                let is = self.table.get(page);
-                match is.place {
-                    Place::Zero | Place::Remote | Place::Shared | Place::Lost => {}
-                    Place::Filling | Place::Leaving => {
-                        self.wait_for_change(cache);
-                        continue;
-                    }
-                    Place::Resident | Place::Unmapped => {
-                        if is.place == Place::Resident {
-                            cache.policy.went(page);
-                        }
-                        self.table.set(page, is.at(Place::Leaving));
-                        leaving.push(page);
-                    }
-                }
-                break;
+            let (mut cache, is) = self.lock_in_place(page);
+            if is.has_frame() {
+                self.take(&mut cache, page, is, Place::Leaving);
+                leaving.push(page);
             }
         }
         let (gone, stuck) = self.punch(&leaving);
@@ -205,9 +177,9 @@ impl Engine {
         let at = |page: u64| page * PAGE_SIZE as u64 - of.extent * EXTENT_SIZE;
         let stored = runs((first..last).filter(|page| incoming.stored[*page as usize]));
         let place = (of.lease, of.slot);
-        self.extent_map.note(of.extent as usize, Some(place));
+        self.lenders.extent_map.note(of.extent as usize, Some(place));
         let written = stored.iter().map(|run| at(run.start)..at(run.end));
-        Ok(self.volume.restore(of.extent as usize, place, written, [])?)
+        Ok(self.lenders.volume.restore(of.extent as usize, place, written, [])?)
     }
 
     /// Fetches pages that are likely to be touched soon, until the cache is full or the engine
@@ -244,9 +216,8 @@ impl Engine {
         }
         let taken: Vec<_> = pages.filter(|page| self.is_remote(*page)).collect();
         for page in &taken {
-            self.table.set(*page, self.table.get(*page).at(Place::Filling));
+            self.take(&mut cache, *page, self.table.get(*page), Place::Filling);
         }
-        cache.frames += taken.len() as u64;
         drop(cache);
         let mut fetched: io::Result<()> = Ok(());
         for run in runs(taken) {

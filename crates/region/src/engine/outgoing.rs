@@ -89,12 +89,12 @@ impl Engine {
     /// Makes the region this host's, after a hand-over to it or an aborted one from it. The lenders
     /// then refuse the earlier hosts.
     pub fn own(&self) {
-        self.volume.end_older_generations();
+        self.lenders.volume.end_older_generations();
         let mut cache = lock(&self.cache);
         cache.outgoing = None;
         self.frozen.store(false, Ordering::Relaxed);
-        self.fill_done.notify_all();
-        self.short.notify_all();
+        self.signals.fill_done.notify_all();
+        self.signals.short.notify_all();
     }
 
     /// Does a round, and passes frames for the other engine to `sink`.
@@ -152,7 +152,7 @@ impl Engine {
     }
 
     fn plan(&self, round: Round) -> Result<Plan, RegionError> {
-        let _looking = lock(&self.looking);
+        let _looking = lock(&self.programs.looking);
         let mut plan = Plan::default();
         let mut first = 0;
         let mut all = false;
@@ -258,7 +258,7 @@ impl Engine {
             sink(&Frame::States(first), &states)?;
             first = end;
         }
-        let extents = self.extent_map.all().map(|(extent, (lease, slot))| Extent {
+        let extents = self.lenders.extent_map.all().map(|(extent, (lease, slot))| Extent {
             extent: extent as u64,
             lease,
             slot,

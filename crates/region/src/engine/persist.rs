@@ -35,7 +35,7 @@ impl Engine {
     /// # Errors
     /// Pages cannot be written; they stay, still dirty.
     pub fn persist(&self) -> Result<u64, RegionError> {
-        let _looking = lock(&self.looking);
+        let _looking = lock(&self.programs.looking);
         let (mut written, mut next) = (0, 0);
         let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];
         while next < self.table.pages() {
@@ -45,7 +45,7 @@ impl Engine {
             written += taken.pages.len() as u64;
             self.write_taken(taken, &mut buffer)?;
         }
-        self.volume.flush(self.control_worker())?;
+        self.lenders.volume.flush(self.control_worker())?;
         Ok(written)
     }
 
@@ -54,7 +54,7 @@ impl Engine {
     fn take_dirty(&self, chunk: Range<u64>, next: &mut u64) -> Result<Taken, RegionError> {
         let mut cache = lock(&self.cache);
         self.may_change()?;
-        let released = self.released.load(Ordering::Relaxed);
+        let released = self.programs.released.load(Ordering::Relaxed);
         let mut taken =
             Taken { pages: Vec::new(), were: Vec::new(), programs: self.programs(), released };
         self.note_dirty(&mut cache, &chunk).map_err(cannot_look)?;
@@ -67,10 +67,7 @@ impl Engine {
                 }
                 Place::Filling | Place::Leaving => return Ok(taken),
                 Place::Resident | Place::Unmapped | Place::Shared if is.is_known_dirty() => {
-                    if is.place == Place::Resident {
-                        cache.policy.went(page);
-                    }
-                    self.table.set(page, is.at(Place::Leaving));
+                    self.take(&mut cache, page, is, Place::Leaving);
                     taken.pages.push(page);
                     taken.were.push(is);
                 }
@@ -105,7 +102,7 @@ impl Engine {
         let here = self.programs();
         // The marks prove nothing if a program is gone or has unmapped pages. A device's writes
         // leave none.
-        let are_the_same = self.released.load(Ordering::Relaxed) == released
+        let are_the_same = self.programs.released.load(Ordering::Relaxed) == released
             && programs.iter().all(|program| here.iter().any(|other| Arc::ptr_eq(other, program)));
         let mapped = pages.iter().zip(&were).filter(|(_, was)| was.place == Place::Resident);
         let mapped = runs(mapped.map(|(page, _)| *page));

@@ -71,9 +71,8 @@ impl Engine {
         };
         let due: Vec<u64> = (run.first..run.end()).filter(is_due).collect();
         for page in &due {
-            self.table.set(*page, self.table.get(*page).at(Place::Filling));
+            self.take(&mut cache, *page, self.table.get(*page), Place::Filling);
         }
-        cache.frames += due.len() as u64;
         drop(cache);
         let mut failed = Ok(());
         for run_of_due in runs(due) {

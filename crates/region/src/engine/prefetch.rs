@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::Filled;
 
+use super::Engine;
+use super::cache::Cache;
 use super::fault::FaultRequest;
-use super::{Cache, Engine};
 use crate::counters::add;
 use crate::file::runs;
 use crate::lock;
@@ -65,7 +66,7 @@ impl Engine {
         let guess = self.guess(request, &|| self.most_prefetched());
         let Some(guess) = guess else { return };
         // No thread waits for this work, so another worker takes over the wait for faults.
-        self.poll_token.pass_on();
+        self.faults.poll_token.pass_on();
         let pages = self.take_remote(worker, request.page, guess);
         let (mut fetched, mut used) = (0, 0);
         for run in runs(pages) {
@@ -99,7 +100,7 @@ impl Engine {
 
     fn guess(&self, request: &FaultRequest<'_>, most: &dyn Fn() -> u64) -> Option<Guess> {
         let used = |proven: Proven| self.were_used(proven.pages());
-        request.program.guess(request.fault.thread, request.page, &used, most)
+        request.program.prefetchers.guess(request.fault.thread, request.page, &used, most)
     }
 
     /// Returns how many pages a proven pattern may fetch. The limits keep guesses from filling a
@@ -148,20 +149,19 @@ impl Engine {
             let _ = self.evict(worker, lacking);
             cache = lock(&self.cache);
         }
-        let pages = self.take(&mut cache, page, guess, Place::Remote);
+        let pages = self.take_guessed(&mut cache, page, guess, Place::Remote);
         drop(cache);
         pages
     }
 
     /// Takes frames for the guessed pages at this place, as far as frames are free, and sets the
     /// pages to filling. Returns them in ascending order.
-    fn take(&self, cache: &mut Cache, page: u64, guess: Guess, place: Place) -> Vec<u64> {
+    fn take_guessed(&self, cache: &mut Cache, page: u64, guess: Guess, place: Place) -> Vec<u64> {
         let mut pages = Vec::with_capacity(guess.count as usize);
         for page in guess.pages(page).take_while(|page| *page < self.table.pages()) {
             let is = self.table.get(page);
             if is.place == place && !is.awaiting_source && cache.frames < cache.limit {
-                cache.frames += 1;
-                self.table.set(page, is.at(Place::Filling));
+                self.take(cache, page, is, Place::Filling);
                 pages.push(page);
             }
         }
@@ -181,7 +181,7 @@ impl Engine {
         let guess = self.guess(request, &most);
         let Some(guess) = guess else { return };
         let mut cache = lock(&self.cache);
-        let pages = self.take(&mut cache, request.page, guess, Place::Zero);
+        let pages = self.take_guessed(&mut cache, request.page, guess, Place::Zero);
         drop(cache);
         for page in pages {
             let is = self.table.get(page).at(Place::Zero);

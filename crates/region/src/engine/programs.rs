@@ -3,17 +3,20 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use aquifer_region_client::{Attach, Connection, Release, Reply, Run, Userfault, VERSION};
 use rustix::event::epoll;
 
-use super::surviving_mappings::Mapped;
-use super::{Cache, Engine, GUARD};
+use super::Engine;
+use super::cache::Cache;
+use super::fault::GUARD;
+use super::surviving_mappings::{Mapped, SurvivingMappings};
 use crate::error::RegionError;
 use crate::lock;
+use crate::prefetch::PrefetchKind;
 use crate::program::Program;
 
 /// The number of pages handled under one lock.
@@ -21,6 +24,37 @@ const CHUNK: u64 = 4096;
 
 /// How long a request waits for programs that take no orders, if it needs them.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The programs that map the region.
+#[derive(Debug)]
+pub(super) struct Programs {
+    list: RwLock<Vec<Arc<Program>>>,
+    pub(super) surviving: Mutex<SurvivingMappings>,
+    /// The region is being removed, so no program may attach. Read under the lock of the list.
+    removing: AtomicBool,
+    /// How often programs have unmapped pages. Only their page tables knew of writes to these
+    /// pages.
+    pub(super) released: AtomicU64,
+    /// The id of the next program.
+    next: AtomicU64,
+    prefetch: PrefetchKind,
+    /// Held during a scan for dirty pages, as a scan clears the marks that the next one would find.
+    pub(super) looking: Mutex<()>,
+}
+
+impl Programs {
+    pub(super) fn new(surviving: SurvivingMappings, prefetch: PrefetchKind) -> Self {
+        Self {
+            list: RwLock::default(),
+            surviving: Mutex::new(surviving),
+            removing: AtomicBool::new(false),
+            released: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+            prefetch,
+            looking: Mutex::default(),
+        }
+    }
+}
 
 impl Engine {
     /// Serves a mapping, and returns when its program has nothing of it mapped any more, or has
@@ -36,7 +70,7 @@ impl Engine {
         orders: Connection,
     ) -> io::Result<()> {
         let (program, mapped) = self.attach(attach, userfaults.map(Userfault::from), orders)?;
-        program.wait_for_end(|| lock(&self.surviving_mappings).is_there(&mapped));
+        program.wait_for_end(|| lock(&self.programs.surviving).is_there(&mapped));
         self.detach(&program, &mapped);
         Ok(())
     }
@@ -62,22 +96,28 @@ impl Engine {
         if first.checked_add(count).is_none_or(|end| end > self.table.pages()) {
             return Err(refuse("the mapping is larger than the region".to_owned()));
         }
-        if self.removing.load(Ordering::Relaxed) {
+        if self.programs.removing.load(Ordering::Relaxed) {
             return Err(refuse("the region is being removed".to_owned()));
         }
         let pid = orders.peer()?;
         let mapped = Mapped::new(pid, attach.address, attach.pages)?;
-        let id = self.next_program.fetch_add(1, Ordering::Relaxed);
+        let id = self.programs.next.fetch_add(1, Ordering::Relaxed);
         let is_before =
             |other: &Arc<Program>| is_same(other, pid, attach.address) && !other.is_gone();
         let before = self.programs().into_iter().find(is_before);
-        let program =
-            Program::new(id, attach, userfaults, orders, self.prefetch, before.as_deref())?;
+        let program = Program::new(
+            id,
+            attach,
+            userfaults,
+            orders,
+            self.programs.prefetch,
+            before.as_deref(),
+        )?;
         let program = Arc::new(program);
         if let Err(error) = self.take_care(&program, mapped) {
             // The program has pages mapped, and comes back. It must be on one of the two lists at
             // all times.
-            lock(&self.surviving_mappings).is_away(mapped);
+            lock(&self.programs.surviving).is_away(mapped);
             self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
             return Err(error);
         }
@@ -89,25 +129,25 @@ impl Engine {
         // If an earlier engine served it, no page may leave before both steps are done.
         program.accept(|| {
             let mut programs = self.programs_mut();
-            if self.removing.load(Ordering::Relaxed) {
+            if self.programs.removing.load(Ordering::Relaxed) {
                 return Err(io::Error::other("the region is being removed"));
             }
             let before = |other: &mut Arc<Program>| {
-                is_same(other, program.pid, program.address()) && !other.is_gone()
+                is_same(other, program.process.pid, program.mapping.address) && !other.is_gone()
             };
             for other in programs.extract_if(.., before) {
                 other.replace();
                 self.ignore(&other);
             }
             programs.push(program.clone());
-            lock(&self.surviving_mappings).add(mapped)
+            lock(&self.programs.surviving).add(mapped)
         })?;
         self.restore_shared().map_err(io::Error::other)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         for (userfault, id) in
             [(&program.userfault, program.id), (&program.guard, program.id | GUARD)]
         {
-            epoll::add(&self.faults, userfault, epoll::EventData::new_u64(id), flags)?;
+            epoll::add(&self.faults.epoll, userfault, epoll::EventData::new_u64(id), flags)?;
         }
         // Wakes the threads that an earlier engine was told of and did not serve.
         program.wake_all();
@@ -116,8 +156,8 @@ impl Engine {
 
     /// Removes its faults from the epoll.
     fn ignore(&self, program: &Program) {
-        let _ = epoll::delete(&self.faults, &program.userfault);
-        let _ = epoll::delete(&self.faults, &program.guard);
+        let _ = epoll::delete(&self.faults.epoll, &program.userfault);
+        let _ = epoll::delete(&self.faults.epoll, &program.guard);
     }
 
     pub(super) fn detach(&self, program: &Arc<Program>, mapped: &Mapped) {
@@ -133,11 +173,14 @@ impl Engine {
         let mut programs = self.programs_mut();
         programs.retain(|other| !Arc::ptr_eq(other, program));
         // The program may have mapped the region at the same address again.
-        if !programs.iter().any(|other| is_same(other, program.pid, program.address())) {
-            lock(&self.surviving_mappings).remove(mapped);
+        if !programs
+            .iter()
+            .any(|other| is_same(other, program.process.pid, program.mapping.address))
+        {
+            lock(&self.programs.surviving).remove(mapped);
         }
         drop(programs);
-        tracing::info!(process = program.pid, "unmapped");
+        tracing::info!(process = program.process.pid, "unmapped");
     }
 
     /// Notes that a program is about to unmap pages. After this returns, the engine puts nothing
@@ -146,8 +189,8 @@ impl Engine {
         let end = pages.first.saturating_add(pages.count).min(self.table.pages());
         let programs = self.programs();
         for program in programs.iter().filter(|program| is_same(program, pid, *address)) {
-            self.forget_marks(pages.first..end, |chunk| program.release(chunk));
-            self.released.fetch_add(1, Ordering::Relaxed);
+            self.forget_marks(pages.first..end, |chunk| program.mapping.release(chunk));
+            self.programs.released.fetch_add(1, Ordering::Relaxed);
             program.has_released_all();
         }
     }
@@ -166,28 +209,28 @@ impl Engine {
     }
 
     pub(super) fn programs(&self) -> Vec<Arc<Program>> {
-        self.programs.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.programs.list.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn program(&self, id: u64) -> Option<Arc<Program>> {
-        let programs = self.programs.read().unwrap_or_else(PoisonError::into_inner);
+        let programs = self.programs.list.read().unwrap_or_else(PoisonError::into_inner);
         programs.iter().find(|program| program.id == id).cloned()
     }
 
     fn programs_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<Program>>> {
-        self.programs.write().unwrap_or_else(PoisonError::into_inner)
+        self.programs.list.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the names of the programs that have the region mapped.
     pub fn mapped_by(&self) -> Vec<String> {
         let mut names: Vec<_> = self.programs().iter().map(|program| program.name()).collect();
-        names.extend(lock(&self.surviving_mappings).missing_names());
+        names.extend(lock(&self.programs.surviving).missing_names());
         names
     }
 
     /// Returns the processes that have the region mapped.
     pub fn processes(&self) -> Vec<u32> {
-        self.programs().iter().map(|program| program.pid).collect()
+        self.programs().iter().map(|program| program.process.pid).collect()
     }
 
     /// Blocks new programs, if none has the region mapped and none is due to come back.
@@ -199,14 +242,14 @@ impl Engine {
         let is_known = self.is_known();
         let programs = self.programs_mut();
         let is_free = programs.is_empty() && is_known;
-        self.removing.store(is_free, Ordering::Relaxed);
+        self.programs.removing.store(is_free, Ordering::Relaxed);
         drop(programs);
         if is_free { Ok(()) } else { Err(self.mapped_by()) }
     }
 
     /// Allows new programs again, as the removal was abandoned.
     pub fn end_removal(&self) {
-        self.removing.store(false, Ordering::Relaxed);
+        self.programs.removing.store(false, Ordering::Relaxed);
     }
 
     /// Returns whether this engine serves all programs that may have pages mapped, and all take
@@ -239,7 +282,7 @@ impl Engine {
     pub(super) fn describe_wait(&self) -> String {
         let silent = self.programs().into_iter().filter(|program| program.is_silent());
         let mut names: Vec<_> = silent.map(|program| program.name()).collect();
-        names.extend(lock(&self.surviving_mappings).missing_names());
+        names.extend(lock(&self.programs.surviving).missing_names());
         format!(
             "the engine waits for {}; resume a stopped program with 'kill -CONT PID'",
             names.join(", ")
@@ -248,5 +291,5 @@ impl Engine {
 }
 
 fn is_same(program: &Program, pid: u32, address: u64) -> bool {
-    program.pid == pid && program.address() == address
+    program.process.pid == pid && program.mapping.address == address
 }

@@ -29,7 +29,7 @@ impl Engine {
         for page in 0..self.table.pages() {
             let was = self.table.get(page);
             let in_file = present.next_if_eq(&page).is_some();
-            let mut is = match after_crash(was, in_file, self.sharers.get(page).is_some()) {
+            let mut is = match after_crash(was, in_file, self.group.sharers.get(page).is_some()) {
                 Found::Is(is) => is,
                 Found::IsNot(is) => {
                     self.file.punch(&(page..page + 1))?;
@@ -79,13 +79,13 @@ impl Engine {
             let stored = runs((first..last).filter(|page| self.table.get(*page).stored));
             let left = runs((first..last).filter(|page| unsure.contains(page)));
             let (stored, left) = (stored.iter().map(within), left.iter().map(within));
-            self.volume.restore(extent, place, stored, left).map_err(io::Error::other)?;
+            self.lenders.volume.restore(extent, place, stored, left).map_err(io::Error::other)?;
             // Another host may have stored pages there since. A page that stays only takes the
             // lender's memory until the next write. Lenders need not be reachable yet.
             if !self.is_frozen() {
                 let gone = (first..last)
                     .filter(|page| unsure.contains(page) && !self.table.get(*page).has_frame());
-                lock(&self.leftovers).extend(runs(gone));
+                lock(&self.lenders.leftovers).extend(runs(gone));
             }
         }
         Ok(())

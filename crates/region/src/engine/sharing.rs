@@ -7,7 +7,7 @@
 //! page of its own again.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use aquifer_page::{PAGE_SIZE, is_zero};
 use aquifer_region_client::{Run, Shared};
@@ -18,6 +18,7 @@ use crate::counters::add;
 use crate::engine::fault::FaultRequest;
 use crate::error::RegionError;
 use crate::file::runs;
+use crate::frames::{Frames, Sharers};
 use crate::lock;
 use crate::program::{Program, Sharing};
 use crate::table::{Page, Place};
@@ -54,6 +55,16 @@ struct Taken {
     frames: Vec<Option<u64>>,
 }
 
+/// The pages of the region that are kept once for the group.
+#[derive(Debug)]
+pub(super) struct GroupPages {
+    /// The frame of the group behind each shared page.
+    pub(super) sharers: Sharers,
+    pub(super) frames: Frames,
+    /// Held by a request that shares or unshares pages; a fault does not take it.
+    pub(super) changing: Mutex<()>,
+}
+
 impl Engine {
     /// Shares the proposed pages with others of the group, if they are equal.
     ///
@@ -61,9 +72,12 @@ impl Engine {
     /// A program's pages cannot be changed, or the frames cannot be read. Each page is then in its
     /// old place or shared.
     pub fn share(&self, proposals: &[Proposal]) -> Result<Merged, RegionError> {
-        let sharing = lock(&self.sharing);
-        let held =
-            self.frames.hold().map_err(RegionError::io("cannot lock the frames of the group"))?;
+        let sharing = lock(&self.group.changing);
+        let held = self
+            .group
+            .frames
+            .hold()
+            .map_err(RegionError::io("cannot lock the frames of the group"))?;
         let mut merged = Merged::default();
         let programs = self.programs();
         let may_share = self.is_complete() && self.pinned_by().is_none();
@@ -111,15 +125,13 @@ impl Engine {
         }
         for Proposal { page, frame } in wanted {
             let is = if page < self.table.pages() { self.table.get(page) } else { continue };
-            if self.sharers.get(page).is_some() {
+            if self.group.sharers.get(page).is_some() {
                 continue;
             }
-            match is.place {
-                Place::Resident => cache.policy.went(page),
-                Place::Unmapped => {}
-                _ => continue,
+            if !matches!(is.place, Place::Resident | Place::Unmapped) {
+                continue;
             }
-            self.table.set(page, is.at(Place::Leaving));
+            self.take(&mut cache, page, is, Place::Leaving);
             taken.pages.push(page);
             taken.frames.push(frame);
         }
@@ -149,7 +161,7 @@ impl Engine {
                 None if is_zero(here) => zero.push(page),
                 None => others.push(page),
                 Some(frame) => {
-                    let read = self.frames.read(frame, &mut there);
+                    let read = self.group.frames.read(frame, &mut there);
                     read.map_err(RegionError::io("cannot read a frame of the group"))?;
                     // A frame of zeroes was freed since the proposal.
                     if here == there && !is_zero(here) {
@@ -176,8 +188,9 @@ impl Engine {
         }
         let pages: Vec<u64> = equal.iter().map(|(page, _)| *page).collect();
         // Recorded first, so that a later engine knows which pages may be shared.
-        equal.iter().for_each(|(page, frame)| self.sharers.set(*page, Some(*frame)));
+        equal.iter().for_each(|(page, frame)| self.group.sharers.set(*page, Some(*frame)));
         let done = self
+            .group
             .frames
             .file()
             .and_then(|frames| program.share(&as_shared(equal), &frames, self.file.file()));
@@ -214,7 +227,7 @@ impl Engine {
     }
 
     fn are_own(&self, pages: &[u64]) {
-        pages.iter().for_each(|page| self.sharers.set(*page, None));
+        pages.iter().for_each(|page| self.group.sharers.set(*page, None));
     }
 
     /// Completes the share of these pages, which were leaving and are no longer in the file.
@@ -250,7 +263,7 @@ impl Engine {
     pub(super) fn break_cow(&self, request: &FaultRequest<'_>) -> Result<(), RegionError> {
         let (program, page) = (request.program, request.page);
         // A program with many mappings gets whole stretches back, which removes one mapping each.
-        let pages = if program.is_crowded() { self.stretch(page) } else { page..page + 1 };
+        let pages = if program.process.is_crowded() { self.stretch(page) } else { page..page + 1 };
         self.unshare_for(&pages.collect::<Vec<_>>(), Some(request))?;
         add(&self.counters.cow_breaks, 1);
         program.wake(&(page..page + 1));
@@ -294,10 +307,9 @@ impl Engine {
                 pages.retain(|page| self.is_shared(*page));
             }
             pages.sort_unstable();
-            pages
-                .iter()
-                .for_each(|page| self.table.set(*page, self.table.get(*page).at(Place::Filling)));
-            cache.frames += pages.len() as u64;
+            for page in &pages {
+                self.take(&mut cache, *page, self.table.get(*page), Place::Filling);
+            }
             self.see_to_room(&mut cache);
             drop(cache);
             if let Err(error) = self.put_own(&pages) {
@@ -323,10 +335,10 @@ impl Engine {
 
     /// Returns the shared pages that are mapped together with this one, from it to the nearer end.
     fn stretch(&self, page: u64) -> Range<u64> {
-        let frame = self.sharers.get(page);
+        let frame = self.group.sharers.get(page);
         let belongs = |other: &u64| {
             let is = frame.and_then(|frame| (frame + other).checked_sub(page));
-            is.is_some() && self.is_shared(*other) && self.sharers.get(*other) == is
+            is.is_some() && self.is_shared(*other) && self.group.sharers.get(*other) == is
         };
         let before = (0..page).rev().take_while(belongs);
         let behind = (page + 1..self.table.pages()).take_while(belongs);
@@ -363,11 +375,14 @@ impl Engine {
     fn put_own(&self, pages: &[u64]) -> Result<(), RegionError> {
         let mut buffer = vec![0; PAGE_SIZE];
         for page in pages {
-            let frame = self.sharers.get(*page);
+            let frame = self.group.sharers.get(*page);
             let frame =
                 frame.ok_or_else(|| RegionError::Refused(format!("page {page} has no frame")))?;
-            let put =
-                self.frames.read(frame, &mut buffer).and_then(|()| self.file.put(*page, &buffer));
+            let put = self
+                .group
+                .frames
+                .read(frame, &mut buffer)
+                .and_then(|()| self.file.put(*page, &buffer));
             put.map_err(RegionError::io("cannot copy a shared page"))?;
         }
         Ok(())
@@ -388,9 +403,9 @@ impl Engine {
     /// # Errors
     /// The memory is short, or a program refuses. The remaining pages stay shared.
     pub fn unshare_all(&self) -> Result<(), RegionError> {
-        let _sharing = lock(&self.sharing);
+        let _sharing = lock(&self.group.changing);
         loop {
-            let shared: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
+            let shared: Vec<u64> = self.group.sharers.all().map(|(page, _)| page).collect();
             self.unshare(&shared)?;
             let cache = lock(&self.cache);
             // A page that is on its way to a lender returns to shared after the write.
@@ -410,8 +425,8 @@ impl Engine {
 
     /// Reads a page from the file or its frame, while programs may write to it.
     pub(super) fn read_here(&self, page: u64, was: Page, into: &mut [u8]) -> std::io::Result<()> {
-        match self.sharers.get(page) {
-            Some(frame) if was.place == Place::Shared => self.frames.read(frame, into),
+        match self.group.sharers.get(page) {
+            Some(frame) if was.place == Place::Shared => self.group.frames.read(frame, into),
             _ => self.file.read(page, into),
         }
     }
@@ -422,11 +437,11 @@ impl Engine {
     /// # Errors
     /// A program refuses, so its mapping is unknown.
     pub(super) fn restore_shared(&self) -> Result<(), RegionError> {
-        if self.sharers.all().next().is_none() {
+        if self.group.sharers.all().next().is_none() {
             return Ok(());
         }
-        let _sharing = lock(&self.sharing);
-        let pages: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
+        let _sharing = lock(&self.group.changing);
+        let pages: Vec<u64> = self.group.sharers.all().map(|(page, _)| page).collect();
         self.restore_unsure(&pages)
     }
 
@@ -434,19 +449,11 @@ impl Engine {
     fn restore_unsure(&self, pages: &[u64]) -> Result<(), RegionError> {
         let mut unsure = Vec::new();
         for page in pages {
-            let mut cache = lock(&self.cache);
-            while !self.table.get(*page).is_in_place() {
-                self.wait_for_change(cache);
-                cache = lock(&self.cache);
-            }
-            let is = self.table.get(*page);
-            if !is.has_frame() || self.sharers.get(*page).is_none() {
+            let (mut cache, is) = self.lock_in_place(*page);
+            if !is.has_frame() || self.group.sharers.get(*page).is_none() {
                 continue;
             }
-            if is.place == Place::Resident {
-                cache.policy.went(*page);
-            }
-            self.table.set(*page, is.at(Place::Filling));
+            self.take(&mut cache, *page, is, Place::Filling);
             unsure.push(*page);
         }
         if unsure.is_empty() { Ok(()) } else { self.map_own(&unsure, None) }
@@ -454,7 +461,7 @@ impl Engine {
 
     /// Unshares these pages, which are about to be discarded.
     pub(super) fn unshare_for_discard(&self, pages: Range<u64>) -> Result<(), RegionError> {
-        let has_frame = |page: &u64| self.sharers.get(*page).is_some();
+        let has_frame = |page: &u64| self.group.sharers.get(*page).is_some();
         let shared: Vec<u64> = pages.filter(has_frame).collect();
         if shared.is_empty() {
             return Ok(());
@@ -469,7 +476,7 @@ impl Engine {
         for page in shared {
             let is = self.table.get(page);
             if is.is_in_place() {
-                self.sharers.set(page, None);
+                self.group.sharers.set(page, None);
             }
             if is.place == Place::Shared {
                 self.table.set(page, is.without_frame());

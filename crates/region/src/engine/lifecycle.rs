@@ -1,0 +1,164 @@
+//! The start of an engine on a region's files, and its end.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use aquifer_page::{EXTENT_SIZE, PAGE_SIZE};
+use aquifer_volume::{LeaseTarget, Upkeep, Volume, VolumeConfig};
+
+use super::cache::{Cache, Signals};
+use super::fault::Faults;
+use super::lenders::{Lenders, log, volume_workers};
+use super::link::Link;
+use super::prefetch::Early;
+use super::programs::Programs;
+use super::sharing::GroupPages;
+use super::surviving_mappings::SurvivingMappings;
+use super::{Engine, EngineConfig};
+use crate::counters::Counters;
+use crate::error::RegionError;
+use crate::extent_map::ExtentMap;
+use crate::file::RegionFile;
+use crate::frames::{Frames, Sharers};
+use crate::lock;
+use crate::table::Table;
+
+impl Engine {
+    /// Opens the region in the file `region`. Continues from an earlier engine's `table`,
+    /// `extent_map`, `sharers` and `programs`, if there was one. `frames` is the file of the
+    /// group's frames.
+    ///
+    /// # Errors
+    /// The files cannot be used. For the region's first engine, also if a lease cannot be reached.
+    pub fn open(
+        config: &EngineConfig,
+        volume: VolumeConfig,
+        leases: &[LeaseTarget],
+        [region, table, extent_map, sharers]: [(&Path, File); 4],
+        [programs, frames]: [PathBuf; 2],
+    ) -> Result<Self, RegionError> {
+        let joined = |volume: VolumeConfig, resumes| {
+            let volume = Volume::new(volume)?;
+            for lease in leases.iter().cloned() {
+                // A later engine starts without its lenders, so that programs reach the pages that
+                // are here.
+                if resumes { volume.resume_lease(lease)? } else { volume.add_lease(lease)? }
+            }
+            Ok(volume)
+        };
+        Self::over(config, volume, joined, [region, table, extent_map, sharers], [programs, frames])
+    }
+
+    /// Opens the region over a volume to which `joined` adds the leases. Its second argument says
+    /// whether an earlier engine found them usable.
+    pub(super) fn over(
+        config: &EngineConfig,
+        volume: VolumeConfig,
+        joined: impl FnOnce(VolumeConfig, bool) -> Result<Volume, RegionError>,
+        [region, table, extent_map, sharers]: [(&Path, File); 4],
+        [programs, frames]: [PathBuf; 2],
+    ) -> Result<Self, RegionError> {
+        let fail = |path: &Path| RegionError::io(format!("cannot map {}", path.display()));
+        let file = RegionFile::new(region.1).map_err(fail(region.0))?;
+        let pages = file.pages();
+        let extents = (pages * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE);
+        let table = Table::new(&table.1, pages).map_err(fail(table.0))?;
+        let extent_map =
+            Arc::new(ExtentMap::new(&extent_map.1, extents).map_err(fail(extent_map.0))?);
+        let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
+        // Besides the fault workers, one thread evicts and one discards.
+        let workers = volume_workers(config.workers);
+        let fail = RegionError::io(format!("cannot read {}", programs.display()));
+        let mapped = [region.0.to_owned(), frames.clone()];
+        let surviving_mappings = SurvivingMappings::open(programs, mapped).map_err(fail)?;
+        let resumes = extent_map.all().next().is_some()
+            || !table.is_new()
+            || surviving_mappings.missing() > 0;
+        let volume =
+            joined(VolumeConfig { workers, ledger: Some(extent_map.clone()), ..volume }, resumes)?;
+        if resumes && !config.foreign {
+            // The earlier engine may have been killed before it told the lenders.
+            volume.end_older_generations();
+        }
+        let volume = Arc::new(volume);
+        let engine = Self {
+            file,
+            table,
+            group: GroupPages { sharers, frames: Frames::new(frames), changing: Mutex::default() },
+            lenders: Lenders {
+                volume,
+                extent_map: extent_map.clone(),
+                link: config.link.map(Link::new),
+                upkeep: Mutex::default(),
+                leftovers: Mutex::default(),
+            },
+            cache: Mutex::new(Cache::new(config, pages)),
+            signals: Signals::default(),
+            programs: Programs::new(surviving_mappings, config.prefetch),
+            faults: Faults::new(config).map_err(RegionError::io("cannot create an epoll"))?,
+            early: Early::new(pages),
+            counters: Counters::default(),
+            ended: AtomicBool::new(false),
+            frozen: AtomicBool::new(config.foreign),
+        };
+        engine
+            .recover(&extent_map)
+            .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
+        Ok(engine)
+    }
+
+    /// Starts the threads, which serve until [`end`](Self::end).
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
+        let mut threads = Vec::new();
+        let engine = Arc::downgrade(self);
+        // While the region is another host's, that host's engine reconnects to its lenders.
+        let is_ours = move || engine.upgrade().is_some_and(|engine| !engine.is_frozen());
+        *lock(&self.lenders.upkeep) =
+            Some(Upkeep::start_while(&self.lenders.volume, is_ours, log)?);
+        for worker in 0..self.faults.workers {
+            let engine = self.clone();
+            let body = move || engine.serve_faults(worker);
+            threads.push(thread::Builder::new().name(format!("fault-{worker}")).spawn(body)?);
+        }
+        let engine = self.clone();
+        threads.push(
+            thread::Builder::new().name("evict".to_owned()).spawn(move || engine.keep_room())?,
+        );
+        let engine = self.clone();
+        threads.push(
+            thread::Builder::new()
+                .name("retry".to_owned())
+                .spawn(move || engine.retry_stalled())?,
+        );
+        if !lock(&self.lenders.leftovers).is_empty() {
+            let engine = self.clone();
+            let body = move || engine.discard_leftovers();
+            threads.push(thread::Builder::new().name("leftovers".to_owned()).spawn(body)?);
+        }
+        Ok(threads)
+    }
+
+    /// Makes the threads end.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        *lock(&self.lenders.upkeep) = None;
+        // Each condition is signalled under the lock under which its waiters check for the end. A
+        // failed write means that the eventfd was already set.
+        let _ = rustix::io::write(&self.faults.end, &1_u64.to_ne_bytes());
+        self.faults.poll_token.end();
+        let cache = lock(&self.cache);
+        self.signals.short.notify_all();
+        self.signals.watch.notify_all();
+        drop(cache);
+        let stalled = lock(&self.faults.stalled);
+        self.faults.retry.notify_all();
+        drop(stalled);
+    }
+}
