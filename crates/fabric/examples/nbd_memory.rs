@@ -9,16 +9,16 @@ use std::error::Error;
 use std::sync::Arc;
 
 use aquifer_fabric::Address;
-use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused, Security, Server};
+use aquifer_fabric::nbd::server::{Exports, Peer, Refused, Security, Server, Storage};
 use aquifer_store::Lease;
 
 /// Exports of one lease, open to every peer.
 struct OnlyOne(Arc<Lease>);
 
 impl Exports for OnlyOne {
-    fn open(&self, name: &str, _peer: &Peer) -> Result<Export, Refused> {
+    fn open(&self, name: &str, _peer: &Peer) -> Result<Storage, Refused> {
         if name.is_empty() {
-            Ok(Export::Lease(Arc::clone(&self.0)))
+            Ok(Storage::Lease(self.0.clone()))
         } else {
             Err(Refused::Unknown(name.to_owned()))
         }

@@ -1,6 +1,6 @@
 //! Pages over the network: NVMe/TCP and NBD, targets and initiators, mutual TLS.
 //!
-//! [`nbd::server`] serves the leases of a [`store`](aquifer_store) to the peers that the caller's
+//! [`nbd::server`] serves leases ([`Export`](aquifer_page::export::Export)) to the peers that its
 //! [`Exports`](nbd::server::Exports) admits. [`nbd::client`] is the borrower's end. Both use a
 //! [`Channel`](channel::Channel): a plain socket, or one under mutual TLS ([`tls`]).
 //! [`nvme::target`] serves leases to the NVMe hosts that its
@@ -19,8 +19,6 @@ pub mod poll_token;
 mod serving;
 pub mod sleep;
 pub mod tls;
-
-pub use aquifer_store::Visitor;
 
 pub use address::{Address, AddressError, NvmeUri, Uri};
 pub use serving::ConnectionLimits;

@@ -4,8 +4,10 @@
 //! placement.
 
 mod bytes;
+pub mod export;
 pub mod file;
 mod name;
+pub mod visitor;
 
 pub use bytes::{Bytes, ParseBytesError};
 pub use name::{

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use aquifer_page::LeaseId;
-use aquifer_store::End;
+use aquifer_page::visitor::End;
 
 use super::acceptor::{Acceptor, Origin};
 use super::book::{Book, ConnectionLimits};

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Target};
-use aquifer_fabric::nbd::server::{Disk, Export, Exports, Peer, Refused, Security, Server, Zeroes};
+use aquifer_fabric::nbd::server::{
+    Disk, Exports, Peer, Refused, Security, Server, Storage, Zeroes,
+};
 use aquifer_group::cache::{LenderStatus, Options};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
@@ -201,8 +203,8 @@ impl Disk for Liar {
 struct Lying(Arc<Liar>);
 
 impl Exports for Lying {
-    fn open(&self, _: &str, _: &Peer) -> Result<Export, Refused> {
-        Ok(Export::Disk(self.0.clone()))
+    fn open(&self, _: &str, _: &Peer) -> Result<Storage, Refused> {
+        Ok(Storage::Disk(self.0.clone()))
     }
 
     fn list(&self, _: &Peer) -> Vec<String> {

@@ -58,7 +58,7 @@ impl Nvme {
             ));
         }
         let nqn = Nqn::of_lease(lease.id());
-        let namespace = Arc::new(Namespace::new(Arc::clone(lease)));
+        let namespace = Arc::new(Namespace::new(lease.clone()));
         let allowed = export.allowed_hosts.clone();
         let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed, secrets };
         let target = Target::new(Arc::new(subsystems), Limits::default());

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use aquifer_page::Incarnation;
-use aquifer_store::Visitor;
+use aquifer_page::visitor::Visitor;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Agreement, Failure, Target};

@@ -14,8 +14,8 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, HostName, Incarnation};
-use aquifer_store::Visitor;
 use rustls::ClientConfig;
 use zerocopy::IntoBytes;
 

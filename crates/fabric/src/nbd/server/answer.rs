@@ -1,6 +1,6 @@
 //! Wire format of the server's replies; callers reserve the space in the outbox first.
 
-use aquifer_store::{Lease, Segment};
+use aquifer_page::export::{Export, Segment};
 use zerocopy::byteorder::big_endian::U64;
 
 use crate::nbd::proto::{
@@ -9,7 +9,7 @@ use crate::nbd::proto::{
 };
 use crate::serving::Outbox;
 
-use super::export::{Done, Export, error_code};
+use super::storage::{Done, Storage, error_code};
 
 /// Bytes that suffice for any headers before data.
 pub(super) const HEAD: usize = 32;
@@ -81,7 +81,7 @@ pub(super) fn push_read_head(outbox: &mut Outbox, request: &Request, shape: Shap
 }
 
 /// Appends the whole reply to a short read; on failure it appends nothing.
-pub(super) fn read(outbox: &mut Outbox, export: &Export, request: &Request, shape: Shape) -> Done {
+pub(super) fn read(outbox: &mut Outbox, export: &Storage, request: &Request, shape: Shape) -> Done {
     if let (Shape::Chunks, Some(lease)) = (shape, export.lease()) {
         return read_chunks(outbox, lease, request);
     }
@@ -91,29 +91,30 @@ pub(super) fn read(outbox: &mut Outbox, export: &Export, request: &Request, shap
     export.read(request.offset.get(), data).inspect_err(|_| outbox.truncate(before))
 }
 
-fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Done {
+fn read_chunks(outbox: &mut Outbox, lease: &dyn Export, request: &Request) -> Done {
     let (cookie, mut at) = (request.cookie.get(), request.offset.get());
-    let held =
-        lease.hold(at, u64::from(request.length.get())).map_err(|error| error_code(&error))?;
-    let mut segments = held.segments().peekable();
-    if segments.peek().is_none() {
-        outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0));
-    }
-    while let Some(segment) = segments.next() {
-        outbox.push(&segment_header(cookie, segments.peek().is_none(), &segment));
-        match segment {
-            Segment::Data(data) => {
-                outbox.push(&U64::new(at));
-                outbox.push_bytes(data);
-                at += data.len() as u64;
-            }
-            Segment::Hole(length) => {
-                outbox.push(&Hole { offset: at.into(), length: (length as u32).into() });
-                at += length as u64;
-            }
+    let length = u64::from(request.length.get());
+    let held = lease.hold(at, length, &mut |held| {
+        let end = at + length;
+        if at == end {
+            outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0));
         }
-    }
-    Ok(())
+        held.segments(&mut |segment| {
+            let next = at + segment.len() as u64;
+            outbox.push(&segment_header(cookie, next == end, &segment));
+            match segment {
+                Segment::Data(data) => {
+                    outbox.push(&U64::new(at));
+                    outbox.push_bytes(data);
+                }
+                Segment::Hole(length) => {
+                    outbox.push(&Hole { offset: at.into(), length: (length as u32).into() });
+                }
+            }
+            at = next;
+        });
+    });
+    held.map_err(|error| error_code(&error))
 }
 
 /// Appends the reply about block status, with at most `most` runs; on failure it appends nothing.
@@ -121,21 +122,24 @@ fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Done {
 /// The reply has one chunk for the selected context (NBD, "Metadata querying").
 pub(super) fn block_status(
     outbox: &mut Outbox,
-    lease: &Lease,
+    lease: &dyn Export,
     request: &Request,
     most: usize,
 ) -> Done {
-    let runs = lease.block_status(request.offset.get(), u64::from(request.length.get()));
-    let runs = runs.map_err(|error| error_code(&error))?;
     // The header states the length, and the runs may change at any time. So collect them once, and
     // write the header afterwards.
     let before = outbox.bytes().len();
     outbox.space(size_of::<ChunkHeader>());
     outbox.push_bytes(&BASE_ALLOCATION_ID.to_be_bytes());
-    for run in runs.take(most) {
+    let (offset, length) = (request.offset.get(), request.length.get().into());
+    let told = lease.runs(offset, length, most, &mut |run| {
         // A hole reads as zeroes (NBD, "base:allocation metadata context").
         let status = if run.stored { 0 } else { STATE_HOLE | STATE_ZERO };
         outbox.push(&StatusRun { length: (run.length as u32).into(), status: status.into() });
+    });
+    if let Err(error) = told {
+        outbox.truncate(before);
+        return Err(error_code(&error));
     }
     let after = outbox.bytes().len();
     let payload = after - before - size_of::<ChunkHeader>();

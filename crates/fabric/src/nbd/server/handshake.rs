@@ -4,11 +4,11 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use aquifer_page::visitor::{Denied, End, Stay, Visitor};
 use aquifer_page::{ClientId, LeaseId, OwnerId};
-use aquifer_store::{Denied, End, Stay, Visitor};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Export, Exports, Peer, Refused, Security};
+use super::{Exports, Peer, Refused, Security, Storage};
 use crate::channel::{Channel, Socket};
 use crate::nbd::proto::{
     self, Introduction, OptionHeader, export_flag, handshake, info, introduction, option, reply,
@@ -23,7 +23,7 @@ const MAX_SKIPPED: usize = 1 << 20;
 /// The result of the handshake.
 pub(super) struct Terms {
     pub(super) channel: Box<dyn Channel>,
-    pub(super) export: Export,
+    pub(super) export: Storage,
     /// The name by which the client chose the export.
     pub(super) name: String,
     /// The server answers reads with structured replies.
@@ -59,7 +59,7 @@ impl HandshakeError {
 
 /// The effect of one option.
 enum Next {
-    Go(Export),
+    Go(Storage),
     StartTls,
     More,
     End,
@@ -149,7 +149,7 @@ enum Agreed {
 }
 
 struct Modes {
-    export: Export,
+    export: Storage,
     name: String,
     structured: bool,
     allocation: bool,
@@ -357,9 +357,9 @@ impl<'a, C: Channel> Haggle<'a, C> {
             return self.invalid(option);
         };
         let lease = match self.exports.open(name, self.peer) {
-            Ok(Export::Lease(lease)) => lease,
+            Ok(Storage::Lease(lease)) => lease,
             // A disk keeps its own pages, so it has no incarnation.
-            Ok(Export::Disk(_)) => {
+            Ok(Storage::Disk(_)) => {
                 return self.error(option, reply::ERR_UNSUP, "a disk has no incarnation");
             }
             Err(refused) => return self.refuse(option, &refused),
@@ -420,7 +420,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
     }
 
     /// Returns the export's flags; `SEND_DF` needs structured replies (NBD, "Transmission flags").
-    fn flags(&self, export: &Export) -> u16 {
+    fn flags(&self, export: &Storage) -> u16 {
         let always = export.flags();
         if self.structured { always | export_flag::SEND_DF } else { always }
     }

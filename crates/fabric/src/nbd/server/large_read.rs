@@ -1,9 +1,10 @@
-//! Long reads of a lease, sent straight from the store's memory.
+//! Long reads of a lease, sent straight from its memory.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
+use std::ops::Range;
 
 use aquifer_page::PAGE_SIZE;
-use aquifer_store::{Held, Lease, Segment};
+use aquifer_page::export::{Export, Held, Segment};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::U64;
 
@@ -13,7 +14,7 @@ use crate::channel::Channel;
 use crate::nbd::proto::{Hole, Request};
 use crate::serving::{Gather, OUTBOX, Outbox, ZEROES};
 
-/// Bytes of the store that one piece holds at most.
+/// Bytes of the lease that one piece holds at most.
 const PIECE: usize = 256 << 10;
 /// The most segments in a piece: alternate pages stored, and both ends cut.
 const SEGMENTS: usize = PIECE / PAGE_SIZE + 1;
@@ -22,7 +23,7 @@ const SEGMENTS: usize = PIECE / PAGE_SIZE + 1;
 /// The last term counts the further slices of holes longer than the block of zeroes.
 const SLICES: usize = 1 + 2 * SEGMENTS + PIECE / ZEROES;
 
-/// A sender of long reads straight from the store's memory.
+/// A sender of long reads straight from the lease's memory.
 ///
 /// It holds the pages while the kernel copies them, but never while it waits for the client. It
 /// copies aside the bytes that the socket does not take at once, and then releases the pages.
@@ -51,7 +52,7 @@ impl LargeRead {
         &mut self,
         request: &Request,
         chunked: bool,
-        lease: &Lease,
+        lease: &dyn Export,
         outbox: &mut Outbox,
         channel: &mut dyn Channel,
     ) -> Result<(), SessionError> {
@@ -60,23 +61,15 @@ impl LargeRead {
         while at < end {
             // Pieces end at page boundaries, so that the server holds no page twice.
             let next = end.min((at / PAGE_SIZE as u64) * PAGE_SIZE as u64 + PIECE as u64);
-            let held = lease.hold(at, next - at)?;
-            let mut heads = [Head::NONE; SEGMENTS];
-            if chunked {
-                fill_heads(&mut heads, &held, request.cookie.get(), at, next == end);
-            }
-            let mut gather = Gather::<SLICES>::new(outbox.bytes());
-            for (segment, head) in held.segments().zip(&heads) {
-                gather.push(&head.bytes[..head.length]);
-                match segment {
-                    Segment::Data(data) => gather.push(data),
-                    Segment::Hole(_) if chunked => {}
-                    Segment::Hole(length) => gather.push_zeroes(length),
+            let mut rest = Ok(0);
+            lease.hold(at, next - at, &mut |held| {
+                let mut heads = [Head::NONE; SEGMENTS];
+                if chunked {
+                    fill_heads(&mut heads, held, request.cookie.get(), at..next, next == end);
                 }
-            }
-            let sent = channel.try_send(gather.slices())?;
-            let rest = gather.copy_rest(sent, &mut self.aside);
-            drop(held);
+                rest = self.send_held(held, chunked, &heads, outbox, channel);
+            })?;
+            let rest = rest?;
             outbox.clear();
             if rest > 0 {
                 channel.send_all(&mut [IoSlice::new(&self.aside[..rest])])?;
@@ -85,23 +78,55 @@ impl LargeRead {
         }
         Ok(())
     }
+
+    /// Sends the outbox and the data as far as the socket takes them at once, and copies the rest
+    /// aside. Returns the length of the copy.
+    fn send_held(
+        &mut self,
+        held: &dyn Held,
+        chunked: bool,
+        heads: &[Head],
+        outbox: &Outbox,
+        channel: &mut dyn Channel,
+    ) -> io::Result<usize> {
+        let mut gather = Gather::<SLICES>::new(outbox.bytes());
+        let mut heads = heads.iter();
+        held.segments(&mut |segment| {
+            if let Some(head) = heads.next() {
+                gather.push(&head.bytes[..head.length]);
+            }
+            match segment {
+                Segment::Data(data) => gather.push(data),
+                Segment::Hole(_) if chunked => {}
+                Segment::Hole(length) => gather.push_zeroes(length),
+            }
+        });
+        let sent = channel.try_send(gather.slices())?;
+        Ok(gather.copy_rest(sent, &mut self.aside))
+    }
 }
 
-fn fill_heads(heads: &mut [Head; SEGMENTS], held: &Held<'_>, cookie: u64, mut at: u64, last: bool) {
-    let mut segments = held.segments().zip(heads).peekable();
-    while let Some((segment, head)) = segments.next() {
-        head.push(segment_header(cookie, last && segments.peek().is_none(), &segment).as_bytes());
+/// Writes the headers of the segments of `range`, of which the last ends the reply if `last`.
+fn fill_heads(
+    heads: &mut [Head; SEGMENTS],
+    held: &dyn Held,
+    cookie: u64,
+    range: Range<u64>,
+    last: bool,
+) {
+    let (mut heads, mut at) = (heads.iter_mut(), range.start);
+    held.segments(&mut |segment| {
+        let next = at + segment.len() as u64;
+        let Some(head) = heads.next() else { return };
+        head.push(segment_header(cookie, last && next == range.end, &segment).as_bytes());
         match segment {
-            Segment::Data(data) => {
-                head.push(U64::new(at).as_bytes());
-                at += data.len() as u64;
-            }
+            Segment::Data(_) => head.push(U64::new(at).as_bytes()),
             Segment::Hole(length) => {
                 head.push(Hole { offset: at.into(), length: (length as u32).into() }.as_bytes());
-                at += length as u64;
             }
         }
-    }
+        at = next;
+    });
 }
 
 impl Head {

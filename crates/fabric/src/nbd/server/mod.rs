@@ -1,4 +1,4 @@
-//! The NBD server: leases of the store, and other disks, as network block devices.
+//! The NBD server: leases and other disks as network block devices.
 //!
 //! Each connection has a thread and blocking calls, because at page size the wakeups dominate the
 //! cost. A request that arrives alone takes one receive and one send on a thread that already
@@ -6,15 +6,15 @@
 //! nothing else.
 //!
 //! The files follow a connection. `connection` takes it from the listener, and `handshake`
-//! negotiates the export and the modes. `session` executes requests on an `export`; `answer`
-//! formats the replies, and `large_read` sends long ones straight from the store.
+//! negotiates the export and the modes. `session` executes requests on the export's `storage`;
+//! `answer` formats the replies, and `large_read` sends long ones straight from the lease.
 
 mod answer;
 mod connection;
-mod export;
 mod handshake;
 mod large_read;
 mod session;
+mod storage;
 
 use std::fmt;
 use std::io;
@@ -29,7 +29,7 @@ use crate::Address;
 use crate::ConnectionLimits;
 use crate::serving::{Listener, serve_alone};
 use connection::Nbd;
-pub use export::{Disk, Export, Zeroes};
+pub use storage::{Disk, Storage, Zeroes};
 
 /// The exports of a server, and the peers that may use them.
 ///
@@ -41,7 +41,7 @@ pub trait Exports: Send + Sync {
     ///
     /// # Errors
     /// The reason for the refusal, worded for the client.
-    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused>;
+    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused>;
 
     /// Returns the names that `peer` may open.
     fn list(&self, peer: &Peer) -> Vec<String>;

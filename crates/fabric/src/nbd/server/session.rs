@@ -3,13 +3,13 @@
 use std::io::{self, IoSlice};
 
 use aquifer_page::PAGE_SIZE;
-use aquifer_store::StoreError;
+use aquifer_page::export::ExportError;
 use zerocopy::FromBytes;
 
 use super::answer::{self, Shape, simple_reply};
-use super::export::{Done, Export, Zeroes};
 use super::handshake::Terms;
 use super::large_read::LargeRead;
+use super::storage::{Done, Storage, Zeroes};
 use crate::channel::Channel;
 use crate::nbd::proto::{
     MAX_PAYLOAD, REQUEST_MAGIC, Request, StatusRun, command, command_flag, errno,
@@ -44,13 +44,13 @@ pub(super) enum SessionError {
     #[error("the client closed the connection in the middle of a request")]
     Truncated,
     #[error("cannot complete a read: {0}")]
-    Store(#[from] StoreError),
+    Export(#[from] ExportError),
 }
 
 /// A connection in its transmission phase; on a lease it allocates nothing once it is made.
 pub(super) struct Session {
     channel: Box<dyn Channel>,
-    export: Export,
+    export: Storage,
     structured: bool,
     allocation: bool,
     inbox: Inbox,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use aquifer_store::Visitor;
+use aquifer_page::visitor::Visitor;
 
 use super::connect::{Queue, connect};
 use super::execute::Executor;

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_page::Incarnation;
-use aquifer_store::Visitor;
+use aquifer_page::visitor::Visitor;
 use zerocopy::FromBytes;
 
 use super::execute::Executor;

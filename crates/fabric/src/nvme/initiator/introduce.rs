@@ -1,6 +1,6 @@
 //! The introduction of this host's owner to a controller of ours.
 
-use aquifer_store::Visitor;
+use aquifer_page::visitor::Visitor;
 use zerocopy::IntoBytes;
 
 use super::Failure;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use aquifer_store::Visitor;
+use aquifer_page::visitor::Visitor;
 
 use super::controller::Controller;
 use super::{Connection, Failure, NvmeError, Target};

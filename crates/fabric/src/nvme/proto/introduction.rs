@@ -4,8 +4,8 @@
 //! Only controllers of our [`MODEL`](super::identify::MODEL) receive these commands. Once an
 //! introduction has completed, no queue of an older epoch of the same client carries out a command.
 
+use aquifer_page::visitor::Visitor;
 use aquifer_page::{ClientId, OwnerId};
-use aquifer_store::Visitor;
 use zerocopy::byteorder::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -1,7 +1,7 @@
 //! Effects of commands on blocks, apart from their transport.
 
+use aquifer_page::export::{ExportError, Segment};
 use aquifer_page::{PAGE_SIZE, is_zero};
-use aquifer_store::{Segment, StoreError};
 
 use super::Namespace;
 use crate::nvme::proto::NvmeStatus;
@@ -34,12 +34,18 @@ pub(super) fn apply(namespace: &Namespace, opcode: u8, offset: u64, data: &[u8])
     }
 }
 
-fn is_equal(namespace: &Namespace, offset: u64, mut data: &[u8]) -> Result<bool, StoreError> {
-    let held = namespace.lease().hold(offset, data.len() as u64)?;
-    Ok(held.segments().all(|segment| match segment {
-        Segment::Data(there) => take(&mut data, there.len()) == there,
-        Segment::Hole(length) => is_zero(take(&mut data, length)),
-    }))
+fn is_equal(namespace: &Namespace, offset: u64, mut data: &[u8]) -> Result<bool, ExportError> {
+    let mut is_equal = true;
+    namespace.lease().hold(offset, data.len() as u64, &mut |held| {
+        held.segments(&mut |segment| {
+            let ours = take(&mut data, segment.len());
+            is_equal &= match segment {
+                Segment::Data(there) => ours == there,
+                Segment::Hole(_) => is_zero(ours),
+            }
+        });
+    })?;
+    Ok(is_equal)
 }
 
 fn take<'a>(data: &mut &'a [u8], length: usize) -> &'a [u8] {
@@ -56,13 +62,12 @@ pub(super) fn discard(namespace: &Namespace, offset: u64, length: u64) -> NvmeSt
         .map_or_else(|error| status_of(&error), |()| NvmeStatus::SUCCESS)
 }
 
-/// Translates an error of the store into a status.
-pub(super) fn status_of(error: &StoreError) -> NvmeStatus {
+/// Translates an error of the lease into a status.
+pub(super) fn status_of(error: &ExportError) -> NvmeStatus {
     let status = match error {
-        StoreError::Range { .. } => NvmeStatus::LBA_OUT_OF_RANGE,
-        StoreError::Full { .. } | StoreError::NoMemory { .. } => NvmeStatus::CAPACITY_EXCEEDED,
-        StoreError::Gone(_) => NvmeStatus::INVALID_NAMESPACE,
-        _ => NvmeStatus::INTERNAL_ERROR,
+        ExportError::Range { .. } => NvmeStatus::LBA_OUT_OF_RANGE,
+        ExportError::Full { .. } | ExportError::NoMemory { .. } => NvmeStatus::CAPACITY_EXCEEDED,
+        ExportError::Gone(_) => NvmeStatus::INVALID_NAMESPACE,
     };
     status.final_()
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use aquifer_store::Stay;
+use aquifer_page::visitor::Stay;
 
 use super::wakeup::Wakeup;
 use super::{Host, MAX_QUEUE, Namespace};

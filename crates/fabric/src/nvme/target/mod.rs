@@ -1,4 +1,4 @@
-//! The NVMe/TCP target: leases of a store as subsystems with one namespace each.
+//! The NVMe/TCP target: leases as subsystems with one namespace each.
 //!
 //! Each connection is one queue, with a thread and blocking calls. At page sizes, waking a thread
 //! costs most. So a command that arrives alone takes one receive and one send on a thread that

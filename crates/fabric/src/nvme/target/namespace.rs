@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_store::{Lease, StoreError};
+use aquifer_page::export::{Export, ExportError};
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 
 use super::controller::Controller;
 
@@ -14,7 +14,7 @@ use super::controller::Controller;
 /// an event.
 #[derive(Debug)]
 pub struct Namespace {
-    lease: Arc<Lease>,
+    lease: Arc<dyn Export>,
     /// Size in bytes, a multiple of the page size.
     size: AtomicU64,
     watchers: Mutex<Vec<Weak<Controller>>>,
@@ -36,30 +36,30 @@ pub enum ResizeError {
     /// The lease cannot provide this size.
     #[error(
         "a namespace of lease {lease} cannot have {size}: give a positive multiple of \
-         {PAGE_SIZE} bytes, at most {most}",
-        lease = .lease.id(),
-        most = .lease.capacity()
+         {PAGE_SIZE} bytes, at most {most}"
     )]
     Size {
         /// The lease.
-        lease: Arc<Lease>,
+        lease: LeaseId,
         /// The requested size.
         size: Bytes,
+        /// The capacity of the lease.
+        most: Bytes,
     },
-    /// The store could not free the pages beyond the new end.
+    /// The pages beyond the new end could not be freed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Export(#[from] ExportError),
 }
 
 impl Namespace {
     /// Makes a namespace of a whole lease.
-    pub fn new(lease: Arc<Lease>) -> Self {
+    pub fn new(lease: Arc<dyn Export>) -> Self {
         let size = lease.capacity().0.into();
         Self { lease, size, watchers: Mutex::default(), tally: Tally::default() }
     }
 
     /// Returns the lease.
-    pub fn lease(&self) -> &Arc<Lease> {
+    pub fn lease(&self) -> &Arc<dyn Export> {
         &self.lease
     }
 
@@ -72,16 +72,16 @@ impl Namespace {
     /// the hosts that use it.
     ///
     /// # Errors
-    /// [`ResizeError::Size`], without any change. [`ResizeError::Store`], with the new size, but
+    /// [`ResizeError::Size`], without any change. [`ResizeError::Export`], with the new size, but
     /// with RAM beyond it still in use.
     pub fn resize(&self, size: Bytes) -> Result<(), ResizeError> {
-        let capacity = self.lease.capacity();
-        if size == Bytes::ZERO || size > capacity || !size.0.is_multiple_of(PAGE_SIZE as u64) {
-            return Err(ResizeError::Size { lease: Arc::clone(&self.lease), size });
+        let most = self.lease.capacity();
+        if size == Bytes::ZERO || size > most || !size.0.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(ResizeError::Size { lease: self.lease.id(), size, most });
         }
         let mut watchers = self.locked();
         self.size.store(size.0, Ordering::Relaxed);
-        let discarded = self.lease.discard(size.0, capacity.0 - size.0);
+        let discarded = self.lease.discard(size.0, most.0 - size.0);
         watchers.retain(|watcher| {
             watcher.upgrade().is_some_and(|controller| controller.tell_namespace_changed())
         });

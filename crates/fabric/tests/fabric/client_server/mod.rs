@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Failure, Run, Target};
-use aquifer_fabric::nbd::server::{Export, Exports, Limits, Peer, Refused, Security, Server};
+use aquifer_fabric::nbd::server::{Exports, Limits, Peer, Refused, Security, Server, Storage};
 use aquifer_fabric::tls::Identity;
 use aquifer_page::{Bytes, HostName, LeaseId, PAGE_SIZE};
 use aquifer_store::tmpfs::stores;
@@ -28,12 +28,12 @@ struct ExportRegistry {
 }
 
 impl Exports for ExportRegistry {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {
         match &peer.host {
             Some(host) if host != self.lease.borrower() => {
                 Err(Refused::Forbidden(format!("not lent to {host}")))
             }
-            _ if name == "pages" => Ok(Export::Lease(self.lease.clone())),
+            _ if name == "pages" => Ok(Storage::Lease(self.lease.clone())),
             _ => Err(Refused::Unknown(name.to_owned())),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_fabric::nbd::proto::{self, chunk, command, option, reply};
-use aquifer_fabric::nbd::server::{Export, Exports, Limits, Peer, Refused, Security, Server};
+use aquifer_fabric::nbd::server::{Exports, Limits, Peer, Refused, Security, Server, Storage};
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::{Bytes, LeaseId};
 use aquifer_store::{Lease, Store};
@@ -25,7 +25,7 @@ pub struct ExportRegistry {
 }
 
 impl Exports for ExportRegistry {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {
         self.peers.lock().unwrap().push(peer.clone());
         if name == "forbidden" {
             return Err(Refused::Forbidden("it belongs to another host".to_owned()));
@@ -35,7 +35,7 @@ impl Exports for ExportRegistry {
             .unwrap()
             .get(name)
             .cloned()
-            .map(Export::Lease)
+            .map(|lease| Storage::Lease(lease))
             .ok_or_else(|| Refused::Unknown(name.to_owned()))
     }
 

@@ -77,8 +77,7 @@ impl Served {
         let registry = Arc::new(SubsystemRegistry::default());
         let target = Target::new(registry.clone(), limits);
         target.listen(&Address::Unix(dir.path().join("socket")), None).unwrap();
-        let (subsystem, namespace) = add(&store, &registry, capacity, quota);
-        let lease = Arc::clone(namespace.lease());
+        let (subsystem, namespace, lease) = add(&store, &registry, capacity, quota);
         Self { target, registry, subsystem, namespace, lease, store, dir }
     }
 
@@ -130,10 +129,10 @@ fn add(
     registry: &SubsystemRegistry,
     capacity: Bytes,
     quota: Bytes,
-) -> (Nqn, Arc<Namespace>) {
+) -> (Nqn, Arc<Namespace>, Arc<Lease>) {
     let lease = store.create(record(capacity, quota)).unwrap();
     let subsystem = Nqn::of_lease(lease.id());
-    let namespace = Arc::new(Namespace::new(lease));
+    let namespace = Arc::new(Namespace::new(lease.clone()));
     registry.namespaces.lock().unwrap().insert(subsystem.clone(), Arc::clone(&namespace));
-    (subsystem, namespace)
+    (subsystem, namespace, lease)
 }

@@ -1,9 +1,9 @@
 //! Introductions: hosts that name the owner of the pages in a namespace.
 
-use aquifer_fabric::Visitor;
 use aquifer_fabric::nvme::proto::command::{Sgl, admin, io};
 use aquifer_fabric::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, from_field};
 use aquifer_fabric::nvme::proto::{Command, DISCOVERY_NQN, NvmeStatus};
+use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, ClientId, OwnerId};
 use zerocopy::IntoBytes;
 

@@ -1,6 +1,6 @@
 //! Introductions: admission of a host's owner to the lease.
 
-use aquifer_store::Denied;
+use aquifer_page::visitor::Denied;
 use zerocopy::FromBytes;
 
 use super::{AdminQueue, Answer};

@@ -1,25 +1,25 @@
-//! The two kinds of export, and their mapping to NBD commands and error numbers.
+//! The two kinds of storage, and their mapping to NBD commands and error numbers.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use aquifer_page::export::{Export, ExportError};
 use aquifer_page::{Bytes, LeaseId};
-use aquifer_store::{Lease, StoreError};
 use rustix::io::Errno;
 
 use crate::nbd::proto::{errno, export_flag};
 
 /// The storage behind an export.
 #[derive(Clone, Debug)]
-pub enum Export {
-    /// A lease of the store.
-    Lease(Arc<Lease>),
+pub enum Storage {
+    /// A lease.
+    Lease(Arc<dyn Export>),
     /// Other storage, served without holes.
     Disk(Arc<dyn Disk>),
 }
 
-/// Storage outside the store that a server exports.
+/// Storage other than a lease that a server exports.
 ///
 /// The threads of connections call it, and its calls may block them. Every range lies within the
 /// disk's size. The server reports an error to the client as an NBD error, and does nothing else
@@ -75,17 +75,17 @@ pub struct Zeroes {
 /// The outcome of a command; the error is a number of the protocol.
 pub(super) type Done = Result<(), u32>;
 
-impl Export {
+impl Storage {
     /// Returns the lease behind the export, if any.
-    pub(super) fn lease(&self) -> Option<&Lease> {
+    pub(super) fn lease(&self) -> Option<&dyn Export> {
         match self {
-            Self::Lease(lease) => Some(lease),
+            Self::Lease(lease) => Some(&**lease),
             Self::Disk(_) => None,
         }
     }
 
     pub(super) fn id(&self) -> Option<LeaseId> {
-        self.lease().map(Lease::id)
+        self.lease().map(Export::id)
     }
 
     pub(super) fn size(&self) -> Bytes {
@@ -191,17 +191,16 @@ impl Export {
     }
 }
 
-fn done(result: Result<(), StoreError>) -> Done {
+fn done(result: Result<(), ExportError>) -> Done {
     result.map_err(|error| error_code(&error))
 }
 
-/// Maps an error of the store to a number of the protocol.
-pub(super) fn error_code(error: &StoreError) -> u32 {
+/// Maps an error of a lease to a number of the protocol.
+pub(super) fn error_code(error: &ExportError) -> u32 {
     match error {
-        StoreError::Range { .. } => errno::EINVAL,
-        StoreError::Full { .. } | StoreError::NoMemory { .. } => errno::ENOSPC,
-        StoreError::Gone(_) => errno::ESHUTDOWN,
-        _ => errno::EIO,
+        ExportError::Range { .. } => errno::EINVAL,
+        ExportError::Full { .. } | ExportError::NoMemory { .. } => errno::ENOSPC,
+        ExportError::Gone(_) => errno::ESHUTDOWN,
     }
 }
 
