@@ -11,6 +11,7 @@ pub mod accepting;
 pub mod address;
 pub mod channel;
 mod initiating;
+pub mod initiator;
 mod lookout;
 pub mod names;
 pub mod nbd;

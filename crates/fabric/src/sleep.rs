@@ -1,6 +1,7 @@
 //! Callback that runs before a thread goes to sleep.
 
 use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 thread_local! {
     static BEFORE: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
@@ -25,4 +26,15 @@ pub fn going_to_sleep() {
             call();
         }
     });
+}
+
+/// Locks the mutex, and ignores poison: for data that no panic leaves half changed. Calls
+/// [`going_to_sleep`] only if another thread holds the lock.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match mutex.try_lock() {
+        Ok(guard) => return guard,
+        Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => going_to_sleep(),
+    }
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,6 +3,7 @@
 //! A **page** (4 KiB) is the unit of transfer. An **extent** (64 MiB) is the unit of promise and
 //! placement.
 
+pub mod blocks;
 mod bytes;
 pub mod export;
 pub mod file;

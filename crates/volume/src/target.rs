@@ -173,12 +173,13 @@ impl LeaseTarget {
                         return Err(VolumeError::Unusable { lease, lender, why: why.to_owned() });
                     }
                 };
-                Ok(nbd::Target { address, export: export.clone(), tls }.into())
+                Ok(Source::new(nbd::Target { address, export: export.clone(), tls }))
             }
             Protocol::Nvme(access) => {
                 let target =
                     nvme::Target::new(address, access.subsystem.clone(), access.host.clone());
-                Ok(nvme::Target { secrets: self.secrets(access)?, ..target }.into())
+                let target = nvme::Target { secrets: self.secrets(access)?, ..target };
+                Ok(Source::new(nvme::ByteSession::new(target)))
             }
         }
     }

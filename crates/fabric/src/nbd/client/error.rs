@@ -4,8 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_page::Incarnation;
-
 use super::Target;
 use crate::initiating::Interrupted;
 use crate::nbd::proto::errno;
@@ -37,17 +35,6 @@ pub enum Failure {
     /// The export belongs to another owner; the server's text names it.
     #[error("{0}")]
     Claimed(String),
-    /// The export's pages have another incarnation: those that the client stored are gone.
-    #[error(
-        "the lender restarted and lost all stored pages (their incarnation is {found}, not \
-         {expected})"
-    )]
-    Forgot {
-        /// Incarnation of the pages that the client stored.
-        expected: Incarnation,
-        /// Incarnation of the pages that the server holds, or why the two cannot be the same.
-        found: String,
-    },
     /// The connection broke.
     #[error("connection lost: {0}")]
     Lost(#[source] io::Error),
@@ -111,11 +98,6 @@ impl NbdError {
     pub fn is_no_space(&self) -> bool {
         matches!(self.failure, Failure::NoSpace(_))
     }
-
-    /// Returns whether the pages that this client stored are gone, or belong to another owner.
-    pub fn is_loss(&self) -> bool {
-        matches!(self.failure, Failure::Claimed(_) | Failure::Forgot { .. })
-    }
 }
 
 impl Failure {
@@ -126,8 +108,7 @@ impl Failure {
             | Self::Refused(_)
             | Self::Lost(_)
             | Self::Silent(_) => true,
-            Self::Claimed(_) | Self::Forgot { .. } => true,
-            Self::Protocol(_) | Self::Broken | Self::ShuttingDown(_) => true,
+            Self::Claimed(_) | Self::Protocol(_) | Self::Broken | Self::ShuttingDown(_) => true,
             Self::OutOfRange { .. } | Self::NoSpace(_) | Self::Unsupported(_) => false,
             Self::NotPermitted(_) | Self::Remote(..) => false,
         }

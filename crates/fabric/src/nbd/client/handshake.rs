@@ -78,6 +78,7 @@ fn agree(
         structured,
         allocation,
         incarnation,
+        epoch: visitor.map_or(0, |visitor| visitor.epoch),
     };
     go(wire, export, agreement)
 }

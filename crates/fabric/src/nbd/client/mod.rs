@@ -6,6 +6,7 @@
 
 mod error;
 mod handshake;
+mod initiator;
 mod operation;
 mod transmission;
 
@@ -66,6 +67,8 @@ struct Agreement {
     allocation: Option<u32>,
     /// The incarnation of the pages if the server reports it.
     incarnation: Option<Incarnation>,
+    /// The epoch of the visitor; 0 without one.
+    epoch: u64,
 }
 
 /// A connection to one export, after the handshake.

@@ -5,8 +5,6 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_page::Incarnation;
-
 use super::Target;
 use crate::initiating::Interrupted;
 use crate::nvme::proto::fabrics::{ConnectData, connect};
@@ -42,17 +40,6 @@ pub enum Failure {
     /// The namespace belongs to another owner, which the text names.
     #[error("{0}")]
     Claimed(String),
-    /// The pages that this host stored are lost: the namespace has another incarnation.
-    #[error(
-        "the lender restarted and lost all stored pages (their incarnation is {found}, not \
-         {expected})"
-    )]
-    Forgot {
-        /// The incarnation of the stored pages.
-        expected: Incarnation,
-        /// The incarnation found, or the reason why it is not the same.
-        found: String,
-    },
     /// The host could not prove its name to the controller, or the controller its name to the host.
     #[error("authentication failed: {0}")]
     Authentication(String),
@@ -132,15 +119,6 @@ impl NvmeError {
         self.failure.ends_connection()
     }
 
-    /// Returns whether the target reports that the data of this host is gone or belongs to another
-    /// owner.
-    ///
-    /// Meaningful only for a subsystem that this host has used before: a target of ours that loses
-    /// the pages serves them under another name.
-    pub fn is_loss(&self) -> bool {
-        matches!(self.failure, Failure::Unknown | Failure::Claimed(_) | Failure::Forgot { .. })
-    }
-
     /// Returns whether the namespace has no room for the data.
     pub fn is_no_space(&self) -> bool {
         matches!(self.failure, Failure::NoSpace(_))
@@ -151,7 +129,7 @@ impl Failure {
     pub(super) fn ends_connection(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Refused(_) | Self::Unknown | Self::Authentication(_) => true,
-            Self::Lost(_) | Self::Claimed(_) | Self::Forgot { .. } => true,
+            Self::Lost(_) | Self::Claimed(_) => true,
             Self::Silent(_)
             | Self::Protocol(_)
             | Self::Accused { .. }

@@ -19,9 +19,11 @@
 //! connection one of its queues. `execute` carries out single commands for that, and `authenticate`
 //! the authentication that a target demands. `introduce` names the owner, `facts` reads the
 //! controller's properties, `keep_alive` keeps the controller alive. `link` sends and receives
-//! PDUs, which begin with `head`s, and `transmission` moves blocks.
+//! PDUs, which begin with `head`s, and `transmission` moves blocks. `bytes` takes any range of
+//! bytes.
 
 mod authenticate;
+mod bytes;
 mod connect;
 mod controller;
 mod error;
@@ -43,6 +45,7 @@ use std::time::Duration;
 use aquifer_page::{Bytes, Incarnation};
 
 pub use crate::initiating::Operation;
+pub use bytes::ByteSession;
 pub use error::{Failure, NvmeError};
 pub use session::Session;
 pub use target::Target;

@@ -1,39 +1,22 @@
-//! Byte ranges cut into blocks, for holders that read and write only whole blocks.
-
-use std::fmt;
-
-use aquifer_page::PAGE_SIZE;
-
-/// A buffer for one block of up to a page.
-pub(super) struct Block([u8; PAGE_SIZE]);
-
-impl Block {
-    pub(super) const EMPTY: Self = Self([0; PAGE_SIZE]);
-
-    /// Returns the first `length` bytes.
-    pub(super) fn first(&mut self, length: u64) -> &mut [u8] {
-        &mut self.0[..length as usize]
-    }
-}
-
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Block")
-    }
-}
+//! Byte ranges cut into blocks, for storage that reads and writes only whole blocks.
 
 /// A part of a range: some whole blocks, or a part of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub struct Part {
     /// The part's offset in its first block, in bytes.
-    pub(super) start: usize,
-    pub(super) length: usize,
-    pub(super) is_whole: bool,
+    pub start: usize,
+    /// The part's length in bytes.
+    pub length: usize,
+    /// Whether the part is of whole blocks.
+    pub is_whole: bool,
 }
 
 /// Cuts a range at its first and last block if it covers those only partly. Calls `what` with the
 /// offset of each part's first block and the part, in order.
-pub(super) fn in_blocks<E>(
+///
+/// # Errors
+/// The first error of `what`, which is then called no more.
+pub fn in_blocks<E>(
     offset: u64,
     length: u64,
     block: u64,
