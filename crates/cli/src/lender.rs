@@ -4,12 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_fabric::initiator::Outcome;
-use aquifer_fabric::nbd::client::Target;
-use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::tls::Identity;
-use aquifer_fabric::{Address, Uri};
+use aquifer_nbd::Uri;
+use aquifer_nbd::client::Target;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, RegionName};
+use aquifer_transport::Address;
+use aquifer_transport::initiator::Outcome;
+use aquifer_transport::tls::Identity;
 use aquifer_volume::holder::RemoteHolder;
 use aquifer_volume::{Claim, LeaseTarget, NvmeAccess, Protocol};
 use clap::Args;

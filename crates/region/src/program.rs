@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region_client::{
     Attach, Connection, Filled, Live, Order, Reply, Run, Shared, Userfault,
 };
+use aquifer_transport::sleep::going_to_sleep;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::prefetch::{Guess, PrefetchKind, Prefetcher, Proven};

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use aquifer_fabric::initiator::InitiatorError;
 use aquifer_page::{Bytes, LeaseId, VolumeId};
+use aquifer_transport::initiator::InitiatorError;
 
 use crate::holder::HolderError;
 

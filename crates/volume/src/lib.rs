@@ -27,7 +27,7 @@ mod volume;
 
 use std::sync::{Mutex, MutexGuard};
 
-use aquifer_fabric::sleep::lock;
+use aquifer_transport::sleep::lock;
 
 pub use claim::Claim;
 pub use config::VolumeConfig;

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use aquifer_fabric::nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
+use aquifer_nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
 use aquifer_page::Bytes;
 
 use super::disk::{Disk, Traffic};

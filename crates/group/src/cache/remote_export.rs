@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use aquifer_fabric::nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
+use aquifer_nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use rustix::io::Errno;
 

@@ -8,13 +8,11 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, Target};
-use aquifer_fabric::nbd::server::{
-    Disk, Exports, Peer, Refused, Security, Server, Storage, Zeroes,
-};
 use aquifer_group::cache::{LenderStatus, Options};
+use aquifer_nbd::client::{Connection, Target};
+use aquifer_nbd::server::{Disk, Exports, Peer, Refused, Security, Server, Storage, Zeroes};
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_transport::Address;
 
 use crate::common::{Here, PAGE, TIMEOUT, is_root, seconds, until, work};
 

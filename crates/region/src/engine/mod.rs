@@ -44,9 +44,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::poll_token::PollToken;
-use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
+use aquifer_transport::poll_token::PollToken;
+use aquifer_transport::sleep::going_to_sleep;
 use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig};
 use rustix::event::epoll;
 use serde::{Deserialize, Serialize};

@@ -8,8 +8,8 @@ mod source;
 use std::error::Error;
 use std::time::Duration;
 
-use aquifer_fabric::initiator::InitiatorError;
 use aquifer_page::PAGE_SIZE;
+use aquifer_transport::initiator::InitiatorError;
 
 pub(crate) use encrypted::EncryptedHolder;
 pub use file::FileHolder;

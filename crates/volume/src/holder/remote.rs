@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::initiator::{Initiator, InitiatorError, Operation, Outcome};
-use aquifer_fabric::names;
-use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation, PAGE_SIZE};
+use aquifer_transport::initiator::{Initiator, InitiatorError, Operation, Outcome};
+use aquifer_transport::names;
+use aquifer_transport::sleep::going_to_sleep;
 
 use super::source::Source;
 use super::{Holder, HolderError, Piece, write_zeroes};

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use aquifer_fabric::initiator::{Connector, Initiator, InitiatorError};
 use aquifer_page::Incarnation;
+use aquifer_transport::initiator::{Connector, Initiator, InitiatorError};
 
 use crate::claim::{Claim, Identity};
 

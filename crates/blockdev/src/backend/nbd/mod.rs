@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::nbd::proto::export_flag;
+use aquifer_nbd::proto::export_flag;
 use aquifer_page::PAGE_SIZE;
 
 use self::netlink::{Connect, Driver};
@@ -181,9 +181,9 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::sync::{Condvar, Mutex};
 
-    use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SimpleReply, command};
-    use aquifer_fabric::sleep::going_to_sleep;
+    use aquifer_nbd::proto::{REQUEST_MAGIC, Request, SimpleReply, command};
     use aquifer_page::Bytes;
+    use aquifer_transport::sleep::going_to_sleep;
     use zerocopy::{FromZeros as _, IntoBytes as _};
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use aquifer_fabric::nbd::server::{Exports, Peer, Refused, Storage};
+use aquifer_nbd::server::{Exports, Peer, Refused, Storage};
 use aquifer_store::Lease;
 
 /// Leases by name, open to every client that may connect.

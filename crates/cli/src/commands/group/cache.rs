@@ -5,12 +5,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::{Address, Uri};
 use aquifer_group::Agreements;
 use aquifer_group::GroupEncryption;
 use aquifer_group::cache::{CacheStatus, LenderStatus, Options, Service};
 use aquifer_group::scan;
+use aquifer_nbd::Uri;
 use aquifer_page::{Bytes, Group};
+use aquifer_transport::Address;
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, NbdError, Target};
 use aquifer_group::cache::{self, Options, Service};
+use aquifer_nbd::client::{Connection, NbdError, Target};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
+use aquifer_transport::Address;
 
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 pub const PAGE: u64 = PAGE_SIZE as u64;
