@@ -47,9 +47,6 @@ pub trait Initiator: fmt::Debug + Send {
     /// Returns whether several connections see each other's writes.
     fn can_multi_conn(&self) -> bool;
 
-    /// Returns whether [`write_zeroes`](Self::write_zeroes) works.
-    fn can_write_zeroes(&self) -> bool;
-
     /// Returns whether [`flush`](Self::flush) works and has an effect.
     fn can_flush(&self) -> bool;
 
@@ -78,11 +75,12 @@ pub trait Initiator: fmt::Debug + Send {
     /// [`InitiatorError`]; any part may then have been written.
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), InitiatorError>;
 
-    /// Makes a range read as zeroes, and frees its room if the lender can.
+    /// Makes a range read as zeroes, and frees its room if the lender can. Returns false if the
+    /// lender refuses; then only [`write`](Self::write) makes zeroes.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
-    fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<(), InitiatorError>;
+    /// [`InitiatorError`], if the connection ends.
+    fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<bool, InitiatorError>;
 
     /// Makes acknowledged writes as permanent as the lender can.
     ///

@@ -40,10 +40,6 @@ impl Initiator for Connection {
         Self::can_multi_conn(self)
     }
 
-    fn can_write_zeroes(&self) -> bool {
-        Self::can_write_zeroes(self)
-    }
-
     fn can_flush(&self) -> bool {
         Self::can_flush(self)
     }
@@ -73,8 +69,14 @@ impl Initiator for Connection {
         Ok(Self::write(self, offset, from)?)
     }
 
-    fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<(), InitiatorError> {
-        Ok(Self::write_zeroes(self, offset, length)?)
+    fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<bool, InitiatorError> {
+        if !self.can_write_zeroes() {
+            return Ok(false);
+        }
+        match Self::write_zeroes(self, offset, length) {
+            Err(error) if error.ends_connection() => Err(error.into()),
+            done => Ok(done.is_ok()),
+        }
     }
 
     fn flush(&mut self) -> Result<(), InitiatorError> {

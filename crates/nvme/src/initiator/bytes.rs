@@ -78,6 +78,23 @@ impl ByteConnection {
     fn is_whole(&self, offset: u64, length: u64) -> bool {
         (offset | length).is_multiple_of(self.queue.block().0)
     }
+
+    fn zero(&mut self, offset: u64, length: u32) -> Result<(), NvmeError> {
+        if self.is_whole(offset, length.into()) {
+            return self.queue.write_zeroes(offset, length);
+        }
+        let (queue, mut block) = (&mut self.queue, lock(&self.block));
+        in_blocks(offset, length.into(), queue.block().0, |whole, part| {
+            if part.is_whole {
+                // The part is no longer than the range, which fits 32 bits.
+                return queue.write_zeroes(whole, part.length as u32);
+            }
+            let block = block.first(queue.block().0);
+            queue.read(whole, block)?;
+            block[part.start..][..part.length].fill(0);
+            queue.write(whole, block)
+        })
+    }
 }
 
 impl Initiator for ByteConnection {
@@ -100,10 +117,6 @@ impl Initiator for ByteConnection {
     /// All connections are I/O queues of one controller.
     fn can_multi_conn(&self) -> bool {
         true
-    }
-
-    fn can_write_zeroes(&self) -> bool {
-        self.queue.can_write_zeroes()
     }
 
     fn can_flush(&self) -> bool {
@@ -160,21 +173,16 @@ impl Initiator for ByteConnection {
         })?)
     }
 
-    fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<(), InitiatorError> {
-        if self.is_whole(offset, length.into()) {
-            return Ok(self.queue.write_zeroes(offset, length)?);
+    fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<bool, InitiatorError> {
+        if !self.queue.can_write_zeroes() {
+            return Ok(false);
         }
-        let (queue, mut block) = (&mut self.queue, lock(&self.block));
-        Ok(in_blocks(offset, length.into(), queue.block().0, |whole, part| {
-            if part.is_whole {
-                // The part is no longer than the range, which fits 32 bits.
-                return queue.write_zeroes(whole, part.length as u32);
-            }
-            let block = block.first(queue.block().0);
-            queue.read(whole, block)?;
-            block[part.start..][..part.length].fill(0);
-            queue.write(whole, block)
-        })?)
+        match self.zero(offset, length) {
+            Err(error) if error.ends_connection() => Err(error.into()),
+            // Linux's target announces Write Zeroes for files even on file systems that then refuse
+            // it.
+            done => Ok(done.is_ok()),
+        }
     }
 
     fn flush(&mut self) -> Result<(), InitiatorError> {

@@ -258,19 +258,11 @@ impl Holder for RemoteHolder {
     /// Uses write-zeroes instead of trim, because a server may return any data for trimmed bytes.
     fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
         self.with(worker, |link| {
-            if !link.can_write_zeroes() {
-                return write_zeroes(offset, length, |at, zeroes| link.write(at, zeroes));
-            }
             let mut at = offset;
             while at < offset + length {
                 let some = (offset + length - at).min(LONGEST_DISCARD);
-                match link.write_zeroes(at, some as u32) {
-                    // Linux's NVMe target announces Write Zeroes for files even on file systems
-                    // that then refuse it.
-                    Err(error) if !error.ends_connection() => {
-                        write_zeroes(at, some, |at, zeroes| link.write(at, zeroes))?;
-                    }
-                    done => done?,
+                if !link.write_zeroes(at, some as u32)? {
+                    write_zeroes(at, some, |at, zeroes| link.write(at, zeroes))?;
                 }
                 at += some;
             }
