@@ -13,10 +13,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::Address;
-use aquifer_fabric::channel::Channel;
-use aquifer_fabric::nbd::client::{Connection, Failure, Operation, Run, Target};
 use aquifer_fuzz::{Delivery, Twist, Twisted};
+use aquifer_nbd::client::{Connection, Failure, Operation, Run, Target};
+use aquifer_transport::Address;
+use aquifer_transport::channel::Channel;
 use arbitrary::Arbitrary;
 use handshake::Handshake;
 use libfuzzer_sys::fuzz_target;

@@ -2,18 +2,20 @@
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "a panic reports a finding")]
 
-#[path = "../../crates/fabric/tests/fabric/common/mod.rs"]
+#[path = "../../crates/transport/tests/transport/common/mod.rs"]
 mod common;
-#[path = "../../crates/fabric/tests/fabric/nbd_server/harness.rs"]
+#[path = "../../crates/nbd/tests/nbd/nbd_server/harness.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod harness;
+#[path = "../../crates/store/tests/store/common/mod.rs"]
+mod stores;
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use aquifer_fabric::nbd::proto::{BASE_ALLOCATION, OPTION_MAGIC, command, option};
-use aquifer_fabric::nbd::server::{self, Exports, Limits};
 use aquifer_fuzz::{Delivery, GUARDED_BYTES, Number, Twist, Twisted, Worker};
+use aquifer_nbd::proto::{BASE_ALLOCATION, OPTION_MAGIC, command, option};
+use aquifer_nbd::server::{self, Exports, Limits};
 use aquifer_page::Bytes;
 use aquifer_store::Lease;
 use arbitrary::{Arbitrary, Unstructured};

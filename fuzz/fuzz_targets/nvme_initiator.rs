@@ -2,12 +2,12 @@
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "a panic reports a finding")]
 
-#[path = "../../crates/fabric/tests/fabric/common/mod.rs"]
+#[path = "../../crates/transport/tests/transport/common/mod.rs"]
 mod common;
-#[path = "../../crates/fabric/tests/fabric/nvme_target/harness.rs"]
+#[path = "../../crates/nvme/tests/nvme/nvme_target/harness.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod harness;
-#[path = "../../crates/fabric/tests/fabric/nvme_target/host.rs"]
+#[path = "../../crates/nvme/tests/nvme/nvme_target/host.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod host;
 #[path = "nvme/middle.rs"]
@@ -15,6 +15,8 @@ mod middle;
 #[path = "nvme/script.rs"]
 #[allow(dead_code, reason = "broken hosts use all of it")]
 mod script;
+#[path = "../../crates/store/tests/store/common/mod.rs"]
+mod stores;
 
 use std::cell::RefCell;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,13 +25,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nvme::auth::Secrets;
-use aquifer_fabric::nvme::initiator::{Connection, Failure, NvmeError, Operation, Target};
-use aquifer_fabric::nvme::proto::pdu::{Shape, digests};
-use aquifer_fabric::nvme::target::Limits;
 use aquifer_fuzz::{secret, secrets};
+use aquifer_nvme::auth::Secrets;
+use aquifer_nvme::initiator::{Connection, Failure, NvmeError, Operation, Target};
+use aquifer_nvme::proto::pdu::{Shape, digests};
+use aquifer_nvme::target::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_transport::Address;
 use arbitrary::{Arbitrary, Unstructured};
 use common::pattern;
 use harness::Served;

@@ -4,12 +4,12 @@
 
 #[path = "nvme/admin.rs"]
 mod admin;
-#[path = "../../crates/fabric/tests/fabric/common/mod.rs"]
+#[path = "../../crates/transport/tests/transport/common/mod.rs"]
 mod common;
-#[path = "../../crates/fabric/tests/fabric/nvme_target/harness.rs"]
+#[path = "../../crates/nvme/tests/nvme/nvme_target/harness.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod harness;
-#[path = "../../crates/fabric/tests/fabric/nvme_target/host.rs"]
+#[path = "../../crates/nvme/tests/nvme/nvme_target/host.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod host;
 #[path = "nvme/io.rs"]
@@ -20,16 +20,18 @@ mod proof;
 mod queue;
 #[path = "nvme/script.rs"]
 mod script;
+#[path = "../../crates/store/tests/store/common/mod.rs"]
+mod stores;
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::nvme::target::Limits;
 use aquifer_fuzz::{Delivery, GUARDED_BYTES, Peer, Twist, Worker, secrets};
+use aquifer_nvme::proto::Nqn;
+use aquifer_nvme::target::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::Lease;
+use aquifer_transport::Address;
 use arbitrary::{Arbitrary, Unstructured};
 use common::pattern;
 use harness::Served;
@@ -169,7 +171,7 @@ impl World {
         bystander.write(0, &content);
         let other = served
             .store
-            .create(common::record(Bytes(GUARDED_BYTES as u64), Bytes(GUARDED_BYTES as u64)))
+            .create(stores::record(Bytes(GUARDED_BYTES as u64), Bytes(GUARDED_BYTES as u64)))
             .unwrap();
         other.write(0, &content).unwrap();
         // From here on no attacker can reach it.

@@ -1,6 +1,6 @@
 //! The secrets of DH-HMAC-CHAP that hosts and targets of the fuzz targets share.
 
-use aquifer_fabric::nvme::auth::{Secret, Secrets};
+use aquifer_nvme::auth::{Secret, Secrets};
 
 const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 

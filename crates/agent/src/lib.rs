@@ -34,7 +34,7 @@ mod wire;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aquifer_fabric::tls::{Identity, TlsError};
+use aquifer_transport::tls::{Identity, TlsError};
 use tokio::sync::mpsc;
 
 use borrower::Borrower;

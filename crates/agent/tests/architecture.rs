@@ -10,9 +10,27 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// The rooms that the code of a room may use, and those that only its tests and examples may use.
+#[derive(Default)]
+struct Uses {
+    code: BTreeSet<String>,
+    tests: BTreeSet<String>,
+}
+
+impl Uses {
+    fn all(&self) -> BTreeSet<String> {
+        &self.code | &self.tests
+    }
+}
+
+/// Reads the names of rooms from a list with commas.
+fn names(list: &str) -> BTreeSet<String> {
+    list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
 /// Reads from the table which rooms each room may use; "all above" means the rooms of all earlier
-/// lines.
-fn allowed() -> BTreeMap<String, BTreeSet<String>> {
+/// lines. Those after "tests:" are for tests and examples.
+fn allowed() -> BTreeMap<String, Uses> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let rows = text
         .lines()
@@ -25,17 +43,14 @@ fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     for row in rows {
         let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [room, _, uses] = cells[..] else { panic!("not three cells: {row}") };
-        let uses = match uses {
-            "all above" => above.clone(),
-            list => list
-                .split(',')
-                .map(str::trim)
-                .filter(|name| !name.is_empty())
-                .map(str::to_owned)
-                .collect(),
-        };
-        for used in &uses {
-            assert!(above.contains(used), "the arrow from {room} to {used} does not point upwards");
+        let (code, tests) = uses.split_once("; tests:").unwrap_or((uses, ""));
+        let code = if code == "all above" { above.clone() } else { names(code) };
+        let uses = Uses { code, tests: names(tests) };
+        for used in uses.all() {
+            assert!(
+                above.contains(&used),
+                "the arrow from {room} to {used} does not point upwards"
+            );
         }
         above.insert(room.to_owned());
         rooms.insert(room.to_owned(), uses);
@@ -43,15 +58,18 @@ fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     rooms
 }
 
-/// Returns the rooms that a crate's manifest names, dev-dependencies included.
-fn used(manifest: &Path) -> BTreeSet<String> {
+/// Returns the rooms that a crate's manifest names, for its code and for its tests and examples.
+fn used(manifest: &Path) -> Uses {
     let manifest: toml::Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
-    ["dependencies", "dev-dependencies", "build-dependencies"]
-        .into_iter()
-        .filter_map(|section| manifest.get(section)?.as_table())
-        .flat_map(|table| table.keys())
-        .filter_map(|name| name.strip_prefix("aquifer-").map(str::to_owned))
-        .collect()
+    let named = |sections: &[&str]| {
+        let tables = sections.iter().filter_map(|section| manifest.get(*section)?.as_table());
+        let crates = tables.flat_map(|table| table.keys());
+        crates.filter_map(|name| name.strip_prefix("aquifer-").map(str::to_owned)).collect()
+    };
+    Uses {
+        code: named(&["dependencies", "build-dependencies"]),
+        tests: named(&["dev-dependencies"]),
+    }
 }
 
 /// Reads the rows of the drawing of rooms, top first. A row begins with eight columns or fewer
@@ -82,7 +100,7 @@ fn the_drawing_has_every_room_above_those_it_uses() {
         at.unwrap_or_else(|| panic!("the drawing in ARCHITECTURE.md lacks {room}"))
     };
     for (room, uses) in &allowed {
-        for used in uses {
+        for used in &uses.all() {
             assert!(place(room) < place(used), "the drawing has {room} not above {used}");
         }
     }
@@ -99,7 +117,8 @@ fn every_crate_uses_only_rooms_that_the_architecture_allows() {
             panic!("ARCHITECTURE.md has no line for crates/{room}")
         };
         let uses = used(&dir.join("Cargo.toml"));
-        let surplus: Vec<_> = uses.difference(may_use).collect();
+        let code = uses.code.difference(&may_use.code);
+        let surplus: Vec<_> = code.cloned().chain(&uses.tests - &may_use.all()).collect();
         assert!(
             surplus.is_empty(),
             "crates/{room} uses {surplus:?}, which ARCHITECTURE.md does not give it"

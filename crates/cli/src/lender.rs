@@ -4,12 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_fabric::nbd::client::Target;
-use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::tls::Identity;
-use aquifer_fabric::{Address, Uri};
+use aquifer_nbd::Uri;
+use aquifer_nbd::client::Target;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, RegionName};
-use aquifer_volume::holder::{LinkError, RemoteHolder};
+use aquifer_transport::Address;
+use aquifer_transport::initiator::Outcome;
+use aquifer_transport::tls::Identity;
+use aquifer_volume::holder::RemoteHolder;
 use aquifer_volume::{Claim, LeaseTarget, NvmeAccess, Protocol};
 use clap::Args;
 
@@ -148,12 +150,8 @@ impl ClaimedLender {
         let source = lease.source(certificate.as_ref()).or_fail(what)?;
         let source = source.claimed(claim.clone(), trust.take_over);
         let holder = RemoteHolder::connect(source, 1, TIMEOUT).map_err(|error| {
-            let is_anothers = error.is_claimed();
-            let failure = match error {
-                LinkError::Nbd(error) => Failure::new(what(), error.failure),
-                LinkError::Nvme(error) => Failure::new(what(), error.failure),
-            };
-            if is_anothers { failure.help(CLAIMED) } else { failure }
+            let failure = Failure::new(what(), error.failure);
+            if error.outcome == Outcome::Claimed { failure.help(CLAIMED) } else { failure }
         })?;
         let (there, read_only) = holder.facts().or_fail(what)?;
         claim.incarnation = holder.incarnation();

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use aquifer_fabric::{Address, AddressError, NvmeUri, Uri};
+use aquifer_nbd::Uri;
+use aquifer_nvme::NvmeUri;
+use aquifer_transport::{Address, AddressError};
 
 /// An NBD export or an NVMe subsystem to borrow from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::server::Security;
-use aquifer_fabric::tls::Identity;
+use aquifer_nbd::server::Security;
+use aquifer_transport::Address;
+use aquifer_transport::tls::Identity;
 
 use crate::failure::{Failure, OrFail as _, Result};
 

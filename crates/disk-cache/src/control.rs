@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use aquifer_fabric::accepting;
 use aquifer_page::{Bytes, Group};
 use aquifer_region::process::{ControlCall, GroupFiles};
+use aquifer_transport::accepting;
 use serde::{Deserialize, Serialize};
 
 use super::{CacheError, CacheStatus};

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use aquifer_fabric::nbd::server::{self, Zeroes};
+use aquifer_nbd::server::{self, Zeroes};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::file::{DiskFile, MOST, with_buffer};

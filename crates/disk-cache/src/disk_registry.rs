@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use aquifer_fabric::nbd::server::{self, Export, Exports, Peer, Refused, Zeroes};
+use aquifer_nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
 use aquifer_page::{Bytes, lock};
 
 use super::disk::{Disk, Traffic};
@@ -126,7 +126,7 @@ impl Drop for Handle {
 }
 
 impl Exports for Disks {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {
         let (path, writer) = match name.strip_prefix(READ_ONLY) {
             Some(path) => (path, None),
             None => (name, Some(peer.process)),
@@ -135,7 +135,7 @@ impl Exports for Disks {
             return Err(Refused::Unknown(name.to_owned()));
         }
         let handle = self.0.open(Path::new(path), writer).map_err(Refused::Forbidden)?;
-        Ok(Export::Disk(Arc::new(handle)))
+        Ok(Storage::Disk(Arc::new(handle)))
     }
 
     fn list(&self, _: &Peer) -> Vec<String> {

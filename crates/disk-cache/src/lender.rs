@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use aquifer_fabric::nbd::client::{Connection, NbdError, Operation, Target};
+use aquifer_nbd::client::{Connection, NbdError, Operation, Target};
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, is_zero, lock};
 use aquifer_volume::{Encryption, PageCipher};
 use quick_cache::{DefaultHashBuilder, UnitWeighter, unsync};

@@ -32,11 +32,12 @@ mod sys;
 use std::io;
 use std::path::PathBuf;
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::Target;
-use aquifer_fabric::nbd::server::{ListenError, Security};
+use aquifer_nbd::client::Target;
+use aquifer_nbd::server::Security;
 use aquifer_page::{Bytes, Group};
 use aquifer_region::RegionError;
+use aquifer_transport::Address;
+use aquifer_transport::serving::ListenError;
 use serde::{Deserialize, Serialize};
 
 pub use control::{resize, status};

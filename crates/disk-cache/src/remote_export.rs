@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use aquifer_fabric::nbd::server::{self, Export, Exports, Peer, Refused, Zeroes};
+use aquifer_nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
 use aquifer_page::{Bytes, Group, PAGE_SIZE, lock};
 use rustix::io::Errno;
 
@@ -104,10 +104,10 @@ impl Drop for Handle {
 }
 
 impl Exports for Borrowers {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {
         match name.split_once('/') {
             Some((group, borrower)) if group == self.0.group.as_str() && !borrower.is_empty() => {
-                Ok(Export::Disk(Arc::new(self.0.open(name, peer)?)))
+                Ok(Storage::Disk(Arc::new(self.0.open(name, peer)?)))
             }
             _ => Err(Refused::Unknown(name.to_owned())),
         }

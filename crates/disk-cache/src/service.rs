@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::Target;
-use aquifer_fabric::nbd::server::{Security, Server};
+use aquifer_nbd::client::Target;
+use aquifer_nbd::server::{Security, Server};
 use aquifer_page::{Bytes, Group, LeaseId};
 use aquifer_region::process::GroupFiles;
+use aquifer_transport::Address;
 
 use super::control::{Asked, Control};
 use super::disk_registry::{DiskRegistry, Disks};

@@ -3,9 +3,12 @@
 //! A **page** (4 KiB) is the unit of transfer. An **extent** (64 MiB) is the unit of promise and
 //! placement.
 
+pub mod blocks;
 mod bytes;
+pub mod export;
 pub mod file;
 mod name;
+pub mod visitor;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -13,10 +13,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, Operation, Target};
+use aquifer_nbd::client::{Connection, Operation, Target};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region_client::{Listener, Reply, Request, Userfault, socket_of};
+use aquifer_transport::Address;
 use rustix::event::{PollFd, PollFlags, poll};
 
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -22,7 +22,7 @@ pub enum RegionError {
     Pool(#[from] VolumeError),
     /// The host's certificate cannot be used.
     #[error(transparent)]
-    Tls(#[from] aquifer_fabric::tls::TlsError),
+    Tls(#[from] aquifer_transport::tls::TlsError),
     /// A region of this name exists.
     #[error(
         "a region '{0}' already exists; choose another name, or run 'aquifer region rm {0}' first"

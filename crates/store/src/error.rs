@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use aquifer_page::export::ExportError;
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 
 /// A reason why the store cannot carry out a request.
@@ -64,43 +65,9 @@ pub enum StoreError {
         /// The requested capacity.
         capacity: Bytes,
     },
-    /// The lease stores as much as its quota allows.
-    #[error(
-        "lease {lease} is full: it stores its whole quota of {quota}; discard pages, or ask for \
-         a larger lease"
-    )]
-    Full {
-        /// The lease.
-        lease: LeaseId,
-        /// Its quota.
-        quota: Bytes,
-    },
-    /// The tmpfs or the process's memory limit is full.
-    #[error(
-        "no memory for lease {lease}: the tmpfs or the memory limit of this process is full \
-         ({source})"
-    )]
-    NoMemory {
-        /// The lease.
-        lease: LeaseId,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The request extends beyond the lease.
-    #[error("{length} bytes at {offset} are not inside lease {lease} of {capacity}")]
-    Range {
-        /// The lease.
-        lease: LeaseId,
-        /// First requested byte.
-        offset: u64,
-        /// Number of requested bytes.
-        length: u64,
-        /// The size of the lease.
-        capacity: Bytes,
-    },
-    /// The lease has been removed while a caller still holds it.
-    #[error("lease {0} has been removed")]
-    Gone(LeaseId),
+    /// The lease cannot carry out the request.
+    #[error(transparent)]
+    Export(#[from] ExportError),
 }
 
 impl StoreError {

@@ -50,8 +50,8 @@ pub mod tmpfs;
 mod usage;
 
 pub use error::StoreError;
-pub use lease::{Held, Lease, Run, Segment};
+pub use lease::{Held, Lease};
 pub use record::LeaseRecord;
 pub use store::{Finding, Store};
-pub use tenancy::{Claim, Denied, End, Stay, Visitor};
+pub use tenancy::{Claim, Stay};
 pub use usage::{GroupUsage, LeaseUsage, SharedUsage, Usage};

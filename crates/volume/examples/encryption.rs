@@ -59,7 +59,7 @@ fn main() {
     );
 }
 
-fn volume(address: aquifer_fabric::Address, encryption: Option<Encryption>) -> Volume {
+fn volume(address: aquifer_transport::Address, encryption: Option<Encryption>) -> Volume {
     let config = VolumeConfig {
         id: VolumeId::random(),
         capacity: Bytes(EXTENT_SIZE),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use aquifer_fabric::Visitor;
+use aquifer_page::visitor::Visitor;
 use aquifer_page::{ClientId, Incarnation, OwnerId};
 use serde::{Deserialize, Serialize};
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_fabric::tls::Identity;
 use aquifer_page::{Bytes, VolumeId};
+use aquifer_transport::tls::Identity;
 
 use crate::ledger::Ledger;
 

@@ -4,8 +4,9 @@ use std::io;
 use std::path::PathBuf;
 
 use aquifer_page::{Bytes, LeaseId, VolumeId};
+use aquifer_transport::initiator::InitiatorError;
 
-use crate::holder::{HolderError, LinkError};
+use crate::holder::HolderError;
 
 /// The reason why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +81,7 @@ pub enum VolumeError {
         /// The lease's lender.
         lender: String,
         /// The error of the connection.
-        source: Box<LinkError>,
+        source: Box<InitiatorError>,
     },
     /// A secret could not be read.
     #[error(

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-use aquifer_fabric::sleep::going_to_sleep;
+use aquifer_transport::sleep::going_to_sleep;
 
 use aquifer_page::EXTENT_SIZE;
 

@@ -25,9 +25,9 @@ mod target;
 mod upkeep;
 mod volume;
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard};
 
-use aquifer_fabric::sleep::going_to_sleep;
+use aquifer_transport::sleep::lock;
 
 pub use claim::Claim;
 pub use config::VolumeConfig;
@@ -40,17 +40,6 @@ pub use status::{LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus};
 pub use target::{LeaseTarget, NvmeAccess, Protocol};
 pub use upkeep::Upkeep;
 pub use volume::Volume;
-
-/// Locks the mutex, and ignores poison: no code here panics between changes that belong together.
-/// Calls `going_to_sleep` only if another thread holds the lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    match mutex.try_lock() {
-        Ok(guard) => return guard,
-        Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => going_to_sleep(),
-    }
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Locks the worker's own element of `all`, or else a free one. There may be more workers than
 /// elements.

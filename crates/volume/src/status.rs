@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aquifer_fabric::Address;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_transport::Address;
 use serde::{Deserialize, Serialize};
 
 use crate::encryption::EncryptionMode;

@@ -3,12 +3,15 @@
 use std::fs;
 use std::path::PathBuf;
 
-use aquifer_fabric::nvme::auth::{SecretError, Secrets};
-use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::tls::Identity;
-use aquifer_fabric::{Address, NvmeUri, Uri};
-use aquifer_fabric::{nbd::client as nbd, nvme::initiator as nvme};
+use aquifer_nbd::Uri;
+use aquifer_nbd::client as nbd;
+use aquifer_nvme::NvmeUri;
+use aquifer_nvme::auth::{SecretError, Secrets};
+use aquifer_nvme::initiator as nvme;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::{Bytes, HostName, LeaseId};
+use aquifer_transport::Address;
+use aquifer_transport::tls::Identity;
 use serde::{Deserialize, Serialize};
 
 use crate::claim::Claim;
@@ -173,12 +176,13 @@ impl LeaseTarget {
                         return Err(VolumeError::Unusable { lease, lender, why: why.to_owned() });
                     }
                 };
-                Ok(nbd::Target { address, export: export.clone(), tls }.into())
+                Ok(Source::new(nbd::Target { address, export: export.clone(), tls }))
             }
             Protocol::Nvme(access) => {
                 let target =
                     nvme::Target::new(address, access.subsystem.clone(), access.host.clone());
-                Ok(nvme::Target { secrets: self.secrets(access)?, ..target }.into())
+                let target = nvme::Target { secrets: self.secrets(access)?, ..target };
+                Ok(Source::new(nvme::ByteSession::new(target)))
             }
         }
     }

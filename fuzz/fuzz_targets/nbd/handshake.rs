@@ -1,10 +1,10 @@
 //! Handshakes of a broken NBD server.
 
-use aquifer_fabric::nbd::proto::{
+use aquifer_fuzz::{Number, Twist, Twisted};
+use aquifer_nbd::proto::{
     BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     OptionReply, info, option, reply,
 };
-use aquifer_fuzz::{Number, Twist, Twisted};
 use arbitrary::{Arbitrary, Unstructured};
 use zerocopy::IntoBytes;
 

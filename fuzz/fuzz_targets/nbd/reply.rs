@@ -1,10 +1,10 @@
 //! Requests to a broken NBD server, and its replies.
 
-use aquifer_fabric::nbd::proto::{
+use aquifer_fuzz::{Number, Twisted};
+use aquifer_nbd::proto::{
     ChunkError, ChunkHeader, Hole, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply,
     StatusRun, chunk,
 };
-use aquifer_fuzz::{Number, Twisted};
 use arbitrary::Arbitrary;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::U64;

@@ -1,12 +1,12 @@
 //! Steps of a broken host on an admin queue.
 
-use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, admin};
-use aquifer_fabric::nvme::proto::fabrics::{configuration, kind, property};
-use aquifer_fabric::nvme::proto::feature::id;
-use aquifer_fabric::nvme::proto::identify::controller;
-use aquifer_fabric::nvme::proto::log::{Request, page};
-use aquifer_fabric::nvme::proto::{Command, pdu};
 use aquifer_fuzz::Number;
+use aquifer_nvme::proto::command::{FABRICS, Sgl, admin};
+use aquifer_nvme::proto::fabrics::{configuration, kind, property};
+use aquifer_nvme::proto::feature::id;
+use aquifer_nvme::proto::identify::controller;
+use aquifer_nvme::proto::log::{Request, page};
+use aquifer_nvme::proto::{Command, pdu};
 use arbitrary::Arbitrary;
 
 use crate::script::{Place, Script, ic_req};

@@ -1,9 +1,9 @@
 //! Steps of a broken host on an I/O queue.
 
-use aquifer_fabric::nvme::proto::Command;
-use aquifer_fabric::nvme::proto::command::{DsmRange, FABRICS, Sgl, io};
-use aquifer_fabric::nvme::proto::fabrics::kind;
 use aquifer_fuzz::Number;
+use aquifer_nvme::proto::Command;
+use aquifer_nvme::proto::command::{DsmRange, FABRICS, Sgl, io};
+use aquifer_nvme::proto::fabrics::kind;
 use aquifer_page::PAGE_SIZE;
 use arbitrary::Arbitrary;
 use zerocopy::IntoBytes;

@@ -6,11 +6,9 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
-use aquifer_fabric::nvme::proto::pdu::{
-    CapsuleResp, CommonHeader, Data, R2t, Shape, TermReq, kind,
-};
-use aquifer_fabric::nvme::proto::{Completion, NvmeStatus};
 use aquifer_fuzz::{Delivery, MAX_SENT_BYTES, Number, Twist, Twisted};
+use aquifer_nvme::proto::pdu::{CapsuleResp, CommonHeader, Data, R2t, Shape, TermReq, kind};
+use aquifer_nvme::proto::{Completion, NvmeStatus};
 use arbitrary::Arbitrary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};

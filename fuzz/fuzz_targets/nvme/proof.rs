@@ -1,13 +1,13 @@
 //! Authentication by a host (DH-HMAC-CHAP, NVMe Base 2.0 section 8.13.5), honest or broken.
 
-use aquifer_fabric::nvme::auth::{Exchange, Group, Hash, Response, Side};
-use aquifer_fabric::nvme::proto::auth::{
+use aquifer_fuzz::secret;
+use aquifer_nvme::auth::{Exchange, Group, Hash, Response, Side};
+use aquifer_nvme::proto::auth::{
     Challenge, DH_HMAC_CHAP, NAMES, Negotiate, Protocol, Reply, message,
 };
-use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, admin};
-use aquifer_fabric::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
-use aquifer_fabric::nvme::proto::{Command, Nqn};
-use aquifer_fuzz::secret;
+use aquifer_nvme::proto::command::{FABRICS, Sgl, admin};
+use aquifer_nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
+use aquifer_nvme::proto::{Command, Nqn};
 use arbitrary::Arbitrary;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 

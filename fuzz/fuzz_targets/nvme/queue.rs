@@ -1,12 +1,12 @@
 //! Connections that become queues by the rules, so that attacks can start from there.
 
-use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl};
-use aquifer_fabric::nvme::proto::fabrics::{
+use aquifer_fuzz::{Peer, Worker};
+use aquifer_nvme::proto::command::{FABRICS, Sgl};
+use aquifer_nvme::proto::fabrics::{
     ANY_CONTROLLER, Connect, ConnectData, configuration, connect, kind as fabrics, property,
 };
-use aquifer_fabric::nvme::proto::pdu::{CapsuleResp, CommonHeader, Data, IcResp, Shape, kind};
-use aquifer_fabric::nvme::proto::{Command, Completion, Nqn};
-use aquifer_fuzz::{Peer, Worker};
+use aquifer_nvme::proto::pdu::{CapsuleResp, CommonHeader, Data, IcResp, Shape, kind};
+use aquifer_nvme::proto::{Command, Completion, Nqn};
 use arbitrary::Arbitrary;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 

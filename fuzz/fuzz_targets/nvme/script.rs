@@ -1,11 +1,11 @@
 //! Sequences of PDUs of a host.
 
-use aquifer_fabric::nvme::proto::command::Sgl;
-use aquifer_fabric::nvme::proto::pdu::{
+use aquifer_fuzz::{Number, Twisted};
+use aquifer_nvme::proto::command::Sgl;
+use aquifer_nvme::proto::pdu::{
     CapsuleCmd, CommonHeader, Data, IC_LENGTH, IcReq, Shape, TermReq, digests, flag, kind,
 };
-use aquifer_fabric::nvme::proto::{Command, digest};
-use aquifer_fuzz::{Number, Twisted};
+use aquifer_nvme::proto::{Command, digest};
 use arbitrary::Arbitrary;
 use zerocopy::IntoBytes;
 

@@ -28,7 +28,7 @@ fn backends_pass(spec: Spec, backends: &str) -> Result<()> {
     let mut spec = spec.memory(Bytes::gib(1)).modules(["fuse", "loop", "nbd"]);
     // The tests look for the examples in a directory beside their own.
     spec = spec.file(test("blockdev", "blockdev"), "/tests/deps/blockdev");
-    for (room, name) in [("blockdev", "volume_process"), ("fabric", "nbd_memory")] {
+    for (room, name) in [("blockdev", "volume_process"), ("nbd", "nbd_memory")] {
         spec = spec.file(example(room, name), &format!("/tests/examples/{name}"));
     }
     let hosts = Testbed::start([spec])?;

@@ -26,7 +26,7 @@ fn initiator_passes(spec: Spec, authenticates: &str) -> Result<()> {
         .memory(Bytes::gib(1))
         .modules(["nvmet", "nvmet-tcp", "brd", "zram", "fuse", "loop", "crc32c_generic"])
         .file(aquifer(), "/bin/aquifer")
-        .file(example("fabric", "nvme_check"), "/bin/nvme_check")
+        .file(example("nvme", "nvme_check"), "/bin/nvme_check")
         .file(env!("CARGO_BIN_EXE_checked-io"), "/bin/checked-io");
     let hosts = Testbed::start([spec])?;
     let said = hosts.hosts()[0]

@@ -26,7 +26,7 @@ fn target_passes(spec: Spec, authenticates: &str) -> Result<()> {
     let mut spec = with_script(spec, "nvme_target.sh")
         .memory(Bytes::gib(1))
         .modules(["nvme-fabrics", "nvme-tcp", "ext4"])
-        .file(example("fabric", "nvme_memory"), "/bin/nvme_memory");
+        .file(example("nvme", "nvme_memory"), "/bin/nvme_memory");
     // Not as blkdiscard: busybox has one of that name, which can do less.
     for (program, name) in
         [("nvme", "nvme"), ("fio", "fio"), ("mkfs.ext4", "mkfs.ext4"), ("blkdiscard", "discard")]

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_blockdev::nvme::target::{self, HostSecrets, Target, Wish};
 use aquifer_blockdev::nvme::{Root, SubsystemUri, Transport};
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::{Bytes, LeaseId, file};
 use aquifer_store::LeaseRecord;
 

@@ -12,10 +12,10 @@ use std::fmt;
 
 use aquifer_api::message::{Access, AccessSecrets};
 use aquifer_control::LentLease;
-use aquifer_fabric::nvme::auth::Secret;
-use aquifer_fabric::tls::Identity;
+use aquifer_nvme::auth::Secret;
 use aquifer_page::{Bytes, HostName, LeaseId};
 use aquifer_store::LeaseRecord;
+use aquifer_transport::tls::Identity;
 use serde::{Deserialize, Serialize};
 
 use self::kernel::KernelLeases;

@@ -5,13 +5,15 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_api::message::Access;
-use aquifer_fabric::nbd::server::{self as nbd, Export, Exports, Peer, Security, Server};
-use aquifer_fabric::nvme::auth::Secrets;
-use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Target};
-use aquifer_fabric::{Address, NvmeUri, Uri, tls::Identity};
+use aquifer_nbd::Uri;
+use aquifer_nbd::server::{self as nbd, Exports, Peer, Security, Server, Storage};
+use aquifer_nvme::NvmeUri;
+use aquifer_nvme::auth::Secrets;
+use aquifer_nvme::proto::Nqn;
+use aquifer_nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Target};
 use aquifer_page::{Bytes, LeaseId};
 use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_transport::{Address, tls::Identity};
 
 use super::{Leases, note};
 use crate::config::Config;
@@ -167,14 +169,14 @@ impl ExportRegistry {
 }
 
 impl Exports for ExportRegistry {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Export, nbd::Refused> {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, nbd::Refused> {
         // A missing lease and another host's lease get the same answer: a host learns nothing of
         // others' leases.
         let refused = || nbd::Refused::Unknown(name.to_owned());
         let id: LeaseId = name.parse().map_err(|_| refused())?;
         let lease = self.get(id).ok_or_else(refused)?;
         if peer.host.as_ref() == Some(lease.borrower()) {
-            Ok(Export::Lease(lease))
+            Ok(Storage::Lease(lease))
         } else {
             Err(refused())
         }

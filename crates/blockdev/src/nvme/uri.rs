@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
+use aquifer_transport::Address;
 use serde::{Deserialize, Serialize};
 
 use super::{NvmeError, Transport};

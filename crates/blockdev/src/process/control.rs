@@ -9,7 +9,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::accepting;
+use aquifer_transport::accepting;
 
 use super::ProcessError;
 use super::message::{Request, Response};

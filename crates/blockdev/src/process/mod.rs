@@ -36,7 +36,7 @@ pub enum ProcessError {
     },
     /// The host's certificate cannot be used.
     #[error(transparent)]
-    Tls(#[from] aquifer_fabric::tls::TlsError),
+    Tls(#[from] aquifer_transport::tls::TlsError),
     /// The volume failed.
     #[error(transparent)]
     Volume(#[from] aquifer_volume::VolumeError),

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::tls::Identity;
 use aquifer_page::{LeaseId, lock};
+use aquifer_transport::tls::Identity;
 use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig, VolumeError};
 
 use super::disk::VolumeDisk;

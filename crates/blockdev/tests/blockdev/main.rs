@@ -7,7 +7,7 @@ mod allocation;
 mod alone;
 mod backends;
 mod common;
-#[path = "../../../fabric/tests/fabric/counting/mod.rs"]
+#[path = "../../../nbd/tests/nbd/counting/mod.rs"]
 mod counting;
 mod process;
 mod safety;

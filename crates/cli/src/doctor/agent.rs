@@ -11,8 +11,8 @@ use aquifer_agent::config::{Attach, Config, LeaseBackend};
 use aquifer_agent::monitor::Source;
 use aquifer_agent::monitor::gate::SwapGate;
 use aquifer_blockdev::backend;
-use aquifer_fabric::tls::Identity;
 use aquifer_group::Agreements;
+use aquifer_transport::tls::Identity;
 use rustix::fs::{Access, access};
 
 use super::Check;

@@ -8,8 +8,8 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 
-use aquifer_fabric::tls::{Authority, CA_CERTIFICATE, CA_KEY};
 use aquifer_page::HostName;
+use aquifer_transport::tls::{Authority, CA_CERTIFICATE, CA_KEY};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, OrFail, Result};

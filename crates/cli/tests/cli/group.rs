@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_disk_cache as cache;
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, Target};
+use aquifer_nbd::client::{Connection, Target};
 use aquifer_page::Bytes;
+use aquifer_transport::Address;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

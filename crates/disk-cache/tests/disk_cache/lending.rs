@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_disk_cache::{LenderStatus, Options};
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, Target};
-use aquifer_fabric::nbd::server::{Disk, Export, Exports, Peer, Refused, Security, Server, Zeroes};
+use aquifer_nbd::client::{Connection, Target};
+use aquifer_nbd::server::{Disk, Exports, Peer, Refused, Security, Server, Storage, Zeroes};
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_transport::Address;
 
 use crate::common::{Here, PAGE, TIMEOUT, is_root, seconds, until, work};
 
@@ -201,8 +201,8 @@ impl Disk for Liar {
 struct Lying(Arc<Liar>);
 
 impl Exports for Lying {
-    fn open(&self, _: &str, _: &Peer) -> Result<Export, Refused> {
-        Ok(Export::Disk(self.0.clone()))
+    fn open(&self, _: &str, _: &Peer) -> Result<Storage, Refused> {
+        Ok(Storage::Disk(self.0.clone()))
     }
 
     fn list(&self, _: &Peer) -> Vec<String> {

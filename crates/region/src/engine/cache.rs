@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_transport::sleep::going_to_sleep;
 
 use super::evict::{BATCH, FEW};
 use super::outgoing::Outgoing;

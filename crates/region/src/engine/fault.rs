@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::poll_token::PollToken;
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::{Fault, Filled, Run};
+use aquifer_transport::poll_token::PollToken;
 use aquifer_volume::VolumeError;
 use rustix::event::epoll;
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::sleep::going_to_sleep;
+use aquifer_transport::sleep::going_to_sleep;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Times;

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::accepting;
 use aquifer_page::Bytes;
 use aquifer_region_client::Run;
+use aquifer_transport::accepting;
 use aquifer_volume::LeaseState;
 
 use super::files::{Files, RegionSpec};

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::accepting;
-use aquifer_fabric::tls::Identity;
 use aquifer_page::RegionName;
 use aquifer_region_client::{Listener, Reply, Request};
+use aquifer_transport::accepting;
+use aquifer_transport::tls::Identity;
 use aquifer_volume::VolumeConfig;
 
 use super::control::{Control, Serving};

@@ -13,9 +13,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::Bytes;
 use aquifer_region_client::{Attach, Connection, Filled, Order, Reply, Run, Shared, Userfault};
+use aquifer_transport::sleep::going_to_sleep;
 use rustix::event::{PollFd, PollFlags, poll};
 
 pub(crate) use self::mapping::{Mapping, each_present};

@@ -3,9 +3,8 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use aquifer_page::export::ExportError;
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
-
-use crate::StoreError;
 
 /// The number of pages that a lease stores, and its limit. Each page counts in full, even if other
 /// leases share its frame.
@@ -30,13 +29,13 @@ impl Account {
         Bytes(self.stored_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64)
     }
 
-    /// Reserves `pages` more, or fails with [`StoreError::Full`] and reserves none.
-    pub(crate) fn reserve(&self, pages: usize) -> Result<(), StoreError> {
+    /// Reserves `pages` more, or fails with [`ExportError::Full`] and reserves none.
+    pub(crate) fn reserve(&self, pages: usize) -> Result<(), ExportError> {
         let fits =
             |stored: u64| Some(stored + pages as u64).filter(|&after| after <= self.quota_pages);
         match self.stored_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(()),
-            Err(_) => Err(StoreError::Full { lease: self.lease, quota: self.quota() }),
+            Err(_) => Err(ExportError::Full { lease: self.lease, quota: self.quota() }),
         }
     }
 
@@ -45,7 +44,7 @@ impl Account {
     }
 
     /// Returns the error for pages that the kernel has no room for.
-    pub(crate) fn no_memory(&self, source: io::Error) -> StoreError {
-        StoreError::NoMemory { lease: self.lease, source }
+    pub(crate) fn no_memory(&self, source: io::Error) -> ExportError {
+        ExportError::NoMemory { lease: self.lease, source }
     }
 }

@@ -1,12 +1,15 @@
 //! A lease: reads, writes and discards of byte ranges, and the lease's record and end.
 
 mod account;
+mod export;
 mod pages;
 mod private_pages;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use aquifer_page::export::{ExportError, Run, Segment};
+use aquifer_page::visitor::{Denied, End, Visitor};
 use aquifer_page::{Bytes, Group, HostName, Incarnation, LeaseId, lock};
 
 pub(crate) use self::account::Account;
@@ -15,7 +18,7 @@ use self::pages::ReadRun;
 use crate::dir::{Dir, Entry};
 use crate::span::{CHUNK_PAGES, Span};
 use crate::tenancy::{Tenancy, TenancyRecord};
-use crate::{Denied, End, LeaseRecord, Stay, StoreError, Visitor};
+use crate::{LeaseRecord, Stay, StoreError};
 
 /// A sparse piece of a lender's RAM, promised to one borrower.
 ///
@@ -34,24 +37,6 @@ pub struct Lease {
     pages: Pages,
     dir: Arc<Dir>,
     tenancy: Arc<Tenancy>,
-}
-
-/// A run of a lease that is all stored or all hole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Length in bytes.
-    pub length: u64,
-    /// Whether the run takes RAM; a hole reads as zeroes.
-    pub stored: bool,
-}
-
-/// A piece of held bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Segment<'a> {
-    /// Bytes in the store's memory.
-    Data(&'a [u8]),
-    /// Length in bytes of a hole; it reads as zeroes.
-    Hole(usize),
 }
 
 /// A range of a lease, locked against writers, so that the server can send the bytes without a
@@ -163,7 +148,7 @@ impl Lease {
     ///
     /// # Errors
     /// [`StoreError::File`] if the record cannot be written; the old note stays.
-    /// [`StoreError::Gone`] after the lease's removal.
+    /// [`ExportError::Gone`] after the lease's removal.
     pub fn set_note(&self, note: serde_json::Value) -> Result<(), StoreError> {
         let mut record = self.locked_record();
         self.check_alive()?;
@@ -176,8 +161,8 @@ impl Lease {
     /// Fills `buf` from `offset` on. Allocates neither heap memory nor pages of the lease.
     ///
     /// # Errors
-    /// [`StoreError::Range`], [`StoreError::Gone`].
-    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), StoreError> {
+    /// [`ExportError::Range`], [`ExportError::Gone`].
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), ExportError> {
         let span = self.span(offset, buf.len() as u64)?;
         for chunk in span.chunks() {
             let run = self.pages.read(chunk);
@@ -196,9 +181,9 @@ impl Lease {
     /// Stores `data` at `offset`. Pages that become all zero take no RAM.
     ///
     /// # Errors
-    /// [`StoreError::Full`] and [`StoreError::NoMemory`], after any part of the range has been
-    /// written; [`StoreError::Range`], [`StoreError::Gone`].
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+    /// [`ExportError::Full`] and [`ExportError::NoMemory`], after any part of the range has been
+    /// written; [`ExportError::Range`], [`ExportError::Gone`].
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), ExportError> {
         let span = self.span(offset, data.len() as u64)?;
         for chunk in span.chunks() {
             let mut run = self.pages.write(chunk);
@@ -212,9 +197,9 @@ impl Lease {
     /// rest of it is zero too.
     ///
     /// # Errors
-    /// [`StoreError::Range`], [`StoreError::Gone`], [`StoreError::NoMemory`] if the kernel cannot
-    /// free the pages or copy a shared page.
-    pub fn discard(&self, offset: u64, length: u64) -> Result<(), StoreError> {
+    /// [`ExportError::Range`], [`ExportError::Gone`], [`ExportError::NoMemory`] if the kernel
+    /// cannot free the pages or copy a shared page.
+    pub fn discard(&self, offset: u64, length: u64) -> Result<(), ExportError> {
         let span = self.span(offset, length)?;
         self.check_alive()?;
         self.clear_all(&span)
@@ -227,7 +212,7 @@ impl Lease {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn allocate_zeroes(&self, offset: u64, length: u64) -> Result<(), StoreError> {
+    pub fn allocate_zeroes(&self, offset: u64, length: u64) -> Result<(), ExportError> {
         let span = self.span(offset, length)?;
         for chunk in span.chunks() {
             let mut run = self.pages.write(chunk);
@@ -240,12 +225,12 @@ impl Lease {
     /// Returns the runs of stored pages and holes in the range, a snapshot without locks.
     ///
     /// # Errors
-    /// [`StoreError::Range`], [`StoreError::Gone`].
+    /// [`ExportError::Range`], [`ExportError::Gone`].
     pub fn block_status(
         &self,
         offset: u64,
         length: u64,
-    ) -> Result<impl Iterator<Item = Run>, StoreError> {
+    ) -> Result<impl Iterator<Item = Run>, ExportError> {
         let span = self.span(offset, length)?;
         self.check_alive()?;
         let runs = self.pages.peek_runs(span.pages());
@@ -256,8 +241,8 @@ impl Lease {
     /// Checks whether a request for the range can succeed; does nothing else.
     ///
     /// # Errors
-    /// [`StoreError::Range`], [`StoreError::Gone`].
-    pub fn check(&self, offset: u64, length: u64) -> Result<(), StoreError> {
+    /// [`ExportError::Range`], [`ExportError::Gone`].
+    pub fn check(&self, offset: u64, length: u64) -> Result<(), ExportError> {
         self.span(offset, length)?;
         self.check_alive()
     }
@@ -269,8 +254,8 @@ impl Lease {
     /// range.
     ///
     /// # Errors
-    /// [`StoreError::Range`], [`StoreError::Gone`].
-    pub fn hold(&self, offset: u64, length: u64) -> Result<Held<'_>, StoreError> {
+    /// [`ExportError::Range`], [`ExportError::Gone`].
+    pub fn hold(&self, offset: u64, length: u64) -> Result<Held<'_>, ExportError> {
         let span = self.span(offset, length)?;
         let run = self.pages.read(span.pages());
         self.check_alive()?;
@@ -280,8 +265,8 @@ impl Lease {
     /// Locks the range for reading, or returns `None` if that would have to wait.
     ///
     /// # Errors
-    /// [`StoreError::Range`], [`StoreError::Gone`].
-    pub fn try_hold(&self, offset: u64, length: u64) -> Result<Option<Held<'_>>, StoreError> {
+    /// [`ExportError::Range`], [`ExportError::Gone`].
+    pub fn try_hold(&self, offset: u64, length: u64) -> Result<Option<Held<'_>>, ExportError> {
         let span = self.span(offset, length)?;
         let run = self.pages.try_read(span.pages());
         self.check_alive()?;
@@ -289,7 +274,7 @@ impl Lease {
     }
 
     /// Ends the lease: frees all its RAM at once, and later requests fail with
-    /// [`StoreError::Gone`], even of connections that still hold the lease. Deletes the record
+    /// [`ExportError::Gone`], even of connections that still hold the lease. Deletes the record
     /// first: after a crash in between, the next open deletes pages without a record.
     ///
     /// No writer can store a page that the sweep misses. A writer locks its page and then reads
@@ -311,7 +296,7 @@ impl Lease {
         }
     }
 
-    fn clear_all(&self, span: &Span) -> Result<(), StoreError> {
+    fn clear_all(&self, span: &Span) -> Result<(), ExportError> {
         let mut rest = span.pages();
         while let Some(start) = self.pages.first_not_idle(rest.clone()) {
             let chunk = start..rest.end.min(start + CHUNK_PAGES);
@@ -322,16 +307,16 @@ impl Lease {
         Ok(())
     }
 
-    fn span(&self, offset: u64, length: u64) -> Result<Span, StoreError> {
+    fn span(&self, offset: u64, length: u64) -> Result<Span, ExportError> {
         if offset.checked_add(length).is_some_and(|end| end <= self.capacity) {
             Ok(Span::new(offset, length))
         } else {
-            Err(StoreError::Range { lease: self.id, offset, length, capacity: self.capacity() })
+            Err(ExportError::Range { lease: self.id, offset, length, capacity: self.capacity() })
         }
     }
 
-    fn check_alive(&self) -> Result<(), StoreError> {
-        if self.retired.load(Ordering::SeqCst) { Err(StoreError::Gone(self.id)) } else { Ok(()) }
+    fn check_alive(&self) -> Result<(), ExportError> {
+        if self.retired.load(Ordering::SeqCst) { Err(ExportError::Gone(self.id)) } else { Ok(()) }
     }
 
     fn locked_record(&self) -> MutexGuard<'_, LeaseRecord> {

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use aquifer_page::export::ExportError;
+
 use super::account::Account;
-use crate::StoreError;
 use crate::sharing::{SharedPages, SharedRead, SharedWrite};
 use crate::span::{Span, runs};
 use crate::sys::{LeasePages as _, PrivatePages, PrivateRead, PrivateWrite};
@@ -105,7 +106,7 @@ impl WriteRun<'_> {
         span: &Span,
         data: &[u8],
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         match self {
             Self::Private(private) => private.store(span, data, account),
             Self::Shared(shared) => shared.store(span, data, account),
@@ -117,7 +118,7 @@ impl WriteRun<'_> {
         &mut self,
         span: &Span,
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         match self {
             Self::Private(private) => private.allocate_zeroes(span, account),
             Self::Shared(shared) => shared.allocate_zeroes(span, account),
@@ -125,7 +126,7 @@ impl WriteRun<'_> {
     }
 
     /// Zeroes the held pages' part of `span`, and frees the pages that become all zero.
-    pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+    pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), ExportError> {
         match self {
             Self::Private(private) => private.clear(span, account),
             Self::Shared(shared) => shared.clear(span, account),

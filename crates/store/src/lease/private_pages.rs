@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use aquifer_page::export::ExportError;
 use aquifer_page::is_zero;
 
 use super::account::Account;
-use crate::StoreError;
 use crate::span::{Span, runs};
 use crate::sys::PrivateWrite;
 
@@ -16,7 +16,7 @@ impl PrivateWrite<'_> {
         span: &Span,
         data: &[u8],
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         let zero = |page: usize| is_zero(&data[span.of_span(&(page..page + 1))]);
         for (pages, zero) in runs(self.pages(), zero) {
             if zero {
@@ -35,7 +35,7 @@ impl PrivateWrite<'_> {
         &mut self,
         span: &Span,
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         let pages = self.pages();
         self.provide(&pages, account)?;
         self.bytes(&pages)[span.of_pages(&pages)].fill(0);
@@ -43,7 +43,7 @@ impl PrivateWrite<'_> {
     }
 
     /// Zeroes the held pages' part of `span`, and frees the pages that become all zero.
-    pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+    pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), ExportError> {
         self.clear_pages(span, self.pages(), account)
     }
 
@@ -52,7 +52,7 @@ impl PrivateWrite<'_> {
         span: &Span,
         mut pages: Range<usize>,
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         // Only the first and the last page can be partly in the span.
         if self.stays_after_clearing(span, pages.start) {
             pages.start += 1;
@@ -82,7 +82,7 @@ impl PrivateWrite<'_> {
     }
 
     /// Stores all of `pages` that are holes, as zeroes.
-    fn provide(&mut self, pages: &Range<usize>, account: &Account) -> Result<(), StoreError> {
+    fn provide(&mut self, pages: &Range<usize>, account: &Account) -> Result<(), ExportError> {
         let mut at = pages.start;
         while let Some(missing) = self.next_run(at..pages.end, false) {
             account.reserve(missing.len())?;

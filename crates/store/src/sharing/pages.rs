@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use aquifer_page::export::ExportError;
 use aquifer_page::{PAGE_SIZE, is_zero};
 
 use super::frames::GroupFrames;
-use crate::StoreError;
 use crate::lease::Account;
 use crate::span::Span;
 use crate::sys::{FrameFile, HOLE, LeasePages as _, Table, TableRead, TableWrite};
@@ -91,7 +91,7 @@ impl SharedWrite<'_> {
         span: &Span,
         data: &[u8],
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         for page in self.run.pages() {
             let part = &data[span.of_span(&(page..page + 1))];
             if let Ok(whole) = part.try_into() {
@@ -109,7 +109,7 @@ impl SharedWrite<'_> {
         &mut self,
         span: &Span,
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         for page in self.run.pages() {
             if span.cuts(page) {
                 let changed = self.changed(span, page, |target| target.fill(0));
@@ -122,7 +122,7 @@ impl SharedWrite<'_> {
     }
 
     /// Zeroes the held pages' part of `span`, and frees the pages that become all zero.
-    pub(crate) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+    pub(crate) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), ExportError> {
         for page in self.run.pages() {
             if span.cuts(page) && self.run.entry(page) != HOLE {
                 let changed = self.changed(span, page, |target| target.fill(0));
@@ -147,7 +147,7 @@ impl SharedWrite<'_> {
         page: usize,
         content: &[u8; PAGE_SIZE],
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         if is_zero(content) {
             self.clear_page(page, account);
             return Ok(());
@@ -163,7 +163,7 @@ impl SharedWrite<'_> {
         page: usize,
         content: &[u8; PAGE_SIZE],
         account: &Account,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ExportError> {
         let old = self.run.entry(page);
         if old == HOLE {
             account.reserve(1)?;

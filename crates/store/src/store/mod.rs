@@ -150,10 +150,10 @@ impl Store {
     }
 
     /// Ends a lease, frees its RAM except frames that other leases share, and returns how much it
-    /// stored. Callers that still hold the lease get [`StoreError::Gone`].
+    /// stored. Requests of callers that still hold the lease fail from then on.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`]; [`StoreError::NoMemory`] if the kernel cannot free its pages;
+    /// [`StoreError::Unknown`]; [`StoreError::Export`] if the kernel cannot free its pages;
     /// [`StoreError::File`] if its files cannot be deleted. The lease then stays in the store, for
     /// a retry.
     pub fn remove(&self, id: LeaseId) -> Result<Bytes, StoreError> {

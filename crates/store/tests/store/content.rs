@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use aquifer_page::export::{ExportError, Segment};
 use aquifer_page::{Bytes, PAGE_SIZE, is_zero};
-use aquifer_store::{Lease, Segment, StoreError};
+use aquifer_store::Lease;
 use proptest::prelude::*;
 
 use crate::common::{Random, one_lease, one_shared_lease, record, shm_dir, taken};
@@ -232,7 +233,7 @@ fn a_full_quota_refuses_new_pages_and_only_those() {
     let lease = store.create(record(Bytes(16 * PAGE), Bytes(4 * PAGE))).unwrap();
     lease.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
     let error = lease.write(8 * PAGE, &[2]).unwrap_err();
-    assert!(matches!(error, StoreError::Full { .. }));
+    assert!(matches!(error, ExportError::Full { .. }));
     assert!(
         error.to_string().contains(&lease.id().to_string()) && error.to_string().contains("16KiB"),
         "{error}"
@@ -248,11 +249,11 @@ fn a_full_quota_refuses_new_pages_and_only_those() {
 fn requests_that_leave_the_lease_are_refused() {
     let (_dir, _store, lease) = one_lease(Bytes(PAGE));
     for (offset, length) in [(PAGE, 1), (0, PAGE + 1), (u64::MAX, 1), (1, u64::MAX)] {
-        assert!(matches!(lease.discard(offset, length), Err(StoreError::Range { .. })));
+        assert!(matches!(lease.discard(offset, length), Err(ExportError::Range { .. })));
         assert!(lease.block_status(offset, length).is_err() && lease.hold(offset, length).is_err());
     }
     lease.read(PAGE, &mut []).unwrap();
     lease.write(PAGE, &[]).unwrap();
     lease.discard(PAGE, 0).unwrap();
-    assert!(matches!(lease.write(PAGE - 1, &[1, 2]), Err(StoreError::Range { .. })));
+    assert!(matches!(lease.write(PAGE - 1, &[1, 2]), Err(ExportError::Range { .. })));
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use aquifer_page::export::ExportError;
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 use aquifer_store::{Store, StoreError};
 
@@ -47,9 +48,9 @@ fn a_removed_lease_gives_all_back_even_while_somebody_has_it() {
     lease.write(0, &vec![1; 8 * MIB]).unwrap();
     assert_eq!(store.remove(lease.id()).unwrap(), Bytes::mib(8));
     assert_eq!(lease.stored(), Bytes::ZERO);
-    assert!(matches!(lease.write(0, &[1]), Err(StoreError::Gone(id)) if id == lease.id()));
-    assert!(matches!(lease.read(0, &mut [0]), Err(StoreError::Gone(_))));
-    assert!(matches!(lease.discard(0, 1), Err(StoreError::Gone(_))));
+    assert!(matches!(lease.write(0, &[1]), Err(ExportError::Gone(id)) if id == lease.id()));
+    assert!(matches!(lease.read(0, &mut [0]), Err(ExportError::Gone(_))));
+    assert!(matches!(lease.discard(0, 1), Err(ExportError::Gone(_))));
     assert!(lease.hold(0, 1).is_err() && lease.set_note(1.into()).is_err());
     assert!(matches!(store.remove(lease.id()), Err(StoreError::Unknown(_))));
     let names: Vec<_> =

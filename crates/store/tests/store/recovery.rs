@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use aquifer_page::export::ExportError;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::{Finding, LeaseRecord, Store, StoreError};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -174,7 +175,7 @@ fn fill_a_small_tmpfs(dir: &Path, record: LeaseRecord) {
     // Every write has pages of its own content, so that sharing saves nothing.
     let block = unique(1);
     let full = (0..64).find_map(|at| lease.write(at << 20, &unique(at + 10)).err()).unwrap();
-    let StoreError::NoMemory { lease: id, source } = &full else { panic!("{full}") };
+    let ExportError::NoMemory { lease: id, source } = &full else { panic!("{full}") };
     assert_eq!((*id, source.kind()), (lease.id(), std::io::ErrorKind::StorageFull));
     let stored = lease.stored();
     assert!(stored > Bytes::mib(14) && stored < Bytes::mib(16), "{stored}");

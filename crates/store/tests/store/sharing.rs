@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use aquifer_page::export::{ExportError, Segment};
 use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_store::{Lease, LeaseRecord, Segment, SharedUsage, Store, StoreError};
+use aquifer_store::{Lease, LeaseRecord, SharedUsage, Store};
 
 use crate::common::{
     Random, frames_taken, one_shared_lease, record, rollup, shared_record, shm_dir,
@@ -180,7 +181,7 @@ fn a_removed_lease_gives_back_what_nobody_else_has() {
     assert_eq!(frames_taken(dir.path(), "red"), pages(1024), "and what was kept for later writes");
     assert!(read(&leases[1], 0, 1024) == image[..1024 * PAGE_SIZE]);
     shared(&store, "red");
-    assert!(matches!(leases[0].write(0, &[1]), Err(StoreError::Gone(_))));
+    assert!(matches!(leases[0].write(0, &[1]), Err(ExportError::Gone(_))));
 
     let frames = File::open(dir.path().join("red.frames")).unwrap();
     store.remove(leases[1].id()).unwrap();
@@ -204,8 +205,8 @@ fn the_quota_counts_shared_pages_too() {
     let other = &leases(&store, &["red"])[0];
     other.write(0, &[1; 8 * PAGE_SIZE]).unwrap();
     small.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
-    assert!(matches!(small.write(4 * PAGE, &[1; PAGE_SIZE]), Err(StoreError::Full { .. })));
-    assert!(matches!(small.allocate_zeroes(4 * PAGE, PAGE), Err(StoreError::Full { .. })));
+    assert!(matches!(small.write(4 * PAGE, &[1; PAGE_SIZE]), Err(ExportError::Full { .. })));
+    assert!(matches!(small.allocate_zeroes(4 * PAGE, PAGE), Err(ExportError::Full { .. })));
     assert!(read(&small, 4, 1) == [0; PAGE_SIZE]);
     small.write(0, &unique(4, 1)).unwrap();
     small.discard(0, PAGE).unwrap();

@@ -12,8 +12,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::tls::Authority;
 use aquifer_page::{Bytes, HostName, MigrationId};
+use aquifer_transport::tls::Authority;
 use serde_json::json;
 
 use super::cpu::Cpu;

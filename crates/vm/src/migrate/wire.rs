@@ -5,10 +5,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::channel::{Channel as _, Socket};
-use aquifer_fabric::tls::{self, Identity, TlsStream};
 use aquifer_page::HostName;
 use aquifer_region::handover;
+use aquifer_transport::channel::{Channel as _, Socket};
+use aquifer_transport::tls::{self, Identity, TlsStream};
 
 use super::message::{Link, Message};
 

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::accepting;
 use aquifer_page::{Bytes, lock};
+use aquifer_transport::accepting;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::files::Files;

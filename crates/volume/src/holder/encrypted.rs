@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use aquifer_page::PAGE_SIZE;
+use aquifer_page::blocks::in_blocks;
 
-use super::blocks::in_blocks;
 use super::{Holder, HolderError, Piece};
 use crate::encryption::PageCipher;
 use crate::{lock, lock_any};

@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
 
-use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_transport::sleep::going_to_sleep;
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -1,20 +1,20 @@
 //! Holders of extents. To add a kind, add a file here that implements [`Holder`].
 
-mod blocks;
 mod encrypted;
 mod file;
-mod link;
 mod remote;
+mod source;
 
 use std::error::Error;
 use std::time::Duration;
 
 use aquifer_page::PAGE_SIZE;
+use aquifer_transport::initiator::InitiatorError;
 
 pub(crate) use encrypted::EncryptedHolder;
 pub use file::FileHolder;
-pub use link::{LinkError, NbdSource, Source};
 pub use remote::RemoteHolder;
+pub use source::Source;
 
 /// An offset, and the bytes to write there.
 pub type Piece<'a> = (u64, &'a [u8]);
@@ -89,7 +89,7 @@ pub enum HolderError {
         /// The time for which the holder has been unreachable.
         waited: Duration,
         /// The last error.
-        source: Box<LinkError>,
+        source: Box<InitiatorError>,
     },
     /// The holder's data is gone, or belongs to another owner. The data may come back, so a retry
     /// may succeed.

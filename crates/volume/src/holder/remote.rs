@@ -1,4 +1,4 @@
-//! A holder on a lender: an NBD export, or an NVMe/TCP namespace.
+//! A holder on a lender, by any protocol.
 
 use std::array;
 use std::fmt;
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::names;
-use aquifer_fabric::nbd::client::Operation;
-use aquifer_fabric::sleep::going_to_sleep;
-use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation};
+use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation, PAGE_SIZE};
+use aquifer_transport::initiator::{Initiator, InitiatorError, Operation, Outcome};
+use aquifer_transport::names;
+use aquifer_transport::sleep::going_to_sleep;
 
-use super::link::{Link, LinkError, Source};
+use super::source::Source;
 use super::{Holder, HolderError, Piece, write_zeroes};
 use crate::{lock, lock_any};
 
@@ -28,8 +28,8 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 /// Once the timeout is over: the pause between two attempts of all threads together.
 const REST: Duration = Duration::from_secs(2);
 
-/// A connection, and the epoch that it belongs to.
-type Joined = (Link, u64);
+/// A connection of the worker to the lease.
+type Link = Box<dyn Initiator>;
 
 /// A lease of a lender, with a connection for each worker.
 ///
@@ -42,7 +42,7 @@ type Joined = (Link, u64);
 /// requests from new ones. It carries out no old request once it has accepted a newer connection.
 pub struct RemoteHolder {
     source: Source,
-    links: Box<[Mutex<Option<Joined>>]>,
+    links: Box<[Mutex<Option<Link>>]>,
     io_timeout: Duration,
     /// Milliseconds from `started` to the time when the lender was found unreachable, plus one; 0
     /// while it is reachable.
@@ -70,10 +70,10 @@ impl RemoteHolder {
         source: Source,
         workers: usize,
         io_timeout: Duration,
-    ) -> Result<Self, LinkError> {
+    ) -> Result<Self, InitiatorError> {
         let first = source.connect(io_timeout / 2)?;
         // If connections do not see each other's writes, all workers share one.
-        let more = if first.0.can_multi_conn() { workers.max(1) - 1 } else { 0 };
+        let more = if first.can_multi_conn() { workers.max(1) - 1 } else { 0 };
         let connect = |_| source.connect(io_timeout / 2).map(Some);
         let links = iter::once(Ok(Some(first))).chain((0..more).map(connect));
         let links = links.collect::<Result<Vec<_>, _>>()?;
@@ -86,7 +86,7 @@ impl RemoteHolder {
         Self::with_links(source, links, io_timeout)
     }
 
-    fn with_links(source: Source, links: Vec<Option<Joined>>, io_timeout: Duration) -> Self {
+    fn with_links(source: Source, links: Vec<Option<Link>>, io_timeout: Duration) -> Self {
         let links = links.into_iter().map(Mutex::new).collect();
         let (lost_at, tried_at, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
         let (forgot, closed) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -128,21 +128,21 @@ impl RemoteHolder {
     fn with(
         &self,
         worker: usize,
-        mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
+        mut operation: impl FnMut(&mut dyn Initiator) -> Result<(), InitiatorError>,
     ) -> Result<(), HolderError> {
         let mut link = lock_any(&self.links, worker);
         let started = Instant::now();
         // Another connection of this epoch broke, so the lender ends this one too.
-        let current = link.take_if(|(_, epoch)| *epoch != self.source.epoch());
+        let current = link.take_if(|link| link.epoch() != self.source.epoch());
         drop(current);
-        if let Some((connection, epoch)) = &mut *link {
-            match operation(connection) {
+        if let Some(connection) = &mut *link {
+            match operation(&mut **connection) {
                 Ok(()) => {
                     self.found();
                     return Ok(());
                 }
                 Err(error) if error.ends_connection() => {
-                    self.source.broke(*epoch);
+                    self.source.broke(connection.epoch());
                     *link = None;
                 }
                 Err(error) => return Err(answer(error)),
@@ -153,14 +153,14 @@ impl RemoteHolder {
 
     fn persist(
         &self,
-        link: &mut Option<Joined>,
+        link: &mut Option<Link>,
         started: Instant,
-        mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
+        mut operation: impl FnMut(&mut dyn Initiator) -> Result<(), InitiatorError>,
     ) -> Result<(), HolderError> {
         going_to_sleep();
         let lost = self.lost(started);
         let deadline = lost + self.io_timeout;
-        let failed = |source: LinkError| {
+        let failed = |source: InitiatorError| {
             self.forgot.fetch_or(source.is_loss(), Ordering::Relaxed);
             if self.is_lost() {
                 return HolderError::Lost(Box::new(source));
@@ -176,18 +176,17 @@ impl RemoteHolder {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
             // Until this operation ends, the kernel may block all threads that need memory. A name
             // lookup would be one of them.
-            let attempt = names::from_memory(|| self.source.connect(left)).and_then(
-                |(mut connection, epoch)| {
-                    let done = operation(&mut connection);
+            let attempt =
+                names::from_memory(|| self.source.connect(left)).and_then(|mut connection| {
+                    let done = operation(&mut *connection);
                     if done.as_ref().err().is_none_or(|error| !error.ends_connection()) {
                         connection.set_io_timeout(self.io_timeout / 2);
-                        *link = Some((connection, epoch));
+                        *link = Some(connection);
                     } else {
-                        self.source.broke(epoch);
+                        self.source.broke(connection.epoch());
                     }
                     done
-                },
-            );
+                });
             match attempt {
                 Ok(()) => {
                     self.found();
@@ -196,7 +195,7 @@ impl RemoteHolder {
                 Err(error) if !error.ends_connection() => return Err(answer(error)),
                 Err(source)
                     if Instant::now() + backoff >= deadline
-                        || source.is_final()
+                        || source.outcome == Outcome::Forgot
                         || self.closed.load(Ordering::Relaxed) =>
                 {
                     return Err(failed(source));
@@ -239,8 +238,8 @@ impl RemoteHolder {
 }
 
 /// Converts an error that the lender answered with.
-fn answer(error: LinkError) -> HolderError {
-    if error.is_no_space() {
+fn answer(error: InitiatorError) -> HolderError {
+    if error.outcome == Outcome::NoSpace {
         HolderError::Full(Box::new(error))
     } else {
         HolderError::Failed(Box::new(error))
@@ -259,19 +258,11 @@ impl Holder for RemoteHolder {
     /// Uses write-zeroes instead of trim, because a server may return any data for trimmed bytes.
     fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
         self.with(worker, |link| {
-            if !link.can_write_zeroes() {
-                return write_zeroes(offset, length, |at, zeroes| link.write(at, zeroes));
-            }
             let mut at = offset;
             while at < offset + length {
                 let some = (offset + length - at).min(LONGEST_DISCARD);
-                match link.write_zeroes(at, some as u32) {
-                    // Linux's NVMe target announces Write Zeroes for files even on file systems
-                    // that then refuse it.
-                    Err(error) if !error.ends_connection() => {
-                        write_zeroes(at, some, |at, zeroes| link.write(at, zeroes))?;
-                    }
-                    done => done?,
+                if !link.write_zeroes(at, some as u32)? {
+                    write_zeroes(at, some, |at, zeroes| link.write(at, zeroes))?;
                 }
                 at += some;
             }
@@ -285,7 +276,7 @@ impl Holder for RemoteHolder {
 
     fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
         self.with(worker, |link| {
-            let longest = link.longest_write();
+            let longest = (link.longest_write().0 as usize / PAGE_SIZE).max(1) * PAGE_SIZE;
             let mut parts = pieces
                 .iter()
                 .flat_map(|&(offset, from)| (offset..).step_by(longest).zip(from.chunks(longest)));
@@ -324,9 +315,9 @@ impl Holder for RemoteHolder {
         // A thread that holds the link is finding out already.
         if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock) {
             match self.source.connect(SHORTEST_ATTEMPT) {
-                Ok((mut connection, epoch)) => {
+                Ok(mut connection) => {
                     connection.set_io_timeout(self.io_timeout / 2);
-                    *link = Some((connection, epoch));
+                    *link = Some(connection);
                     self.found();
                 }
                 Err(error) => _ = self.forgot.fetch_or(error.is_loss(), Ordering::Relaxed),

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::Address;
 use aquifer_page::EXTENT_SIZE;
+use aquifer_transport::Address;
 use aquifer_volume::{LeaseState, Volume, VolumeConfig};
 
 use crate::common::*;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::Address;
+use aquifer_transport::Address;
 use aquifer_volume::{Claim, LeaseTarget, Volume, VolumeConfig};
 
 use crate::common::*;

@@ -4,7 +4,7 @@
 
 mod allocation;
 mod common;
-#[path = "../../../fabric/tests/fabric/counting/mod.rs"]
+#[path = "../../../nbd/tests/nbd/counting/mod.rs"]
 mod counting;
 mod evacuate;
 mod failures;

@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::poll_token::PollToken;
+use aquifer_transport::poll_token::PollToken;
 use fuser::{Config, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};

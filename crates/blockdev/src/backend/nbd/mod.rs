@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aquifer_fabric::nbd::proto::export_flag;
+use aquifer_nbd::proto::export_flag;
 use aquifer_page::PAGE_SIZE;
 
 use self::netlink::{Connect, Driver};
@@ -163,9 +163,9 @@ mod tests {
     use std::sync::{Condvar, Mutex};
     use std::time::Duration;
 
-    use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SimpleReply, command};
-    use aquifer_fabric::sleep::going_to_sleep;
+    use aquifer_nbd::proto::{REQUEST_MAGIC, Request, SimpleReply, command};
     use aquifer_page::Bytes;
+    use aquifer_transport::sleep::going_to_sleep;
     use zerocopy::{FromZeros as _, IntoBytes as _};
 
     use super::*;

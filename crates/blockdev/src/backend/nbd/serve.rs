@@ -5,11 +5,9 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
-use aquifer_fabric::nbd::proto::{
-    REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno,
-};
-use aquifer_fabric::poll_token::PollToken;
+use aquifer_nbd::proto::{REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno};
 use aquifer_page::{PAGE_SIZE, lock};
+use aquifer_transport::poll_token::PollToken;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Disk;

@@ -1,6 +1,6 @@
 //! The identity of this host towards NVMe lenders.
 
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
 use serde::{Deserialize, Serialize};
 
 use super::super::{NvmeError, Root};

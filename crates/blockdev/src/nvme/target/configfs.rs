@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
 use rustix::fs::{FlockOperation, flock};
 
 use super::super::{Module, NvmeError, Root};

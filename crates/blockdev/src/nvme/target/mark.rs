@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::LeaseId;
 
 /// Start of our subsystems' names: a UUID of version 8 (RFC 9562, section 5.8) that begins with the

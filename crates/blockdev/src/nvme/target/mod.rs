@@ -21,7 +21,7 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::Bytes;
 
 use self::configfs::{HOSTS, Subsystem};

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
 
 use super::super::{Module, NvmeError, Root, Transport};
 use super::configfs::SUBSYSTEMS;

@@ -9,7 +9,7 @@ pub mod aligned;
 pub mod cgroup;
 #[path = "../../../../store/tests/store/example/mod.rs"]
 pub mod example;
-#[path = "../../../../fabric/tests/fabric/freezing/mod.rs"]
+#[path = "../../../../nbd/tests/nbd/freezing/mod.rs"]
 mod freezing;
 #[path = "../../../../volume/tests/volume/common/ours.rs"]
 pub mod lender;

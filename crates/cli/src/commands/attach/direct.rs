@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use aquifer_blockdev::nvme::initiator::{self, HostIdentity, Options, Wish};
 use aquifer_blockdev::nvme::{NvmeError, Root, SubsystemUri};
-use aquifer_fabric::nvme::auth::Secret;
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::auth::Secret;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 use serde::Serialize;

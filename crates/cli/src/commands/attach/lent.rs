@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use aquifer_blockdev::nvme::{SubsystemUri, Transport, UriError};
-use aquifer_fabric::{Address, AddressError};
+use aquifer_transport::{Address, AddressError};
 
 use crate::failure::{Failure, Result};
 use crate::lender_uri::LenderUri;

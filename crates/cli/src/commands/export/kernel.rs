@@ -6,9 +6,9 @@ use std::process::{self, ExitCode};
 
 use aquifer_blockdev::nvme::target::{Target, Wish};
 use aquifer_blockdev::nvme::{Root, SubsystemUri, Transport};
-use aquifer_fabric::Address;
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::Bytes;
+use aquifer_transport::Address;
 use serde::Serialize;
 use signal_hook::iterator::Signals;
 

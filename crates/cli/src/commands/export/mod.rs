@@ -14,11 +14,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::nbd::server::Server;
-use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::{Address, Uri};
+use aquifer_nbd::Uri;
+use aquifer_nbd::server::Server;
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::Bytes;
 use aquifer_store::{SharedUsage, Store, Usage};
+use aquifer_transport::Address;
 use clap::Args;
 use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};

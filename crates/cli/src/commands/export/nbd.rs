@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused};
+use aquifer_nbd::server::{Exports, Peer, Refused, Storage};
 use aquifer_store::Lease;
 
 /// Leases by name, open to every client that may connect.
 pub(super) struct Leases(pub(super) Vec<(String, Arc<Lease>)>);
 
 impl Exports for Leases {
-    fn open(&self, name: &str, _peer: &Peer) -> Result<Export, Refused> {
+    fn open(&self, name: &str, _peer: &Peer) -> Result<Storage, Refused> {
         let is_only = self.0.len() == 1;
         let found = self.0.iter().find(|(own, _)| (name.is_empty() && is_only) || name == own);
         found
-            .map(|(_, lease)| Export::Lease(Arc::clone(lease)))
+            .map(|(_, lease)| Storage::Lease(lease.clone()))
             .ok_or_else(|| Refused::Unknown(name.to_owned()))
     }
 

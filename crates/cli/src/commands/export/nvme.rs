@@ -5,11 +5,12 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use aquifer_fabric::nvme::auth::Secrets;
-use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
-use aquifer_fabric::{Address, NvmeUri};
+use aquifer_nvme::NvmeUri;
+use aquifer_nvme::auth::Secrets;
+use aquifer_nvme::proto::Nqn;
+use aquifer_nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
 use aquifer_store::Lease;
+use aquifer_transport::Address;
 use serde::Serialize;
 
 use super::Export;
@@ -58,7 +59,7 @@ impl Nvme {
             ));
         }
         let nqn = Nqn::of_lease(lease.id());
-        let namespace = Arc::new(Namespace::new(Arc::clone(lease)));
+        let namespace = Arc::new(Namespace::new(lease.clone()));
         let allowed = export.allowed_hosts.clone();
         let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed, secrets };
         let target = Target::new(Arc::new(subsystems), Limits::default());

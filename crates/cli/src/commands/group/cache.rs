@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use aquifer_dedup::join_cgroup;
 use aquifer_disk_cache::{CacheStatus, LenderStatus, Options, Service};
-use aquifer_fabric::{Address, Uri};
 use aquifer_group::{Agreements, GroupEncryption};
+use aquifer_nbd::Uri;
 use aquifer_page::{Bytes, Group};
+use aquifer_transport::Address;
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

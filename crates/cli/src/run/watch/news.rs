@@ -171,7 +171,7 @@ mod tests {
             at_ms: 0,
             what: what.clone(),
         };
-        let address = aquifer_fabric::Address::Unix("/b".into());
+        let address = aquifer_transport::Address::Unix("/b".into());
         let lease = LeaseStatus {
             lease: LEASE,
             lender: lender(),

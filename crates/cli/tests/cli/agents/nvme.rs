@@ -8,10 +8,10 @@ use std::sync::Arc;
 use aquifer_api::message::Access;
 use aquifer_api::path;
 use aquifer_blockdev::process::client;
-use aquifer_fabric::Address;
-use aquifer_fabric::nvme::initiator::{Connection, NvmeError, Target};
-use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_nvme::initiator::{Connection, NvmeError, Target};
+use aquifer_nvme::proto::Nqn;
 use aquifer_page::{Bytes, LeaseId};
+use aquifer_transport::Address;
 use aquifer_volume::Protocol;
 use rustix::process::Signal;
 

@@ -6,7 +6,7 @@ use aquifer_api::client::CallError;
 use aquifer_api::message::{MemBorFin, MemBorReq, MemLenFin, Renew};
 use aquifer_api::path;
 use aquifer_api::status::Lent;
-use aquifer_fabric::nbd::proto::{option, reply};
+use aquifer_nbd::proto::{option, reply};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 
 use super::framework::stranger::{

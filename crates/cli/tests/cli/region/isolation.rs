@@ -214,7 +214,7 @@ fn volume(lender: &Export, name: &str, encryption: &Encryption) -> Volume {
         ledger: None,
     };
     let volume = Volume::new(config).unwrap();
-    let uri: aquifer_fabric::Uri = lender.uri().parse().unwrap();
+    let uri: aquifer_nbd::Uri = lender.uri().parse().unwrap();
     let target = LeaseTarget {
         lease: LeaseId::random(),
         lender: "lender".parse().unwrap(),

@@ -15,10 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_disk_cache::{self as cache, Options, Service};
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, NbdError, Target};
+use aquifer_nbd::client::{Connection, NbdError, Target};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
+use aquifer_transport::Address;
 
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 pub const PAGE: u64 = PAGE_SIZE as u64;

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use aquifer_fabric::Address;
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 use aquifer_region_client::{Fault, Listener};
+use aquifer_transport::Address;
 use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
 use rustix::fs::SeekFrom;
 use tempfile::TempDir;

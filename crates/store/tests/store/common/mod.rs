@@ -14,6 +14,13 @@ pub fn shm_dir() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("aquifer-test-").tempdir_in("/dev/shm").unwrap()
 }
 
+/// Creates a store in a temporary directory, which can also hold a socket and other files.
+pub fn temporary_store() -> (tempfile::TempDir, Store) {
+    let dir = shm_dir();
+    let store = Store::open(&dir.path().join("store")).unwrap();
+    (dir, store)
+}
+
 pub fn record(capacity: Bytes, quota: Bytes) -> LeaseRecord {
     let group = "tenant".parse().unwrap();
     LeaseRecord { group, quota, ..LeaseRecord::new("borrower".parse().unwrap(), capacity) }

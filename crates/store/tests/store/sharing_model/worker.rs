@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use aquifer_page::export::{Run, Segment};
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
-use aquifer_store::{Lease, Segment, Store};
+use aquifer_store::{Lease, Store};
 
 use super::model::Pages;
 use super::{COMMON, GROUPS};
@@ -159,10 +160,12 @@ impl<'a> Worker<'a> {
                 assert!(bytes == part.model.content(page), "page {page} of {}", part.id);
                 let stored =
                     part.lease().block_status(part.offset(page), PAGE_SIZE as u64).unwrap();
-                assert!(stored.eq([aquifer_store::Run {
-                    length: PAGE_SIZE as u64,
-                    stored: part.model.0[page].is_some()
-                }]));
+                assert!(
+                    stored.eq([Run {
+                        length: PAGE_SIZE as u64,
+                        stored: part.model.0[page].is_some()
+                    }])
+                );
             }
         }
     }

@@ -3,21 +3,21 @@
 // Each test program uses only a part of this file.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
-#[path = "../../../../fabric/tests/fabric/certificates/mod.rs"]
+#[path = "../../../../transport/tests/transport/certificates/mod.rs"]
 pub mod certificates;
 #[path = "../../../../store/tests/store/example/mod.rs"]
 pub mod example;
-#[path = "../../../../fabric/tests/fabric/freezing/mod.rs"]
+#[path = "../../../../nbd/tests/nbd/freezing/mod.rs"]
 mod freezing;
-#[path = "../../../../fabric/tests/fabric/nbdkit/mod.rs"]
+#[path = "../../../../nbd/tests/nbd/nbdkit/mod.rs"]
 pub mod nbdkit;
 pub mod ours;
 
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, Target};
+use aquifer_nbd::client::{Connection, Target};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_transport::Address;
 use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
 pub use certificates::Cluster;
 pub use nbdkit::Nbdkit;

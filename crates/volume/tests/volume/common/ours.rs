@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use aquifer_fabric::Address;
 use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation, LeaseId, OwnerId, PAGE_SIZE};
+use aquifer_transport::Address;
 use aquifer_volume::{Claim, Encryption, LeaseTarget, NvmeAccess, Protocol};
 use tempfile::TempDir;
 
@@ -170,10 +170,10 @@ fn spawn(
     name: Option<&str>,
 ) -> (Child, String) {
     let program = match kind {
-        Kind::Nbd => "nbd_memory",
-        Kind::Nvme => "nvme_memory",
+        Kind::Nbd => example("aquifer-nbd", "nbd_memory"),
+        Kind::Nvme => example("aquifer-nvme", "nvme_memory"),
     };
-    let mut child = Command::new(example("aquifer-fabric", program))
+    let mut child = Command::new(program)
         .arg(format!("unix:{}", dir.join("nbd").display()))
         .arg((extents * EXTENT_SIZE).to_string())
         .arg(store)

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aquifer_api::client::{CallError, Client};
-use aquifer_fabric::Address;
-use aquifer_fabric::nbd::client::{Connection, NbdError, Target};
-use aquifer_fabric::nbd::proto::{option, reply};
-use aquifer_fabric::tls;
+use aquifer_nbd::client::{Connection, NbdError, Target};
+use aquifer_nbd::proto::{option, reply};
 use aquifer_page::LeaseId;
+use aquifer_transport::Address;
+use aquifer_transport::tls;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};

@@ -1,0 +1,282 @@
+//! The transmission phase: rounds of requests sent together, and their replies in any order.
+
+use std::io::IoSlice;
+
+use aquifer_transport::initiating::{Deadline, WINDOW, in_rounds};
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::big_endian::{U32, U64};
+
+use super::operation::{farewell, request_for};
+use super::{Connection, Failure, NbdError, Operation, Run};
+use crate::proto::{
+    ChunkError, ChunkHeader, Hole, MAX_STRING, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
+};
+
+/// The most runs that the client accepts in one reply about block status; known servers send fewer.
+const MAX_RUNS: usize = 1 << 20;
+
+/// The requests in flight.
+type Round = aquifer_transport::initiating::Round<Failure>;
+
+fn index(round: &Round, cookie: u64) -> Result<usize, Failure> {
+    round.index(cookie).ok_or_else(|| Failure::protocol("a reply to an unknown request"))
+}
+
+fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
+    if round.close(index) {
+        Ok(())
+    } else {
+        Err(Failure::protocol("a reply to a read that lacks a part"))
+    }
+}
+
+impl Connection {
+    /// Executes all operations in any order, with up to 64 of them in flight.
+    ///
+    /// # Errors
+    /// The first error found; it is then unspecified which other operations took effect. An
+    /// operation longer than the server takes is an error. [`read`](Self::read) and
+    /// [`write`](Self::write) split theirs.
+    pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NbdError> {
+        self.run_by(Deadline::after(self.io_timeout), operations)
+    }
+
+    pub(super) fn run_by(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), NbdError> {
+        let result = self.try_run(deadline, operations);
+        result.map_err(|failure| {
+            self.broken |= failure.ends_connection();
+            NbdError::new(&self.target, failure)
+        })
+    }
+
+    fn try_run(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), Failure> {
+        if self.broken {
+            return Err(Failure::Broken);
+        }
+        operations.iter().try_for_each(|operation| self.check(operation))?;
+        in_rounds(operations, WINDOW, |round| self.round(deadline, round))
+    }
+
+    /// Checks that a request lies within the export and its payload within the server's maximum
+    /// (NBD, "Size constraints").
+    fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
+        let (offset, length) = operation.range();
+        let size = self.agreement.size;
+        let payload = matches!(operation, Operation::Read { .. } | Operation::Write { .. });
+        if offset.checked_add(length).is_none_or(|end| end > size)
+            || payload && length > u64::from(self.agreement.max_payload)
+        {
+            return Err(Failure::OutOfRange { offset, length, size });
+        }
+        // Block status needs a selected context (NBD, "NBD_CMD_BLOCK_STATUS").
+        if matches!(operation, Operation::BlockStatus { .. }) && !self.knows_holes() {
+            return Err(Failure::from_reply(
+                errno::ENOTSUP,
+                "the server does not report holes".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Sends the requests and receives all replies, also after a failed one, so that the connection
+    /// stays usable.
+    fn round(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), Failure> {
+        let mut round = Round::new(self.next_cookie, operations);
+        self.next_cookie += WINDOW as u64;
+        if !self.input.is_empty() {
+            return Err(Failure::protocol("a reply to no request"));
+        }
+        self.send(operations, &round, deadline)?;
+        while !round.is_over() {
+            self.receive_one(operations, &mut round, deadline)?;
+        }
+        round.result()
+    }
+
+    fn send(
+        &mut self,
+        operations: &[Operation<'_>],
+        round: &Round,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let mut requests = [farewell(); WINDOW];
+        for (index, operation) in operations.iter().enumerate() {
+            requests[index] = request_for(operation, round.number(index));
+        }
+        let mut slices = [IoSlice::new(&[]); 2 * WINDOW];
+        let mut used = 0;
+        for (index, operation) in
+            operations.iter().enumerate().filter(|(_, operation)| !operation.is_empty())
+        {
+            slices[used] = IoSlice::new(requests[index].as_bytes());
+            used += 1;
+            if let Operation::Write { from, .. } = operation {
+                slices[used] = IoSlice::new(from);
+                used += 1;
+            }
+        }
+        Ok(deadline.send(&mut *self.channel, &mut slices[..used])?)
+    }
+
+    /// Receives one simple reply, or one chunk of a structured reply.
+    fn receive_one(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        round: &mut Round,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let channel = &mut *self.channel;
+        match self.input.peek::<U32>(channel, deadline)?.get() {
+            SIMPLE_REPLY_MAGIC => {
+                let head = self.input.take::<SimpleReply>(channel, deadline)?;
+                let index = index(round, head.cookie.get())?;
+                self.simple_reply(&mut operations[index], round, index, head.error.get(), deadline)
+            }
+            STRUCTURED_REPLY_MAGIC if self.agreement.structured => {
+                let head = self.input.take::<ChunkHeader>(channel, deadline)?;
+                let index = index(round, head.cookie.get())?;
+                self.chunk(&mut operations[index], round, index, &head, deadline)?;
+                // A client ignores unknown flags (NBD, "Structured reply flags").
+                if head.flags.get() & chunk::DONE != 0 { close(round, index) } else { Ok(()) }
+            }
+            magic => Err(Failure::Protocol(format!("a reply that begins with {magic:#010x}"))),
+        }
+    }
+
+    /// Handles a simple reply, which may carry data only without structured replies (NBD, "Simple
+    /// reply message").
+    fn simple_reply(
+        &mut self,
+        operation: &mut Operation<'_>,
+        round: &mut Round,
+        index: usize,
+        error: u32,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        if error != errno::OK {
+            round.fail(index, Failure::from_reply(error, String::new()));
+        } else {
+            match operation {
+                Operation::Read { .. } | Operation::BlockStatus { .. }
+                    if self.agreement.structured =>
+                {
+                    return Err(Failure::protocol(
+                        "a simple reply instead of the agreed structured one",
+                    ));
+                }
+                Operation::Read { into, .. } => {
+                    self.input.read(&mut *self.channel, deadline, into)?;
+                    *round.missing(index) = 0;
+                }
+                _ => {}
+            }
+        }
+        close(round, index)
+    }
+
+    /// Handles a chunk; one of an unknown or unfitting kind ends the connection, unless it is an
+    /// error (NBD, "Structured reply types"). Data may come in any order (NBD, "NBD_CMD_READ").
+    fn chunk(
+        &mut self,
+        operation: &mut Operation<'_>,
+        round: &mut Round,
+        index: usize,
+        head: &ChunkHeader,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let channel = &mut *self.channel;
+        let length = head.length.get() as usize;
+        match (head.kind.get(), operation) {
+            (chunk::NONE, _) if length == 0 => Ok(()),
+            (chunk::OFFSET_DATA, Operation::Read { offset, into }) if length > size_of::<U64>() => {
+                let at = self.input.take::<U64>(channel, deadline)?.get();
+                let part =
+                    part_of(into, *offset, at, length - size_of::<U64>(), round.missing(index))?;
+                Ok(self.input.read(channel, deadline, part)?)
+            }
+            (chunk::OFFSET_HOLE, Operation::Read { offset, into })
+                if length == size_of::<Hole>() =>
+            {
+                let hole = self.input.take::<Hole>(channel, deadline)?;
+                let missing = round.missing(index);
+                part_of(into, *offset, hole.offset.get(), hole.length.get() as usize, missing)?
+                    .fill(0);
+                Ok(())
+            }
+            (chunk::BLOCK_STATUS, Operation::BlockStatus { runs, .. })
+                if length >= 12 && length % 8 == 4 && length / 8 <= MAX_RUNS =>
+            {
+                let context = self.input.take::<U32>(channel, deadline)?.get();
+                let ours = Some(context) == self.agreement.allocation;
+                if ours && round.tell(index) {
+                    return Err(Failure::protocol("the same block status twice"));
+                }
+                for _ in 0..length / size_of::<StatusRun>() {
+                    let run = self.input.take::<StatusRun>(channel, deadline)?;
+                    if ours {
+                        // Unknown flags do not count (NBD, "base:allocation metadata context").
+                        let hole =
+                            run.status.get() & (STATE_HOLE | STATE_ZERO) == STATE_HOLE | STATE_ZERO;
+                        runs.push(Run { length: run.length.get(), hole });
+                    }
+                }
+                Ok(())
+            }
+            (kind, _) if kind & chunk::ERROR_BIT != 0 => {
+                let failure = self.error_chunk(length, deadline)?;
+                round.fail(index, failure);
+                Ok(())
+            }
+            (kind, _) => Err(Failure::Protocol(format!(
+                "an unexpected chunk of kind {kind} and {length} bytes"
+            ))),
+        }
+    }
+
+    fn error_chunk(&mut self, length: usize, deadline: Deadline) -> Result<Failure, Failure> {
+        let channel = &mut *self.channel;
+        let room = length.checked_sub(size_of::<ChunkError>());
+        let room = room
+            .filter(|room| *room <= 2 * MAX_STRING)
+            .ok_or_else(|| Failure::protocol("a malformed error chunk"))?;
+        let error = self.input.take::<ChunkError>(channel, deadline)?;
+        let mut text = vec![0; usize::from(error.text_length.get())];
+        if text.len() > room {
+            return Err(Failure::protocol("a malformed error chunk"));
+        }
+        self.input.read(channel, deadline, &mut text)?;
+        self.input.skip(channel, deadline, room - text.len())?;
+        let text = String::from_utf8_lossy(&text).chars().filter(|c| !c.is_control()).collect();
+        Ok(Failure::from_reply(error.error.get(), text))
+    }
+}
+
+/// Returns the part of a read's buffer that a chunk covers, and deducts it from `missing`.
+fn part_of<'a>(
+    into: &'a mut [u8],
+    offset: u64,
+    at: u64,
+    length: usize,
+    missing: &mut u32,
+) -> Result<&'a mut [u8], Failure> {
+    let outside = || Failure::protocol("a chunk outside of the request");
+    let start =
+        at.checked_sub(offset).and_then(|start| usize::try_from(start).ok()).ok_or_else(outside)?;
+    let part =
+        start.checked_add(length).and_then(|end| into.get_mut(start..end)).ok_or_else(outside)?;
+    *missing = missing.checked_sub(length as u32).ok_or_else(outside)?;
+    Ok(part)
+}
