@@ -359,6 +359,8 @@ impl Inner {
                     operations.push(Operation::Write { offset, from: page });
                 }
                 Task::Keep { .. } => {}
+                // Pages that cannot be released there are written again before they are read.
+                Task::Forget { .. } if !connection.can_trim() => {}
                 Task::Forget { first, pages } => {
                     for page in (first.page..first.page + *pages).step_by(LONGEST as usize) {
                         let length = (LONGEST.min(first.page + *pages - page) * PAGE) as u32;

@@ -65,6 +65,7 @@ fn a_disk_is_read_by_all_or_written_by_one() {
     }
     assert_eq!(here.status().hits, 256);
     assert!(one.write(0, &[1]).unwrap_err().to_string().contains("not permitted"));
+    assert!(one.trim(0, 4096).unwrap_err().to_string().contains("does not release space"));
     one.read(0, &mut read).unwrap();
     assert!(read == content);
     let refused = here.export(path.to_str().unwrap()).unwrap_err().to_string();

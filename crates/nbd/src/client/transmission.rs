@@ -77,14 +77,21 @@ impl Connection {
         {
             return Err(Failure::OutOfRange { offset, length, size });
         }
-        // Block status needs a selected context (NBD, "NBD_CMD_BLOCK_STATUS").
-        if matches!(operation, Operation::BlockStatus { .. }) && !self.knows_holes() {
-            return Err(Failure::from_reply(
-                errno::ENOTSUP,
-                "the server does not report holes".to_owned(),
-            ));
+        // A client sends only what the flags offer (NBD, "Transmission flags"), and block status
+        // needs a selected context (NBD, "NBD_CMD_BLOCK_STATUS").
+        let (offered, what) = match operation {
+            Operation::Read { .. } | Operation::Write { .. } => return Ok(()),
+            Operation::Trim { .. } => (self.can_trim(), "release space"),
+            Operation::WriteZeroes { .. } => (self.can_write_zeroes(), "write zeroes"),
+            Operation::Flush => (self.can_flush(), "flush"),
+            Operation::BlockStatus { .. } => (self.knows_holes(), "report holes"),
+        };
+        match offered {
+            true => Ok(()),
+            false => {
+                Err(Failure::from_reply(errno::ENOTSUP, format!("the server does not {what}")))
+            }
         }
-        Ok(())
     }
 
     /// Sends the requests and receives all replies, also after a failed one, so that the connection

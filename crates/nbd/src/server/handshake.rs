@@ -234,12 +234,17 @@ impl<'a, C: Channel> Haggle<'a, C> {
         let (option, length) = (header.option.get(), header.length.get() as usize);
         if length > MAX_OPTION {
             self.skip(length)?;
-            return self.error(option, reply::ERR_TOO_BIG, "the option is too long");
+            return match option {
+                _ if self.tls == Tls::Demanded => self.before_tls(option, length),
+                option::ABORT => self.abort(),
+                option::EXPORT_NAME => Err(HandshakeError::Protocol("a long export name")),
+                _ => self.error(option, reply::ERR_TOO_BIG, "the option is too long"),
+            };
         }
         let mut payload = vec![0; length];
         self.wire.recv(&mut payload)?;
         if self.tls == Tls::Demanded {
-            return self.before_tls(option, &payload);
+            return self.before_tls(option, length);
         }
         match option {
             option::EXPORT_NAME => self.export_name(&payload),
@@ -267,10 +272,10 @@ impl<'a, C: Channel> Haggle<'a, C> {
     ///
     /// So a client cannot be led into plain text (NBD, "Protocol downgrade attacks"). EXPORT_NAME
     /// ends the session, because its reply cannot carry an error.
-    fn before_tls(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
+    fn before_tls(&mut self, option: u32, length: usize) -> Result<Next, HandshakeError> {
         match option {
             // The option carries no data (NBD, "NBD_OPT_STARTTLS").
-            option::STARTTLS if payload.is_empty() => {
+            option::STARTTLS if length == 0 => {
                 self.acknowledge(option)?;
                 Ok(Next::StartTls)
             }

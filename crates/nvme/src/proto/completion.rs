@@ -104,6 +104,8 @@ codes! {
     CONNECT_INVALID = 0x182,
     /// Connect: this host is not allowed.
     CONNECT_INVALID_HOST = 0x184,
+    /// The command is not for queues of this type.
+    QUEUE_TYPE = 0x185,
     /// The queue is not authenticated.
     AUTHENTICATION_REQUIRED = 0x191,
     /// The command exceeds a limit of the controller (NVM, Figure 16).

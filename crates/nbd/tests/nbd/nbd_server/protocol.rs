@@ -98,6 +98,13 @@ fn bad_options_do_not_end_the_handshake() {
     }
     client.go("");
     client.write(0, b"x");
+
+    let mut client = Client::greeted(&served.socket());
+    client.option(option::ABORT, &[0; 100_000]);
+    assert_eq!(client.option_reply(option::ABORT).0, reply::ACK);
+    let mut client = Client::greeted(&served.socket());
+    client.option(option::EXPORT_NAME, &[b'x'; 100_000]);
+    assert!(client.is_closed(), "the reply to this option cannot carry an error");
 }
 
 #[test]

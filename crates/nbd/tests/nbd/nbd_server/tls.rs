@@ -29,6 +29,7 @@ fn without_tls_a_client_gets_nothing_but_the_hint() {
         (option::LIST, vec![]),
         (option::STRUCTURED_REPLY, vec![]),
         (option::GO, info_payload("")),
+        (option::GO, vec![0; 100_000]),
         (99, vec![]),
     ] {
         client.option(option, &payload);

@@ -161,6 +161,8 @@ impl<'a> AdminQueue<'a> {
                 Ok(Answer::Result(0))
             }
             kind::CONNECT => Err(NvmeStatus::COMMAND_SEQUENCE.final_()),
+            // It ends I/O queues only (Base, section 6.4 "Disconnect command").
+            kind::DISCONNECT => Err(NvmeStatus::QUEUE_TYPE.final_()),
             _ => Err(NvmeStatus::INVALID_OPCODE.final_()),
         }
     }

@@ -288,9 +288,10 @@ fn damaged_data_is_refused_and_can_be_sent_again() {
 #[test]
 fn a_queue_can_be_disconnected_and_connected_again() {
     let served = Served::new(Bytes::mib(4));
-    let (_admin, controller) = served.admin();
+    let (mut admin, controller) = served.admin();
     let mut host = served.io(controller, 3, 0);
     let command = Command::new(FABRICS, 7, fabrics::DISCONNECT.into(), Sgl::NONE);
+    assert_eq!(admin.status(&command, &[]), NvmeStatus::QUEUE_TYPE);
     assert_eq!(host.status(&command.with(10, 1), &[]), NvmeStatus::CONNECT_FORMAT);
     assert_eq!(host.status(&command, &[]), NvmeStatus::SUCCESS);
     assert!(host.is_closed());
