@@ -10,7 +10,7 @@ use aquifer_control::balance;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName};
 use serde::Deserialize;
 
-/// The agent's whole configuration. `aquifer init` writes a commented example.
+/// The agent's whole configuration. `aquifer cluster init` writes a commented example.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -31,7 +31,7 @@ pub struct Config {
     /// Directory on a tmpfs for the pages of leases; `None` means `/dev/shm/aquifer/HOST`.
     #[serde(default)]
     pub store: Option<PathBuf>,
-    /// Directory with `ca.pem`, `host.pem` and `host.key`, which `aquifer init` writes.
+    /// Directory with `ca.pem`, `host.pem` and `host.key`, which `aquifer cluster init` writes.
     #[serde(default = "default_tls")]
     pub tls: PathBuf,
     /// Settings for watching memory.
@@ -117,7 +117,7 @@ pub enum LeaseBackend {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BorrowConfig {
-    /// Whether the agent borrows on its own; `aquifer borrow` works in any case.
+    /// Whether the agent borrows on its own; `aquifer host borrow` works in any case.
     pub enabled: bool,
     /// M_req: size of one request, at least one extent.
     pub request: Bytes,

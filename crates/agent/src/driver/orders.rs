@@ -130,7 +130,7 @@ impl Orders {
 
 /// Explains the end of a borrowing that the operator has taken back.
 fn given_back() -> Problem {
-    let error = "an 'aquifer return' cancelled this order, and its leases go back".to_owned();
+    let error = "an 'aquifer host return' cancelled this order, and its leases go back".to_owned();
     Problem { error, help: None }
 }
 
@@ -161,7 +161,7 @@ fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
 impl Driver {
     pub(super) fn order_borrow(&mut self, order: &Borrow, reply: Reply<Borrowed>) {
         if self.orders.borrow.is_some() {
-            let error = "another 'aquifer borrow' is in progress".to_owned();
+            let error = "another 'aquifer host borrow' is in progress".to_owned();
             let _ = reply.send(Err(Problem { error, help: Some("wait for it to end".to_owned()) }));
             return;
         }

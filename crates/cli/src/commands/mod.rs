@@ -1,30 +1,23 @@
 //! The commands, one file each: arguments, manual and implementation.
 
-pub mod agent;
-pub mod attach;
-pub mod borrow;
+pub mod cluster;
 pub mod completions;
 pub mod demo;
-pub mod detach;
 pub mod doctor;
-pub mod drain;
-pub mod export;
 pub mod group;
-pub mod init;
+pub mod host;
 pub mod load;
 pub mod man;
 mod or_none;
 #[cfg(test)]
 mod reference;
 pub mod region;
-pub mod region_serve;
-pub mod return_;
+mod renamed;
 pub mod run;
+pub mod serve;
 pub mod status;
-mod turns;
 pub mod vm;
-pub mod vm_serve;
-pub mod volume_serve;
+pub mod volume;
 pub mod worker;
 
 use std::ffi::OsString;
@@ -39,15 +32,19 @@ use crate::manual::Manual;
 /// Lend and borrow spare RAM between hosts
 ///
 /// A host that runs short of memory swaps to its peers' spare RAM instead of to a disk. Each host
-/// runs an agent ('aquifer agent'). Agents lend and borrow automatically as memory use changes.
+/// runs an agent ('aquifer serve agent'). Agents lend and borrow automatically as memory use
+/// changes.
 ///
-/// You can also do this by hand, without agents. 'aquifer export' offers RAM as a network block
-/// device, 'aquifer attach' swaps to it, and 'aquifer run' runs one program with limited RAM and
-/// the rest of its memory in the pool.
+/// You can also do this by hand, without agents. 'aquifer serve export' offers RAM as a network
+/// block device, 'aquifer volume attach' swaps to it, and 'aquifer run' runs one program with
+/// limited RAM and the rest of its memory in the pool.
 ///
-/// Write sizes as 4096, 512MiB or 2G (powers of 1024), and times as 500ms, 8s or 2m. All commands
-/// work with stock Linux kernels. 'aquifer doctor' reports what this host supports and what is
-/// missing.
+/// A command line is 'aquifer NOUN VERB [NAME] [OPTIONS]'. Only names, URIs, directories and
+/// programs to run have no option's name before them; sizes and all else are options. Write sizes
+/// as 4096, 512MiB or 2G (powers of 1024), and times as 500ms, 8s or 2m.
+///
+/// All commands work with stock Linux kernels. 'aquifer doctor' reports what this host supports and
+/// what is missing.
 #[derive(Debug, Parser)]
 #[command(name = "aquifer", version, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Cli {
@@ -87,20 +84,16 @@ pub struct Common {
     reason = "a variant's text is the command's help, which its arguments' type carries"
 )]
 pub enum Command {
-    Doctor(doctor::Doctor),
-    Init(init::Init),
-    Export(export::Export),
-    Attach(attach::Attach),
-    Detach(detach::Detach),
-    Agent(agent::Agent),
     Status(status::StatusArgs),
-    Borrow(borrow::Borrow),
-    Return(return_::Return),
-    Drain(drain::Drain),
+    Doctor(doctor::Doctor),
     Run(run::Run),
+    Cluster(cluster::Cluster),
+    Host(host::Host),
+    Volume(volume::Volume),
     Region(region::Region),
-    Group(group::Group),
     Vm(vm::Vm),
+    Group(group::Group),
+    Serve(serve::Serve),
     Demo(demo::Demo),
     Completions(completions::Completions),
     Man(man::Man),
@@ -114,20 +107,16 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode> {
         let common = &self.common;
         match self.command {
-            Command::Doctor(command) => command.run(common),
-            Command::Init(command) => command.run(common),
-            Command::Export(command) => command.run(common),
-            Command::Attach(command) => command.run(common),
-            Command::Detach(command) => command.run(common),
-            Command::Agent(command) => command.run(common),
             Command::Status(command) => command.run(common),
-            Command::Borrow(command) => command.run(common),
-            Command::Return(command) => command.run(common),
-            Command::Drain(command) => command.run(common),
+            Command::Doctor(command) => command.run(common),
             Command::Run(command) => command.run(common),
+            Command::Cluster(command) => command.run(common),
+            Command::Host(command) => command.run(common),
+            Command::Volume(command) => command.run(common),
             Command::Region(command) => command.run(common),
-            Command::Group(command) => command.run(common),
             Command::Vm(command) => command.run(common),
+            Command::Group(command) => command.run(common),
+            Command::Serve(command) => command.run(common),
             Command::Demo(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
@@ -137,21 +126,17 @@ impl Cli {
 
 /// The manual of each command.
 const MANUALS: &[(&str, &Manual)] = &[
-    ("doctor", &doctor::MANUAL),
-    ("init", &init::MANUAL),
-    ("agent", &agent::MANUAL),
-    ("demo", &demo::MANUAL),
     ("status", &status::MANUAL),
-    ("borrow", &borrow::MANUAL),
-    ("return", &return_::MANUAL),
-    ("drain", &drain::MANUAL),
-    ("export", &export::MANUAL),
-    ("attach", &attach::MANUAL),
-    ("detach", &detach::MANUAL),
+    ("doctor", &doctor::MANUAL),
     ("run", &run::MANUAL),
+    ("cluster", &cluster::MANUAL),
+    ("host", &host::MANUAL),
+    ("volume", &volume::MANUAL),
     ("region", &region::MANUAL),
-    ("group", &group::MANUAL),
     ("vm", &vm::MANUAL),
+    ("group", &group::MANUAL),
+    ("serve", &serve::MANUAL),
+    ("demo", &demo::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];
@@ -161,14 +146,14 @@ const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer doctor", "Check what this host supports and what is missing"),
         ("aquifer demo sharing", "Simulate two hosts on this machine that lend each other memory"),
-        ("aquifer export 4G --nbd 127.0.0.1:10809", "Offer 4 GiB of this host's RAM"),
+        ("aquifer serve export --size 4G --nbd 127.0.0.1:10809", "Offer 4 GiB of this host's RAM"),
         (
             "aquifer run --local 256M --lender nbd://127.0.0.1:10809/ -- make",
             "Run a program with 256 MiB of RAM and the rest in the pool",
         ),
     ],
     files: &[
-        ("/etc/aquifer", "the agent's configuration and certificates, from 'aquifer init'"),
+        ("/etc/aquifer", "the agent's configuration and certificates, from 'aquifer cluster init'"),
         ("/run/aquifer", "sockets of the agent and of volumes, locks of running commands"),
         ("/dev/shm/aquifer", "lent pages: files on a tmpfs that outlive their server process"),
     ],
@@ -183,9 +168,13 @@ const MANUAL: Manual = Manual {
 /// Returns the manuals of a command's subcommands.
 fn parts(command: &str) -> &'static [(&'static str, &'static Manual)] {
     match command {
+        "cluster" => cluster::MANUALS,
+        "host" => host::MANUALS,
+        "volume" => volume::MANUALS,
         "region" => region::MANUALS,
-        "group" => group::MANUALS,
         "vm" => vm::MANUALS,
+        "group" => group::MANUALS,
+        "serve" => serve::MANUALS,
         _ => &[],
     }
 }
@@ -222,7 +211,7 @@ fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
 /// With the exit code, if there is nothing to run. Either help was asked for and is printed, or the
 /// line is invalid (2) and the reason is printed.
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
-    parse_as(command(), line.into_iter().collect())
+    parse_line(command(), line.into_iter().collect(), renamed::hint)
 }
 
 /// Parses the command line of another parser than [`Cli`].
@@ -233,10 +222,19 @@ pub fn parse_as<P: FromArgMatches>(
     command: clap::Command,
     line: Vec<OsString>,
 ) -> Result<P, ExitCode> {
+    parse_line(command, line, |error, _| error)
+}
+
+fn parse_line<P: FromArgMatches>(
+    command: clap::Command,
+    line: Vec<OsString>,
+    hint: impl FnOnce(clap::Error, &[OsString]) -> clap::Error,
+) -> Result<P, ExitCode> {
     let as_json = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
     let parsed =
-        command.try_get_matches_from(line).and_then(|matches| P::from_arg_matches(&matches));
+        command.try_get_matches_from(&line).and_then(|matches| P::from_arg_matches(&matches));
     parsed.map_err(|error| {
+        let error = hint(error, &line);
         if as_json && error.use_stderr() {
             let text = error.render().to_string();
             let why = text.trim_start_matches("error: ").trim_end();

@@ -75,19 +75,20 @@ fn an_error_names_the_failure_its_cause_and_the_way_out() {
 #[test]
 fn misuse_is_exit_code_2_in_either_form() {
     let dir = tempfile::tempdir().unwrap();
-    let output = aquifer(dir.path()).arg("borow").output().unwrap();
+    let output = aquifer(dir.path()).args(["host", "borow"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
         stderr(&output).contains("'borrow'"),
         "the error must name the nearest command: {}",
         stderr(&output)
     );
-    let output = aquifer(dir.path()).args(["borrow", "much", "--json"]).output().unwrap();
+    let output =
+        aquifer(dir.path()).args(["host", "borrow", "--size", "much", "--json"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
         json(&stderr(&output))["error"]["why"].as_str().unwrap().contains("'much' is not a size")
     );
-    let output = aquifer(dir.path()).args(["init", "--host", "a"]).output().unwrap();
+    let output = aquifer(dir.path()).args(["cluster", "init", "--host", "a"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }
 
@@ -113,7 +114,7 @@ fn init_makes_the_files_that_each_host_needs() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
     let mut command = aquifer(dir.path());
-    command.args(["init", "--json", "--dir"]).arg(&cluster);
+    command.args(["cluster", "init", "--json", "--dir"]).arg(&cluster);
     command.args([
         "--host",
         "a",
