@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod completions;
+mod config_page;
 pub mod demo;
 pub mod doctor;
 pub mod group;

@@ -32,7 +32,7 @@ fn every_command_has_a_manual_and_a_page() {
     let pages = dir.path().join("man");
     assert!(aquifer(dir.path()).arg("man").arg(&pages).status().unwrap().success());
     let mut count = 0;
-    for entry in fs::read_dir(&pages).unwrap() {
+    for entry in fs::read_dir(pages.join("man1")).unwrap() {
         let page = fs::read_to_string(entry.unwrap().path()).unwrap();
         for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "EXIT STATUS"] {
             assert!(page.contains(&format!(".SH {section}")), "the page lacks {section}:\n{page}");
@@ -40,6 +40,10 @@ fn every_command_has_a_manual_and_a_page() {
         count += 1;
     }
     assert!(count > 5);
+    let page = fs::read_to_string(pages.join("man1/aquifer-serve-disk-cache.1")).unwrap();
+    assert!(page.contains("\\fBaquifer serve disk\\-cache\\fR"), "{page}");
+    let page = fs::read_to_string(pages.join("man5/aquifer.toml.5")).unwrap();
+    assert!(page.contains("\n\\fBio_timeout\\fR (time, default \"8s\")\n"), "{page}");
     let help = aquifer(dir.path()).args(["run", "--help"]).output().unwrap();
     for section in ["Usage:", "Examples:", "Exit status:", "See also:"] {
         assert!(stdout(&help).contains(section), "{}", stdout(&help));

@@ -58,6 +58,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("/dev/shm/aquifer/HOST", "lent pages"),
     ],
     see_also: &[
+        "aquifer.toml(5)",
         "aquifer-cluster-init(1)",
         "aquifer-status(1)",
         "aquifer-host-borrow(1)",
