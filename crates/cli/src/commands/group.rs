@@ -40,6 +40,10 @@ pub struct Group {
     groups: Groups,
 }
 
+/// The default of --groups, and the variable that sets it.
+pub(super) const GROUPS: &str = "/etc/aquifer/groups";
+pub(super) const GROUPS_VARIABLE: &str = "AQUIFER_GROUPS";
+
 /// Where agreements are.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Groups {
@@ -48,8 +52,8 @@ pub(crate) struct Groups {
         long,
         global = true,
         value_name = "DIR",
-        env = "AQUIFER_GROUPS",
-        default_value = "/etc/aquifer/groups"
+        env = GROUPS_VARIABLE,
+        default_value = GROUPS
     )]
     groups: PathBuf,
 }

@@ -6,9 +6,11 @@ mod config_page;
 pub mod demo;
 pub mod doctor;
 pub mod group;
+mod headings;
 pub mod host;
 pub mod load;
 pub mod man;
+mod names;
 mod or_none;
 #[cfg(test)]
 mod reference;
@@ -17,6 +19,8 @@ mod renamed;
 pub mod run;
 pub mod serve;
 pub mod status;
+#[cfg(test)]
+mod tests;
 pub mod vm;
 pub mod volume;
 pub mod worker;
@@ -26,6 +30,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::CompleteEnv;
 
 use crate::failure::Result;
 use crate::manual::Manual;
@@ -57,6 +62,10 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// The default of --run-dir, and the variable that sets it.
+const RUN_DIR: &str = "/run/aquifer";
+const RUN_DIR_VARIABLE: &str = "AQUIFER_RUN_DIR";
+
 /// What every command understands.
 #[derive(Debug, Clone, Args)]
 pub struct Common {
@@ -72,8 +81,8 @@ pub struct Common {
         global = true,
         display_order = 901,
         value_name = "DIR",
-        env = "AQUIFER_RUN_DIR",
-        default_value = "/run/aquifer"
+        env = RUN_DIR_VARIABLE,
+        default_value = RUN_DIR
     )]
     pub run_dir: PathBuf,
 }
@@ -194,16 +203,28 @@ pub(crate) fn manual(words: &[&str]) -> &'static Manual {
     }
 }
 
-/// Returns the whole command line, with every manual in its place.
+/// Returns the whole command line, with manuals, headings and names to complete in their places.
 pub(crate) fn command() -> clap::Command {
-    with_manuals(Cli::command(), &[])
+    furnished(Cli::command(), &[])
 }
 
-fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
-    manual(words).attach(command).mut_subcommands(|part| {
+fn furnished(command: clap::Command, words: &[&str]) -> clap::Command {
+    let furnish = |argument| names::completed(headings::headed(argument, words), words);
+    manual(words).attach(command).mut_args(furnish).mut_subcommands(|part| {
         let name = part.get_name().to_owned();
-        with_manuals(part, &[words, &[&name]].concat())
+        furnished(part, &[words, &[&name]].concat())
     })
+}
+
+/// Answers a shell that asks how a line can go on; returns `None` if no shell asks.
+pub(crate) fn complete(line: &[OsString]) -> Option<ExitCode> {
+    let here = std::env::current_dir().ok();
+    let complete = CompleteEnv::with_factory(command).var(completions::VARIABLE);
+    match complete.try_complete(line, here.as_deref()) {
+        Ok(true) => Some(ExitCode::SUCCESS),
+        Ok(false) => None,
+        Err(error) => Some(refused(&error)),
+    }
 }
 
 /// Parses a command line.
@@ -256,71 +277,4 @@ fn refused(error: &clap::Error) -> ExitCode {
 
 fn exit_code(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        command().debug_assert();
-    }
-
-    /// Calls `with` for every command and subcommand, with the words that name it.
-    fn each(command: &clap::Command, words: &[&str], with: &mut dyn FnMut(&[&str])) {
-        for part in command.get_subcommands() {
-            let words = [words, &[part.get_name()]].concat();
-            with(&words);
-            each(part, &words, with);
-        }
-    }
-
-    #[test]
-    fn every_manual_belongs_to_a_command() {
-        let mut named = std::collections::BTreeSet::new();
-        each(&command(), &[], &mut |words| _ = named.insert(words.join(" ")));
-        for (name, _) in MANUALS {
-            assert!(named.contains(*name), "{name}");
-            for (part, _) in parts(name) {
-                assert!(named.contains(&format!("{name} {part}")), "{name} {part}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_command_and_subcommand_has_examples_that_parse() {
-        each(&command(), &[], &mut |words| {
-            let examples = manual(words).examples;
-            assert!(!examples.is_empty(), "{words:?} has no examples");
-            let own = format!("aquifer {}", words.join(" "));
-            assert!(examples.iter().any(|(line, _)| line.contains(&own)), "no example is of {own}");
-            for (line, _) in examples.iter().filter(|(line, _)| line.starts_with("aquifer ")) {
-                // Replaces the placeholders of examples by values that parse.
-                let line = line.replace("uuid:...", &format!("uuid:{}", "0".repeat(8)));
-                let line = line.replace("NQN", "nqn.2014-08.org.example:a");
-                let parsed = command().try_get_matches_from(split(&line));
-                assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
-            }
-        });
-    }
-
-    /// Splits a command line like a shell, up to a pipe or a redirection.
-    fn split(line: &str) -> Vec<String> {
-        let (mut words, mut quoted, mut empty) = (vec![String::new()], false, true);
-        for c in line.chars() {
-            match c {
-                '\'' => (quoted, empty) = (!quoted, false),
-                '|' | '>' if !quoted => break,
-                ' ' if !quoted && !empty => (empty, _) = (true, words.push(String::new())),
-                ' ' if !quoted => {}
-                c => {
-                    empty = false;
-                    words.last_mut().unwrap().push(c);
-                }
-            }
-        }
-        words.truncate(words.len() - usize::from(empty));
-        words
-    }
 }

@@ -112,7 +112,7 @@ pub(super) const MANUAL: Manual = Manual {
              command, and the next 'aquifer run' removes the leftovers.",
         ),
         (
-            "Lenders",
+            "Events",
             "While the command runs, standard error gets a line for each event: a lender is \
              silent, lost or back, a page is lost, or pages move to or from the local spill file. \
              With --json each line is an object {\"event\": ...}. A page is lost when its lender \

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+pub(super) use agent::CONFIG;
 pub(super) use dedup::saved;
 pub(super) use disk_cache::text as cache_text;
 pub(super) use manuals::{MANUAL, MANUALS};

@@ -55,7 +55,8 @@ fn completions_are_made_for_every_shell() {
     let dir = tempfile::tempdir().unwrap();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let output = aquifer(dir.path()).args(["completions", shell]).output().unwrap();
-        assert!(output.status.success() && stdout(&output).contains("doctor"), "{shell}");
+        assert!(output.status.success(), "{shell}: {}", stderr(&output));
+        assert!(stdout(&output).contains("AQUIFER_COMPLETE"), "{shell}: {}", stdout(&output));
     }
 }
 

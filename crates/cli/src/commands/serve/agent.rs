@@ -15,6 +15,9 @@ use crate::logging;
 use crate::manual::Manual;
 use crate::output;
 
+/// The default of --config.
+pub(in crate::commands) const CONFIG: &str = "/etc/aquifer/agent.toml";
+
 /// Run this host's agent, which lends and borrows memory
 ///
 /// Runs in the foreground and logs on standard error. Above the upper threshold the agent borrows
@@ -25,7 +28,7 @@ use crate::output;
 #[derive(Debug, Args)]
 pub struct Agent {
     /// Configuration file, as 'aquifer cluster init' writes it
-    #[arg(long, value_name = "FILE", default_value = "/etc/aquifer/agent.toml")]
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
     /// Check the configuration and exit
     ///

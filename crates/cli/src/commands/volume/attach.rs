@@ -105,7 +105,7 @@ pub(super) const MANUAL: Manual = Manual {
              gets a bus error (SIGBUS). I/O works again as soon as the lender answers.",
         ),
         (
-            "Security",
+            "Protection",
             "With nbds:// both sides authenticate with certificates of the cluster, and TLS \
              encrypts the connection. With nbd:// and nvme+tcp:// this host encrypts pages before \
              they leave it, unless --unencrypted or --direct is given. An attacker on the network \

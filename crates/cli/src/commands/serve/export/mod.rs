@@ -143,7 +143,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Serve with the kernel's own target, over TCP and RDMA",
         ),
         (
-            "aquifer serve export --size 8G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls \
+            "aquifer serve export --size 8G --nbd 192.0.2.1:10809 --tls DIR \
              --name a --name b --share",
             "Serve two hosts of one group and store equal pages once",
         ),
@@ -160,7 +160,7 @@ pub(super) const MANUAL: Manual = Manual {
              space'. The pages are locked in RAM.",
         ),
         (
-            "Security",
+            "Protection",
             "Only its owner can use a unix socket. On TCP, --tls admits every host with a \
              certificate of the cluster, and no other. Without --tls, TCP is served on loopback \
              only, to every user of this host. Over NVMe/TCP, --dhchap-secret admits hosts that \
