@@ -108,8 +108,8 @@ const MEMORY: &[Key] = &[
 
 const MEMORY_NOTES: &[&str] = &[
     "`pressure` is PSI's \"some\". It counts only while the kernel reclaims for the host or the \
-     managed cgroup itself. Reclaim at the limits of cgroups within does not count. A v1 cgroup has \
-     no PSI of its own.",
+     managed cgroup itself. Reclaim at the limits of cgroups within does not count. A v1 cgroup \
+     has no PSI of its own.",
     "**Managing one cgroup.** `M_t` is then the cgroup's limit and `M_u` its usage (v1 and v2). \
      Pages stored for borrowers count as used, wherever the agent runs. Run the agent outside the \
      cgroup. Volume processes leave the cgroup themselves: a process that serves swap must never \
@@ -193,12 +193,11 @@ const BORROW: &[Key] = &[
     key("priority", "number", "100", "swap priority; -1 leaves it to the kernel"),
 ];
 
-const BORROW_NOTES: &[&str] = &[
-    "The volume's process encrypts spilled pages under a key that only it has. `attach = \
+const BORROW_NOTES: &[&str] =
+    &["The volume's process encrypts spilled pages under a key that only it has. `attach = \
      \"direct\"` needs `protocol = \"nvme-tcp\"` or `\"nvme-rdma\"`. \
-     [Concepts](../explain/concepts.md#ways-between-hosts) lists the combinations, and what carries \
-     the pages in each.",
-];
+     [Concepts](../explain/concepts.md#ways-between-hosts) lists the combinations, and what \
+     carries the pages in each."];
 
 const VMS: &[Key] = &[
     key("accept", "boolean", "false", "whether peers may migrate VMs here"),
@@ -266,10 +265,9 @@ const PEER: &[Key] = &[
     key("address", "HOST:PORT", "", "where its agent listens; required"),
 ];
 
-const PEER_NOTES: &[&str] = &[
-    "There is one such table for each other host. If two hosts no longer list each other, they give \
-     back what they lent each other. At its start each agent logs those leases.",
-];
+const PEER_NOTES: &[&str] =
+    &["There is one such table for each other host. If two hosts no longer list each other, they \
+     give back what they lent each other. At its start each agent logs those leases."];
 
 #[cfg(test)]
 mod tests {

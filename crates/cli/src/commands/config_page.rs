@@ -8,15 +8,15 @@ use crate::manual::roff;
 
 /// What the file is, in Markdown.
 const INTRO: &[&str] = &[
-    "The agent reads `/etc/aquifer/agent.toml` (`aquifer serve agent --config FILE` names another). \
-     `aquifer cluster init` writes a commented file with most of these keys and their defaults. The \
-     agent refuses a file with unknown keys, and names them.",
+    "The agent reads `/etc/aquifer/agent.toml` (`aquifer serve agent --config FILE` names \
+     another). `aquifer cluster init` writes a commented file with most of these keys and their \
+     defaults. The agent refuses a file with unknown keys, and names them.",
     "`aquifer serve agent --check` examines all that the file names: certificate, cgroup, \
      addresses, directories, peers, groups. It lists each fault and changes nothing. The exit \
      status is 1 if an agent could not work with the file.",
     "The agent reads the file only when it starts. SIGHUP changes nothing, and the log says so.",
-    "Sizes are `4096`, `\"512MiB\"` or `\"2G\"` (powers of 1024); times are `\"500ms\"`, `\"8s\"` or \
-     `\"10m\"`. A share is a number such as 0.8.",
+    "Sizes are `4096`, `\"512MiB\"` or `\"2G\"` (powers of 1024); times are `\"500ms\"`, `\"8s\"` \
+     or `\"10m\"`. A share is a number such as 0.8.",
 ];
 
 /// Variables of all commands, and their meaning in Markdown.

@@ -45,9 +45,8 @@ use crate::manual::Manual;
 /// block device, 'aquifer volume attach' swaps to it, and 'aquifer run' runs one program with
 /// limited RAM and the rest of its memory in the pool.
 ///
-/// A command line is 'aquifer NOUN VERB [NAME] [OPTIONS]'. Only names, URIs, directories and
-/// programs to run have no option's name before them; sizes and all else are options. Write sizes
-/// as 4096, 512MiB or 2G (powers of 1024), and times as 500ms, 8s or 2m.
+/// A command line is 'aquifer NOUN VERB', then a name if the verb needs one, then options. Sizes
+/// are always options: write 4096, 512MiB or 2G (powers of 1024). Write times as 500ms, 8s or 2m.
 ///
 /// All commands work with stock Linux kernels. 'aquifer doctor' reports what this host supports and
 /// what is missing.

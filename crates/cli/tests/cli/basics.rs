@@ -93,6 +93,11 @@ fn misuse_is_exit_code_2_in_either_form() {
     assert!(
         json(&stderr(&output))["error"]["why"].as_str().unwrap().contains("'much' is not a size")
     );
+    let output = aquifer(dir.path()).args(["drain", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        json(&stderr(&output))["error"]["why"].as_str().unwrap().contains("'aquifer host drain'")
+    );
     let output = aquifer(dir.path()).args(["cluster", "init", "--host", "a"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }

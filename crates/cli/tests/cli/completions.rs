@@ -44,14 +44,15 @@ fn bash_completes_commands_and_none_that_is_hidden() {
 fn bash_completes_the_names_that_this_host_has() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
+    let mut create = aquifer(dir.path());
+    create.args(["group", "create", "blue", "--groups"]).arg(path("groups"));
+    let created = create.output().unwrap();
+    assert!(created.status.success(), "{}", stderr(&created));
     for vm in ["db", "web"] {
         fs::create_dir_all(path("vms").join(vm)).unwrap();
     }
     fs::create_dir_all(path("regions/.items")).unwrap();
     fs::write(path("regions/.items/record.json"), "").unwrap();
-    let mut create = aquifer(dir.path());
-    create.args(["group", "create", "blue", "--groups"]).arg(path("groups"));
-    assert!(create.output().unwrap().status.success());
     let volume = "0123456789abcdef0123456789abcdef";
     fs::create_dir(path("volumes")).unwrap();
     fs::write(path("volumes").join(format!("{volume}.json")), "").unwrap();
@@ -70,5 +71,5 @@ fn bash_completes_the_names_that_this_host_has() {
     let socket = format!("nbd+unix:///?socket={}", path("export.sock").display());
     check("aquifer volume attach ", &[&socket]);
     check("aquifer run --lender ", &[&socket]);
-    check("aquifer --run-dir /nowhere vm stop ", &[""]);
+    check("aquifer --run-dir /nowhere vm stop ", &[]);
 }
