@@ -7,7 +7,7 @@ three quarters of it, at 16 MiB a second at most, so that two processors are eno
 throughput is the program's progress in some seconds. As in the paper, the host is one of:
   Max      has memory for all eight
   Base     has memory for four (768 MiB); the rest goes to a disk
-  CBPS     is Base, and equal pages are kept once ('aquifer group scan')
+  CBPS     is Base, and equal pages are kept once ('aquifer serve dedup')
   DM       has memory for four; the rest is behind a link of 4 us a page
   DM+CBPS  is DM, and equal pages are kept once on this host
 
@@ -79,7 +79,7 @@ def sharing(host: GroupHost) -> dict:
 def limit(host: GroupHost) -> None:
     """Limits the caches to the memory that the group's frames leave."""
     frames = sharing(host)["frames_bytes"] // MIB
-    host.aquifer("region", "limit", f"{HOST - frames - 1}M")
+    host.aquifer("region", "limit", "--cache", f"{HOST - frames - 1}M")
 
 
 def measure(host: GroupHost, guests: list, seconds: float) -> dict:
@@ -107,7 +107,7 @@ def run(name: str, counts: list, seconds: float, files: dict) -> dict:
         found = {}
         for count in counts:
             # Without a limit, as guests take minutes to start on a slow disk.
-            host.aquifer("region", "limit", "none")
+            host.aquifer("region", "limit", "--cache", "none")
             while len(guests) < count:
                 where = ["--cache", f"{MEMORY + 8}M", "--emulate-link", link, *PAPERS]
                 host.start(

@@ -86,7 +86,10 @@ class Hosts:
     def export(self, at: str, *words: str) -> dict:
         """Makes b lend at an address, and returns the JSON that b prints then."""
         log = f"/tmp/export-{at}"
-        command = ["aquifer", "export", SIZE, "--json", "--nvme", at, "--allow-host", HOST, *words]
+        command = [
+            "aquifer", "serve", "export", "--size", SIZE, "--json", "--nvme", at,
+            "--allow-host", HOST, *words,
+        ]
         ready = f"until grep -q capacity {log} || ! kill -0 $!; do sleep 0.1; done"
         output = self.run("b", f"{' '.join(command)} >{log} 2>&1 & {ready}; cat {log}; kill -0 $!")
         return json.loads(output)
@@ -94,8 +97,8 @@ class Hosts:
     def attach(self, uri: str, *words: str) -> str:
         """Attaches b's memory with the kernel of a, and returns the device."""
         command = [
-            "aquifer", "attach", "--direct", "--json", "--io-timeout", "forever", "--host-nqn",
-            HOST, *words, uri,
+            "aquifer", "volume", "attach", "--direct", "--json", "--io-timeout", "forever",
+            "--host-nqn", HOST, *words, uri,
         ]
         return json.loads(self.run("a", " ".join(command)))["device"]
 

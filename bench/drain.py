@@ -2,9 +2,9 @@
 """Measures how long a planned stop of a lender takes under load, and checks that no page is lost.
 
 Real agents run, as in recall.py. A borrows from B, swaps checked content to it and goes on
-rewriting it. Then `aquifer drain` runs on B. A moves all of it to another lender or, where no other
-host has room, to its own spill file. Each round measures from the order to its end, stops B, and
-then checks every byte. Needs root and swap. Build first:
+rewriting it. Then `aquifer host drain` runs on B. A moves all of it to another lender or, where no
+other host has room, to its own spill file. Each round measures from the order to its end, stops B,
+and then checks every byte. Needs root and swap. Build first:
     cargo build --release -p aquifer-cli
 
 Usage: bench/drain.py [--rounds N] [--lease 1G] [--protocol nbd|nvme-tcp] [--json]
@@ -22,11 +22,11 @@ from recall import Cluster, Host, check_place, main_of
 def drain(host: Host) -> dict:
     """Drains a host. Returns the time and the number of reports on the way."""
     began = time.monotonic()
-    command = [AQUIFER, "drain", "--json", "--socket", host.socket]
+    command = [AQUIFER, "host", "drain", "--json", "--socket", host.socket]
     done = subprocess.run(command, capture_output=True, text=True)
     took = time.monotonic() - began
     if done.returncode != 0:
-        raise Failed(f"aquifer drain failed: {done.stderr}")
+        raise Failed(f"aquifer host drain failed: {done.stderr}")
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     if reports[-1]["left"] or host.status()["lent"]:
         raise Failed(f"the borrower has not returned all: {reports[-1]}")

@@ -18,7 +18,7 @@ from common.bench import AQUIFER, EXAMPLES, Failed
 
 def start(directory: str, name: str) -> subprocess.Popen:
     command = [
-        AQUIFER, "--json", "--run-dir", f"{directory}/{name}", "export", "64M",
+        AQUIFER, "--json", "--run-dir", f"{directory}/{name}", "serve", "export", "--size", "64M",
         "--nbd", f"unix:{directory}/{name}.sock",
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -3,9 +3,9 @@
 
 The floor is an engine of one thread that fetches pages and never evicts (`bare_engine`). A region
 has a cache of a quarter of its size, which is full, so that every fault also evicts a page. Both
-use a fresh lender, `aquifer export`, over the same transport, and the same program, which touches
-every page once (`touches`). Targets: the region's median is at most 1.4 times the floor's, and its
-99th percentile at most 2 times.
+use a fresh lender, `aquifer serve export`, over the same transport, and the same program, which
+touches every page once (`touches`). Targets: the region's median is at most 1.4 times the floor's,
+and its 99th percentile at most 2 times.
 
 A scan with prefetch is compared with random touches. Target: at least 4 times the pages a second.
 The same random reads of memory that `aquifer run` swaps to the same lender must be slower than a

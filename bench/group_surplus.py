@@ -3,7 +3,7 @@
 
 All guests are emulated. Every guest has 48 MiB of content that all have, beside kernel and root
 file system, and a swap disk of 300 requests a second. It has at least 176 MiB, and at most 336. A
-group has a scanner (Adaptive-CSD), and `aquifer group balance` runs. A working guest checks and
+group has a scanner (Adaptive-CSD), and `aquifer serve reprovision` runs. A working guest checks and
 rewrites 130 to 260 MiB of its own, pages at random, at up to 2,500 pages a second. Work is the
 number of pages a second, over `--seconds`.
 
@@ -113,9 +113,9 @@ class Place:
             )
         for name in self.groups:
             log = (self.host.dir / f"{name}.scan").open("w")
-            self.host.start_aquifer("group", "scan", name, "--report", "1s", output=log)
+            self.host.start_aquifer("serve", "dedup", name, "--report", "1s", output=log)
         self.log = self.host.dir / "balance"
-        self.host.start_aquifer("group", "balance", output=self.log.open("w"))
+        self.host.start_aquifer("serve", "reprovision", output=self.log.open("w"))
         saves = lambda name: self.now()[name]["saved_bytes"] / MIB >= least
         for name, guests in self.groups.items():
             if len(guests) > 1:
@@ -190,7 +190,7 @@ class Place:
 
     def start_cache(self, *words) -> None:
         """Starts the disk cache of group blue. It runs before the VMs with a disk there."""
-        self.host.start_aquifer("group", "cache", "blue", *words)
+        self.host.start_aquifer("serve", "disk-cache", "blue", *words)
         wait("the disk cache", lambda: self.cache_status() is not None)
 
     def check_errors(self) -> None:
@@ -322,7 +322,7 @@ def swap(seconds: int) -> dict:
                 word for host, address in (("there", "127.0.0.1"), ("here", "127.0.0.2"))
                 for word in ("--host", host, "--address", address)
             ]
-            there.host.aquifer("init", "--dir", tls, *hosts)
+            there.host.aquifer("cluster", "init", "--dir", tls, *hosts)
             there.host.aquifer("group", "create", "blue")
             there.start_cache("--lend", "127.0.0.1:0", "--tls", tls / "there/tls")
             port = there.cache_status()["lends"][0].rsplit(":", 1)[1]

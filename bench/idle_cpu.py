@@ -1,8 +1,9 @@
 #!/usr/bin/python3 -B
 """Measures the CPU time that an idle lender of 4 GiB uses over 10 s.
 
-Two lenders: `aquifer export` with one connected client, and an agent that has lent 4 GiB to another
-agent. The CPU time comes from /proc/PID/stat. Needs root and Debian's python3-libnbd. Build first:
+Two lenders: `aquifer serve export` with one connected client, and an agent that has lent 4 GiB to
+another agent. The CPU time comes from /proc/PID/stat. Needs root and Debian's python3-libnbd. Build
+first:
     cargo build --release -p aquifer-cli
 
 Usage: bench/idle_cpu.py [--rounds N] [--json]
@@ -32,7 +33,8 @@ def idle(pid: int) -> float:
 
 
 def export(directory: str) -> float:
-    command = [AQUIFER, "--json", "export", "4G", "--nbd", f"unix:{directory}/nbd.sock"]
+    listen = ["--nbd", f"unix:{directory}/nbd.sock"]
+    command = [AQUIFER, "--json", "serve", "export", "--size", "4G", *listen]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             uri = json.loads(server.stdout.readline())["uri"]
@@ -53,7 +55,7 @@ def agents(directory: str) -> float:
         word for host, address in ADDRESSES.items()
         for word in ("--host", host, "--address", address)
     ]
-    run(AQUIFER, "init", "--dir", f"{directory}/c", "--cluster", "bench", *hosts)
+    run(AQUIFER, "cluster", "init", "--dir", f"{directory}/c", "--cluster", "bench", *hosts)
     running = []
     try:
         for host, peer in (("a", "b"), ("b", "a")):
@@ -73,14 +75,14 @@ name = "{peer}"
 address = "{ADDRESSES[peer]}:7070"
 """)
             log = open(f"{directory}/{host}.log", "w")
-            agent = subprocess.Popen([AQUIFER, "agent", "--config", config], stderr=log)
+            agent = subprocess.Popen([AQUIFER, "serve", "agent", "--config", config], stderr=log)
             running.append(agent)
         socket = ["--socket", f"{directory}/a/agent.sock"]
         time.sleep(2)
-        run(AQUIFER, "borrow", "4G", *socket)
+        run(AQUIFER, "host", "borrow", "--size", "4G", *socket)
         time.sleep(3)
         used = idle(running[1].pid)
-        run(AQUIFER, "return", *socket)
+        run(AQUIFER, "host", "return", *socket)
         return used
     finally:
         for agent in running:

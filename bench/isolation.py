@@ -73,7 +73,7 @@ class Region:
 
 def scanner(lender: Lender, group: str) -> subprocess.Popen:
     command = [
-        AQUIFER, "--json", "group", "scan", group, "--scan", "400", "--report", "100ms",
+        AQUIFER, "--json", "serve", "dedup", group, "--scan", "400", "--report", "100ms",
         "--groups", lender.dir / "groups",
     ]
     return subprocess.Popen(

@@ -70,8 +70,9 @@ class Hosts:
             word for host, address in addresses.items()
             for word in ("--host", host, "--address", address)
         ]
-        run(AQUIFER, "init", "--dir", self.dir, *names)
-        export = [AQUIFER, "export", f"{MIB}M", "--dir", self.ram / "pages", "--nbd"]
+        run(AQUIFER, "cluster", "init", "--dir", self.dir, *names)
+        export = [AQUIFER, "serve", "export", "--size", f"{MIB}M"]
+        export += ["--dir", self.ram / "pages", "--nbd"]
         if rate:
             self.add_links(rate)
             tls = ["--tls", self.dir / "lender/tls"]
@@ -123,7 +124,7 @@ enabled = false
 name = "{peer}"
 address = "{HOSTS[peer]}:7070"
 ''')
-        command = [*self.on(host), AQUIFER, "agent", "--config", config]
+        command = [*self.on(host), AQUIFER, "serve", "agent", "--config", config]
         self.start(command, self.dir / host / "run")
 
     def add_namespace(self, name: str) -> None:
@@ -326,7 +327,7 @@ def to_and_fro(hosts: Hosts, churn: str, cache: int, moves: int) -> dict:
         host for host in HOSTS
         if hosts.aquifer(host, "vm", "list") or hosts.aquifer(host, "region", "list")
     ]
-    pattern = f"(vm|region)-serve {hosts.dir}|qemu.*{hosts.dir}"
+    pattern = f"serve (vm|region).* {hosts.dir}|qemu.*{hosts.dir}"
     processes = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout
     files = [file for file in (hosts.ram / "pages").rglob("*") if file.is_file()]
     return {

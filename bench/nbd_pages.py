@@ -44,7 +44,9 @@ def servers(work: Path, size: int) -> dict[str, list]:
         f"allowlist = true\n[export]\nexportname = {backing}\nfilesize = {size}\n"
     )
     return {
-        "aquifer": [AQUIFER, "export", str(size), "--nbd", f"unix:{work}/aquifer.sock"],
+        "aquifer": [
+            AQUIFER, "serve", "export", "--size", str(size), "--nbd", f"unix:{work}/aquifer.sock",
+        ],
         "nbdkit memory": ["nbdkit", "-f", "-U", f"{work}/nbdkit memory.sock", "memory", f"{size}"],
         "nbd-server": ["nbd-server", "-C", str(config), "-p", f"{work}/nbd-server.pid"],
     }

@@ -6,7 +6,7 @@ root file system.
 
 `ksm`: first QEMU's own memory with KSM at full speed (`pages_to_scan` 1000, `sleep_millisecs` 0),
 which merges pages of all processes that opt in. Then the same guests as VMs of one group, with all
-of their memory local, and `aquifer group scan` as fast as it can. Both run until the savings have
+of their memory local, and `aquifer serve dedup` as fast as it can. Both run until the savings have
 not grown by 1 % for 3 s. The savings are the decrease of what the guests take: for KSM their
 proportional set size, for a group the blocks of regions and frames. CPU time is that of ksmd; or
 that of the scanner, the engines, and the threads that map pages in QEMU. Targets: at least 90 % of
@@ -120,7 +120,7 @@ def stored_by(host: GroupHost, groups: tuple, encryption: str) -> dict:
     """Runs two hosts with a VM each, whose memory is with one lender in the end."""
     socket = host.dir / "lender"
     lender = host.popen([
-        AQUIFER, "--json", "--run-dir", host.run_dir, "export", "256M", "--dir",
+        AQUIFER, "--json", "--run-dir", host.run_dir, "serve", "export", "--size", "256M", "--dir",
         host.ram / "pages", "--nbd", f"unix:{socket}", "--name", "a", "--name", "b", "--share",
         "--report", "200ms",
     ], stdout=subprocess.PIPE)

@@ -4,7 +4,8 @@
 Each program has all its allocations in a region (`aquifer region exec --heap`). It first runs in
 local RAM without a region, and then with a cache of 100 % down to 10 % of its footprint. The
 footprint is the most that the region held at once when its cache had no limit. The lender is
-`aquifer export` on this host, over a Unix socket. A program's result must be the same each time.
+`aquifer serve export` on this host, over a Unix socket. A program's result must be the same each
+time.
 
     sort      GNU sort of 1.2 million lines
     sqlite    a table of 300,000 rows in memory, an index, joins and sums by it

@@ -51,7 +51,7 @@ class Host:
             )
         )
         self.log = open(work / f"{name}.log", "w")
-        command = [AQUIFER, "agent", "--config", config]
+        command = [AQUIFER, "serve", "agent", "--config", config]
         self.agent = subprocess.Popen(command, stderr=self.log, stdout=self.log)
         try:
             wait(f"the agent of {name}", lambda: self.status() is not None, TIMEOUT)
@@ -66,7 +66,7 @@ class Host:
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     def borrow(self, size: int) -> None:
-        run(AQUIFER, "borrow", size, "--socket", self.socket)
+        run(AQUIFER, "host", "borrow", "--size", size, "--socket", self.socket)
 
     def load(self, size: int) -> "Load":
         return Load(self.cgroup, size)
@@ -123,7 +123,7 @@ class Cluster:
             word for name in self.names
             for word in ("--host", name, "--address", ADDRESSES[name])
         ]
-        run(AQUIFER, "init", "--dir", self.work / "cluster", *words)
+        run(AQUIFER, "cluster", "init", "--dir", self.work / "cluster", *words)
         return self
 
     def start(self, name: str, memory: int) -> Host:

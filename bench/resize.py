@@ -13,8 +13,8 @@ expected, as a user of the memory must. One VM runs all ways in random order. Ta
 times as long.
 
 `balance`: two guests under one budget of 1,792 MiB. First one and then the other needs 1 GiB. Each
-has its half, or `aquifer vm balance` runs. Swap is a disk (a file of this host). Target: no swap
-with the balancer.
+has its half, or `aquifer serve vm-balancer` runs. Swap is a disk (a file of this host). Target: no
+swap with the balancer.
 
 `pool`: on a host with 256 MiB to spare, a VM grows to 1.5 GiB. The rest goes to a lender, and back.
 

@@ -34,7 +34,8 @@ def nbdsh(uri: str, *steps: str) -> None:
 
 def measure() -> dict:
     with tempfile.TemporaryDirectory(prefix="aquifer-bench-") as directory:
-        command = [AQUIFER, "--json", "export", "2G", "--nbd", f"unix:{directory}/nbd.sock"]
+        listen = ["--nbd", f"unix:{directory}/nbd.sock"]
+        command = [AQUIFER, "--json", "serve", "export", "--size", "2G", *listen]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 uri = json.loads(server.stdout.readline())["uri"]

@@ -54,7 +54,7 @@ class Aquifer:
             "state": str(work), "note": None,
         }
         starter = subprocess.Popen(
-            [EXAMPLES / "volume_process", "volume-serve"], stdin=subprocess.PIPE,
+            [EXAMPLES / "volume_process", "serve", "volume"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         )
         # The volume process detaches the volume if standard input ends before the word "keep".

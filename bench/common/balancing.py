@@ -13,7 +13,7 @@ LOAD, TIMES, SWAP, PERIOD = 1024, 1, 1024, 0.5
 # periods what it was given. The pauses around the loads allow for both.
 IDLE, BETWEEN = 8, 18
 RATES = {"64 MiB/s": 64, "as fast as it can": 0}
-WAYS = {"halves": "each has its half", "balance": "aquifer vm balance"}
+WAYS = {"halves": "each has its half", "balance": "aquifer serve vm-balancer"}
 
 
 def samples(guest: Guest, since: float) -> list:
@@ -51,7 +51,7 @@ def run_load(guest: Guest, rate: int, began: float) -> dict:
 
 def once(way: str, rate: int) -> dict:
     with Host() as host:
-        host.aquifer("vm", "budget", BUDGET)
+        host.aquifer("vm", "budget", "--memory", BUDGET)
         guests = []
         for name in ("one", "two"):
             disk = host.ram / name
@@ -66,7 +66,7 @@ def once(way: str, rate: int) -> dict:
             guest(f"samples {PERIOD} &")
         log = host.dir / "balance"
         if way == "balance":
-            host.start_aquifer("vm", "balance", output=log.open("w"))
+            host.start_aquifer("serve", "vm-balancer", output=log.open("w"))
         time.sleep(IDLE)
         loads = {}
         for number, guest in enumerate(guests):

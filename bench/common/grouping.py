@@ -227,7 +227,7 @@ class GroupHost:
 
     def scan(self, rate, group: str = "blue", report: str = "1s") -> subprocess.Popen:
         return self.popen([
-            AQUIFER, "--json", "--run-dir", self.run_dir, "group", "scan", group, "--scan", rate,
+            AQUIFER, "--json", "--run-dir", self.run_dir, "serve", "dedup", group, "--scan", rate,
             "--report", report,
         ], stdout=subprocess.PIPE)
 
@@ -238,7 +238,7 @@ class GroupHost:
 
     def set_caches(self, mib: int) -> None:
         for _, vm in self.vms:
-            self.aquifer("region", "resize-cache", vm, f"{mib}M")
+            self.aquifer("region", "resize-cache", vm, "--cache", f"{mib}M")
 
     def rates(self, seconds: int) -> dict:
         """Returns the scanner's reports, one a second, by variant and by what the guests do."""
@@ -259,7 +259,7 @@ class GroupHost:
             scanner.wait()
             self.processes.remove(scanner)
             self.set_caches(MEMORY + 64)
-            self.aquifer("group", "scan", "blue", "--undo")
+            self.aquifer("serve", "dedup", "blue", "--undo")
         self.end()
         return result
 

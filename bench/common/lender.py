@@ -1,4 +1,5 @@
-"""A lender on this host, with regions over it: `aquifer export` over a Unix socket or loopback TCP.
+"""A lender on this host, with regions over it: `aquifer serve export` over a Unix socket or
+loopback TCP.
 """
 
 import os
@@ -45,7 +46,7 @@ class Lender:
         room = -(-mib // EXTENT_MIB) * EXTENT_MIB
         # A session of its own keeps ctrl-C from the lender: the script ends its processes in order.
         self.process = subprocess.Popen(
-            [AQUIFER, "--json", "export", f"{room}M", "--nbd", self.address,
+            [AQUIFER, "--json", "serve", "export", "--size", f"{room}M", "--nbd", self.address,
              "--dir", self.ram / "pages"],
             stdout=subprocess.PIPE, text=True, env=self.env(), start_new_session=True,
         )

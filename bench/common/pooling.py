@@ -32,7 +32,7 @@ def churned(guest: Guest) -> list:
 def once() -> dict:
     with Host() as host:
         socket, export = host.dir / "lender.sock", host.ram / "pages"
-        lending = [AQUIFER, "--run-dir", host.dir / "lending", "export", "2G"]
+        lending = [AQUIFER, "--run-dir", host.dir / "lending", "serve", "export", "--size", "2G"]
         host.start([*lending, "--nbd", f"unix:{socket}", "--dir", export])
         wait("the lender", socket.exists)
         uri = f"nbd+unix:///?socket={socket}"

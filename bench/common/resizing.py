@@ -170,7 +170,7 @@ class Guest:
         wait(f"the agent of {self.name}", lambda: "true" in " ".join(self(show, good=False)))
 
     def resize(self, size, *more) -> dict:
-        return self.host.aquifer("vm", "resize", self.name, size, *more)
+        return self.host.aquifer("vm", "resize", self.name, "--memory", size, *more)
 
     def host_bytes(self) -> int:
         """Returns the host's RAM that the VM takes once the guest has dropped its caches."""

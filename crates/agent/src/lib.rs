@@ -1,7 +1,7 @@
 //! The daemon: watches a host's memory, borrows and lends memory, and answers peers and the
 //! operator.
 //!
-//! - [`config`]: the configuration.
+//! - [`config`]: the configuration. [`config_reference`]: its keys, for the docs.
 //! - [`monitor`]: total and used memory.
 //! - [`driver`]: the one task that owns the node of the `control` crate, which decides, and carries
 //!   out what it says.
@@ -18,6 +18,7 @@ mod background;
 mod balancing;
 pub mod borrower;
 pub mod config;
+pub mod config_reference;
 mod contacts;
 pub mod driver;
 pub mod events;

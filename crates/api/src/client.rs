@@ -82,13 +82,14 @@ impl CallError {
         match self {
             Self::Refused { problem, .. } => problem.help.clone(),
             Self::Unreachable { agent, .. } if agent.starts_with("unix:") => Some(
-                "start one with 'aquifer agent --config FILE', or name its socket with --socket"
+                "start one with 'aquifer serve agent --config FILE', or name its socket with \
+                 --socket"
                     .to_owned(),
             ),
             Self::Denied { .. } => Some("run this as root, for example with sudo".to_owned()),
             Self::Untrusted { .. } => Some(
-                "give both hosts certificates from one authority: run 'aquifer init' in the \
-                 directory that has its key, and compare the file ca.pem of both hosts"
+                "give both hosts certificates from one authority: run 'aquifer cluster init' in \
+                 the directory that has its key, and compare the file ca.pem of both hosts"
                     .to_owned(),
             ),
             _ => None,

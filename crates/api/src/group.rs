@@ -17,8 +17,8 @@ pub struct Group {
     /// The agreement of the group's members, as in its file, without the key.
     #[schema(value_type = Object)]
     pub terms: serde_json::Value,
-    /// The group's state in the last period, as `aquifer group balance --json` prints it. Absent if
-    /// the agent does not balance groups, or the group has no member here.
+    /// The group's state in the last period, as `aquifer serve reprovision --json` prints it.
+    /// Absent if the agent does not balance groups, or the group has no member here.
     #[schema(value_type = Option<Object>)]
     pub balanced: Option<serde_json::Value>,
 }

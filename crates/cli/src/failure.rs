@@ -100,11 +100,11 @@ mod tests {
 
     #[test]
     fn a_failure_reads_as_what_why_and_what_to_do() {
-        let failure =
-            Failure::new("reading /etc/x", "no such file").help("make it with 'aquifer init'");
+        let failure = Failure::new("reading /etc/x", "no such file")
+            .help("make it with 'aquifer cluster init'");
         assert_eq!(
             failure.to_string(),
-            "reading /etc/x: no such file\n  help: make it with 'aquifer init'"
+            "reading /etc/x: no such file\n  help: make it with 'aquifer cluster init'"
         );
     }
 

@@ -23,7 +23,7 @@ use crate::lender_uri::LenderUri;
 pub struct Certified {
     /// For nbds: directory of this host's certificate
     ///
-    /// 'aquifer init' creates it. nbds:// needs it.
+    /// 'aquifer cluster init' creates it. nbds:// needs it.
     #[arg(long, value_name = "DIR")]
     pub(crate) tls: Option<PathBuf>,
     /// For nbds: name of the lender in its certificate
@@ -104,8 +104,8 @@ pub struct ClaimedLender {
 /// How long the lender may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The remedy for an export that another owner has claimed.
-const CLAIMED: &str = "use another export ('aquifer export --name a --name b' serves several), \
-                       or end the other use; if its host is gone for good, \
+const CLAIMED: &str = "use another export ('aquifer serve export --name a --name b' serves \
+                       several), or end the other use; if its host is gone for good, \
                        --take-over discards its pages";
 /// The file in which Linux's own initiator has this host's name.
 const HOST_NQN: &str = "/etc/nvme/hostnqn";

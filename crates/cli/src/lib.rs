@@ -32,6 +32,9 @@ pub mod volumes;
 pub fn main() -> ExitCode {
     panics::end_the_process();
     let line: Vec<_> = std::env::args_os().collect();
+    if let Some(code) = commands::complete(&line) {
+        return code;
+    }
     let (ended, json) = match commands::worker::Worker::of(&line) {
         Ok(Some(worker)) => (worker.run(), false),
         Ok(None) => match commands::parse(line) {

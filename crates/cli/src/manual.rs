@@ -50,19 +50,25 @@ impl Manual {
         text
     }
 
-    /// Writes the man page of `command`; its full name is `name` (`aquifer-run`).
+    /// Writes the man page of `command`, which `words` name (`aquifer`, `vm`, `start`).
     ///
     /// # Errors
     /// If `out` cannot be written.
-    pub fn page(&self, command: &Command, name: &str, out: &mut dyn io::Write) -> io::Result<()> {
+    pub fn page(
+        &self,
+        command: &Command,
+        words: &[&str],
+        out: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let name = words.join("-");
         // The page's own name has a dash, the command line in its synopsis a blank.
-        let page = clap_mangen::Man::new(command.clone().bin_name(name.replace('-', " ")))
+        let page = clap_mangen::Man::new(command.clone().bin_name(words.join(" ")))
             .title(name.to_uppercase())
             .section("1")
             .source(concat!("aquifer ", env!("CARGO_PKG_VERSION")))
             .manual("Aquifer");
         page.render_title(out)?;
-        writeln!(out, ".SH NAME\n{} \\- {}", roff(name), roff(&about(command)))?;
+        writeln!(out, ".SH NAME\n{} \\- {}", roff(&name), roff(&about(command)))?;
         page.render_synopsis_section(out)?;
         page.render_description_section(out)?;
         if command.get_arguments().any(|argument| !argument.is_hide_set()) {
@@ -147,7 +153,7 @@ fn about(command: &Command) -> String {
 }
 
 /// Escapes all that troff would interpret: backslashes, dashes, control lines.
-fn roff(text: &str) -> String {
+pub(crate) fn roff(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
     let guard = |line: &str| {
         if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line.to_owned() }
@@ -156,7 +162,7 @@ fn roff(text: &str) -> String {
 }
 
 /// Breaks `text` at blanks into lines of at most `width` columns.
-fn fold(text: &str, width: usize) -> impl Iterator<Item = String> {
+pub(crate) fn fold(text: &str, width: usize) -> impl Iterator<Item = String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let fits = lines

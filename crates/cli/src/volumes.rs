@@ -20,7 +20,7 @@ pub const PRIORITY: u16 = 100;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
-    /// An operator, by `aquifer attach`.
+    /// An operator, by `aquifer volume attach`.
     Attach,
     /// `aquifer run`, by its process id.
     Run(u32),
@@ -91,9 +91,8 @@ impl Volumes {
                 "volume {id} ({}) uses it already, and two would corrupt each other's pages",
                 device.display()
             );
-            return Err(
-                Failure::new(what(), why).help("use another export, or 'aquifer detach' first")
-            );
+            return Err(Failure::new(what(), why)
+                .help("use another export, or 'aquifer volume detach' first"));
         }
         let spec = VolumeSpec {
             volume: VolumeId::random(),

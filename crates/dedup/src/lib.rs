@@ -43,7 +43,7 @@ pub enum ScanError {
         source: io::Error,
     },
     /// Another scanner of the group is at work.
-    #[error("another 'aquifer group scan' scans the pages of group '{0}' already: stop it first")]
+    #[error("another 'aquifer serve dedup' scans the pages of group '{0}' already: stop it first")]
     Busy(Group),
     /// An operation on a region failed.
     #[error(transparent)]

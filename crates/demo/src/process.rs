@@ -76,7 +76,7 @@ pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     let mut command = Command::new(program::aquifer()?);
     let room = Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string();
     command
-        .args(["--json", "export", &room, "--nbd"])
+        .args(["--json", "serve", "export", "--size", &room, "--nbd"])
         .arg(format!("unix:{}", lender_socket(dir).display()));
     // A killed lender leaves its pages. In this directory the demo's cleanup finds them.
     command.arg("--dir").arg(stores(dir).join("lender"));
@@ -144,7 +144,7 @@ address = "{peer_address}:7070"
         fs::write(&path, config).or_fail(what)?;
         let log = File::create(files.join("agent.log")).or_fail(what)?;
         let mut command = Command::new(program::aquifer()?);
-        command.arg("agent").arg("--config").arg(path).stdin(Stdio::null());
+        command.args(["serve", "agent"]).arg("--config").arg(path).stdin(Stdio::null());
         command.stdout(log.try_clone().or_fail(what)?).stderr(log);
         namespace.enter(&mut command)?;
         Ok(command)

@@ -86,7 +86,9 @@ pub enum CacheError {
         source: io::Error,
     },
     /// Another process caches the disks of this group.
-    #[error("another 'aquifer group cache' caches the disks of group '{0}' already: stop it first")]
+    #[error(
+        "another 'aquifer serve disk-cache' caches the disks of group '{0}' already: stop it first"
+    )]
     Busy(Group),
     /// The directory of the sockets cannot be made.
     #[error(transparent)]

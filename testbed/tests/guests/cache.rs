@@ -49,7 +49,7 @@ fn a_guest_waits_for_its_disk_cache_and_finds_its_writes() -> Result<()> {
     let words = [&memory[..], &["--group", "blue", "--groups", groups], &disks].concat();
     let refused =
         host.start("one", &words, &[]).err().context("the VM started without a cache")?.to_string();
-    ensure!(refused.contains("'aquifer group cache blue'"), "{refused}");
+    ensure!(refused.contains("'aquifer serve disk-cache blue'"), "{refused}");
     let local = [&["--memory", "160M"], &disks[..]].concat();
     let refused = host.start("one", &local, &[]).err();
     let refused = refused.context("a VM outside the pool started with a group's disks")?;
@@ -124,7 +124,7 @@ fn start_lender(run_dir: &Path, groups: &str, address: &str) -> Result<(Child, S
 
 fn start(run_dir: &Path, words: &[&str]) -> Result<(Child, Value)> {
     let mut child = Command::new(aquifer())
-        .args(["--json", "group", "cache", "blue"])
+        .args(["--json", "serve", "disk-cache", "blue"])
         .args(words)
         .env("AQUIFER_RUN_DIR", run_dir)
         .stdout(Stdio::piped())

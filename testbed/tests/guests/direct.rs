@@ -68,7 +68,7 @@ fn hosts(kernel: Kernel) -> [Spec; 2] {
     [small.file(example("blockdev", "touch"), "/bin/checked-memory"), lender]
 }
 
-/// `aquifer export --kernel` on a host, for `SMALL_NQN` alone.
+/// `aquifer serve export --kernel` on a host, for `SMALL_NQN` alone.
 struct Export<'a> {
     host: &'a Host,
     process: Process,
@@ -79,7 +79,7 @@ impl<'a> Export<'a> {
     fn start(host: &'a Host, more: &str) -> Result<Self> {
         let address = host.address();
         let export = format!(
-            "exec aquifer export 256M --json --kernel --nvme {address}:4420 \
+            "exec aquifer serve export --size 256M --json --kernel --nvme {address}:4420 \
              --allow-host {SMALL_NQN} {more}"
         );
         let process = host.spawn(&export)?;
@@ -134,7 +134,8 @@ fn refusals_are_explained(host: &Host, uri: &str) -> Result<()> {
 }
 
 fn check_refusal(host: &Host, target: &str, host_nqn: &str, part: &str) -> Result<()> {
-    let output = host.run(&format!("aquifer attach --direct --host-nqn {host_nqn} {target}"))?;
+    let output =
+        host.run(&format!("aquifer volume attach --direct --host-nqn {host_nqn} {target}"))?;
     assert_eq!(output.code, 1);
     assert!(output.stderr.contains(part), "{target}: {}", output.stderr);
     let left = host.run("cat /run/aquifer/direct/* /sys/class/nvme/*/address")?;
@@ -148,7 +149,8 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     // Checking reads memory in order; 32 pages a request keep that short.
     host.sh("echo 5 >/proc/sys/vm/page-cluster")?;
     let attach = format!(
-        "aquifer attach --direct --swap --io-timeout forever --json --host-nqn {SMALL_NQN} {uri}"
+        "aquifer volume attach --direct --swap --io-timeout forever --json \
+         --host-nqn {SMALL_NQN} {uri}"
     );
     let attached: Value = serde_json::from_str(&host.sh(&attach)?)?;
     let again = host.run(&attach)?;
@@ -168,7 +170,7 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     load.end()?;
 
     step("detach");
-    host.sh(&format!("aquifer detach {device}"))?;
+    host.sh(&format!("aquifer volume detach {device}"))?;
     assert_eq!(host.sh("cat /proc/swaps")?.lines().count(), 1);
     assert_eq!(host.sh("ls /sys/class/nvme /run/aquifer/direct")?.matches("nvme0").count(), 0);
     wait_until("the export has freed the swapped pages", TIMEOUT, || {

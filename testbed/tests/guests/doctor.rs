@@ -24,8 +24,8 @@ const MODULES: [&str; 9] = [
 ];
 
 /// First and last part of a command that attaches a device of a backend and detaches it.
-const ATTACH: &str = "d=$(aquifer attach 'nbd+unix:///?socket=/run/export.sock'";
-const DETACH: &str = ") && test -b $d && aquifer detach $d";
+const ATTACH: &str = "d=$(aquifer volume attach 'nbd+unix:///?socket=/run/export.sock'";
+const DETACH: &str = ") && test -b $d && aquifer volume detach $d";
 
 const READ_CAPABILITIES: &str = "awk '/^CapEff/ { print \"0x\" $2 }' /proc/self/status";
 
@@ -48,8 +48,9 @@ fn check_doctor(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
         .file(tool("setpriv"), "/bin/setpriv")])?;
     let host = &hosts.hosts()[0];
     install(host, kernel, modules)?;
-    let export =
-        host.spawn("exec aquifer export 128M --nbd unix:/run/export.sock --dir /run/export")?;
+    let export = host.spawn(
+        "exec aquifer serve export --size 128M --nbd unix:/run/export.sock --dir /run/export",
+    )?;
     export.wait_for("exporting", TIMEOUT)?;
 
     step("nothing is loaded");

@@ -161,7 +161,7 @@ impl Scanner {
     fn start(host: &Here, group: &str, groups: &str) -> Result<Self> {
         let mut child = Command::new(aquifer())
             .args([
-                "--json", "group", "scan", group, "--groups", groups, "--scan", "100", "--report",
+                "--json", "serve", "dedup", group, "--groups", groups, "--scan", "100", "--report",
                 "1s",
             ])
             .env("AQUIFER_RUN_DIR", host.dir.path())

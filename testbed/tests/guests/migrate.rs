@@ -298,10 +298,10 @@ fn move_with_failure(
     let victim = match party {
         AgentHere => hosts.agent(here)?,
         EngineHere => engine_pid(hosts, here)?,
-        SupervisorHere => process_like(&format!("vm-serve {}", hosts.run_dir(here).display()))?,
+        SupervisorHere => process_like(&format!("serve vm {}", hosts.run_dir(here).display()))?,
         AgentThere => hosts.agent(there)?,
         EngineThere => engine_pid(hosts, there)?,
-        SupervisorThere => process_like(&format!("vm-serve {}", hosts.run_dir(there).display()))?,
+        SupervisorThere => process_like(&format!("serve vm {}", hosts.run_dir(there).display()))?,
         QemuThere => process_like(&format!("qemu.*{}/", hosts.run_dir(there).display()))?,
         Lender | Link | MoveClient => hosts.lending()?,
     };

@@ -99,7 +99,7 @@ port 1
 subsystem $volume /dev/zram0 1
 echo 1 > subsystems/$volume/attr_allow_any_host
 # Only this backend passes on checked-io's discards on both kernels.
-disk=$(aquifer attach --backend fuse-loop --host-nqn $host nvme+tcp://127.0.0.1:4421/$volume)
+disk=$(aquifer volume attach --backend fuse-loop --host-nqn $host nvme+tcp://127.0.0.1:4421/$volume)
 checked-io "$disk" 50
 [ "$(stored)" -gt $((2 << 20)) ] || fail "the namespace does not store the volume's data"
 blkdiscard "$disk"
@@ -121,7 +121,7 @@ until_true is_used
 touch /tmp/enough
 wait $rounds || { cat /tmp/rounds; fail "I/O failed or returned wrong data"; }
 cat /tmp/rounds
-aquifer detach "$disk"
+aquifer volume detach "$disk"
 
 step "nothing is left"
 until_true is_unused 1

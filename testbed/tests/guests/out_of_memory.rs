@@ -35,7 +35,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     with_admitted([small, member("lender").memory(Bytes::mib(768))], |hosts| {
         let (small, lender) = (&hosts["small"], &hosts["lender"]);
         lender.spawn(
-            "aquifer export 1G --tls /etc/aquifer/tls --nbd 10.77.0.2:7071 \
+            "aquifer serve export --size 1G --tls /etc/aquifer/tls --nbd 10.77.0.2:7071 \
              --dir /dev/shm/aquifer/lender",
         )?;
         wait_until("the lender listens", TIMEOUT, || {
@@ -47,7 +47,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         // Checking reads memory in order; 32 pages a request keep that short.
         small.sh("echo 5 >/proc/sys/vm/page-cluster")?;
         let attach = format!(
-            "aquifer attach --swap --backend {backend} --json --tls /etc/aquifer/tls \
+            "aquifer volume attach --swap --backend {backend} --json --tls /etc/aquifer/tls \
              --lender-host lender nbds://10.77.0.2:7071/"
         );
         let volume: serde_json::Value = serde_json::from_str(&small.sh(&attach)?)?;
@@ -71,7 +71,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         small.sh(&format!("kill -0 {}", volume["pid"]))?;
         // Check while the volume's log is there.
         nothing_failed(small)?;
-        small.sh("aquifer detach --all")?;
+        small.sh("aquifer volume detach --all")?;
         assert_eq!(small.sh("cat /proc/swaps")?.lines().count(), 1);
         nothing_failed(small)?;
         assert!(

@@ -31,7 +31,7 @@ fn spec() -> Spec {
 fn new_host() -> Result<Here> {
     let mut host = Here::new(spec(), Bytes::mib(1536))?;
     host.parts.append += " init_on_alloc=0";
-    host.done(&["vm", "budget", "1536M"])?;
+    host.done(&["vm", "budget", "--memory", "1536M"])?;
     Ok(host)
 }
 
@@ -95,7 +95,7 @@ fn a_guest_grows_and_shrinks_or_the_answer_says_why_not() -> Result<()> {
     let before = guest_memory(&guest)?;
 
     step("grow: the guest gets at least the size asked for, usable at once");
-    let grown = resize(&host, &["one", "700M", "--stages"])?;
+    let grown = resize(&host, &["one", "--memory", "700M", "--stages"])?;
     ensure!(grown["reached"] == Bytes::mib(768).0 && grown["usable"] == true, "{grown}");
     ensure!(guest_memory(&guest)? == before + Bytes::mib(512).0);
     ensure!(
@@ -105,27 +105,27 @@ fn a_guest_grows_and_shrinks_or_the_answer_says_why_not() -> Result<()> {
     check_accounts(&host, "one", Bytes::mib(768))?;
 
     step("impossible sizes are refused before any change");
-    let refused = resize(&host, &["one", "2G"])?;
+    let refused = resize(&host, &["one", "--memory", "2G"])?;
     ensure!(why(&refused).contains("more than the VM can have"), "{refused}");
-    let refused = resize(&host, &["one", "100M"])?;
+    let refused = resize(&host, &["one", "--memory", "100M"])?;
     ensure!(why(&refused).contains("less than the VM booted with"), "{refused}");
-    let refused = resize(&host, &["one", "--exact", "701M"])?;
+    let refused = resize(&host, &["one", "--exact", "--memory", "701M"])?;
     ensure!(why(&refused).contains("cannot be met exactly"), "{refused}");
-    let exact = resize(&host, &["one", "--exact", "700M"])?;
+    let exact = resize(&host, &["one", "--exact", "--memory", "700M"])?;
     ensure!(exact["reached"] == Bytes::mib(700).0 && exact["why"].is_null(), "{exact}");
     check_accounts(&host, "one", Bytes::mib(700))?;
 
     step("shrink: the guest keeps the memory in use, and the answer says so");
     let load = Load::start(&guest, Bytes::mib(420), 1000)?;
     load.filled()?;
-    let part = resize(&host, &["one", "256M", "--retry", "1s"])?;
+    let part = resize(&host, &["one", "--memory", "256M", "--retry", "1s"])?;
     ensure!(part["why"]["reason"] == "in_use", "{part}");
     let reached = Bytes(part["reached"].as_u64().context("the answer has no size")?);
     ensure!(reached > Bytes::mib(420) && reached <= Bytes::mib(700), "{part}");
     load.verify()?;
     check_accounts(&host, "one", reached)?;
     load.end()?;
-    let shrunk = resize(&host, &["one", "256M"])?;
+    let shrunk = resize(&host, &["one", "--memory", "256M"])?;
     ensure!(shrunk["reached"] == BOOT_MEMORY.0 && shrunk["why"].is_null(), "{shrunk}");
     ensure!(guest_memory(&guest)? == before);
 
@@ -140,8 +140,8 @@ fn a_guest_grows_and_shrinks_or_the_answer_says_why_not() -> Result<()> {
 
     step("a guest that runs out of memory gets its reserve at once");
     host.done(&["vm", "set", "one", "--max", "1G"])?;
-    host.done(&["vm", "budget", "384M"])?;
-    let refused = resize(&host, &["one", "384M"])?;
+    host.done(&["vm", "budget", "--memory", "384M"])?;
+    let refused = resize(&host, &["one", "--memory", "384M"])?;
     ensure!(why(&refused).contains("is reserved for VMs that run out of memory"), "{refused}");
     guest.sh("echo 1 >/proc/sys/vm/overcommit_memory")?;
     let load =
@@ -152,8 +152,8 @@ fn a_guest_grows_and_shrinks_or_the_answer_says_why_not() -> Result<()> {
     })?;
     load.verify()?;
     load.end()?;
-    host.done(&["vm", "budget", "1536M"])?;
-    let shrunk = resize(&host, &["one", "256M"])?;
+    host.done(&["vm", "budget", "--memory", "1536M"])?;
+    let shrunk = resize(&host, &["one", "--memory", "256M"])?;
     ensure!(shrunk["why"].is_null(), "{shrunk}");
 
     step("'vm show' reports the times of the resizes");
@@ -172,7 +172,7 @@ fn kill(pid: u32) -> Result<()> {
 }
 
 fn supervisor(host: &Here, vm: &str) -> Result<u32> {
-    let pattern = format!("vm-serve {} {vm}$", host.dir.path().display());
+    let pattern = format!("serve vm {} {vm}$", host.dir.path().display());
     let found = Command::new("pgrep").args(["-f", &pattern]).output()?;
     Ok(String::from_utf8(found.stdout)?.trim().parse()?)
 }
@@ -182,7 +182,7 @@ fn supervisor(host: &Here, vm: &str) -> Result<u32> {
 fn begin_shrink(host: &Here, guest: &Guest) -> Result<Child> {
     let before = guest_memory(guest)?;
     let child = Command::new(aquifer())
-        .args(["--json", "vm", "resize", "one", "256M", "--retry", "600s"])
+        .args(["--json", "vm", "resize", "one", "--memory", "256M", "--retry", "600s"])
         .env("AQUIFER_RUN_DIR", host.dir.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -195,7 +195,7 @@ fn begin_shrink(host: &Here, guest: &Guest) -> Result<Child> {
 fn accounts_are_clear_if_a_process_dies_in_a_resize() -> Result<()> {
     let host = new_host()?;
     let guest = start(&host, "one", &[])?;
-    let full = |size: &str| resize(&host, &["one", size]);
+    let full = |size: &str| resize(&host, &["one", "--memory", size]);
     ensure!(full("1G")?["reached"] == MAX_MEMORY.0);
     let load = Load::start(&guest, Bytes::mib(420), 1000)?;
     load.filled()?;
@@ -205,7 +205,7 @@ fn accounts_are_clear_if_a_process_dies_in_a_resize() -> Result<()> {
     kill(supervisor(&host, "one")?)?;
     ensure!(!resizing.wait()?.success(), "'vm resize' must fail when the supervisor dies");
     check_accounts(&host, "one", MAX_MEMORY)?;
-    let again = resize(&host, &["one", "--exact", "768M"])?;
+    let again = resize(&host, &["one", "--exact", "--memory", "768M"])?;
     ensure!(again["reached"] == Bytes::mib(768).0, "{again}");
     check_accounts(&host, "one", Bytes::mib(768))?;
 
@@ -214,7 +214,7 @@ fn accounts_are_clear_if_a_process_dies_in_a_resize() -> Result<()> {
     let mut resizing = begin_shrink(&host, &guest)?;
     resizing.kill()?;
     resizing.wait()?;
-    let settled = resize(&host, &["one", "--exact", "896M"])?;
+    let settled = resize(&host, &["one", "--exact", "--memory", "896M"])?;
     ensure!(
         settled["reached"] == Bytes::mib(896).0 && settled["from"].as_u64() < Some(MAX_MEMORY.0),
         "{settled}"
@@ -243,7 +243,7 @@ fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
     let mut host = Here::new(Spec::new("guest"), Bytes::mib(64))?;
     host.parts.append += " init_on_alloc=0";
     host.start("mute", &["--memory", "128M", "--max-memory", "256M"], &[])?;
-    let answer = resize(&host, &["mute", "256M", "--retry", "0s"])?;
+    let answer = resize(&host, &["mute", "--memory", "256M", "--retry", "0s"])?;
     ensure!(
         answer["why"]["reason"] == "no_answer" && answer["missing"] == Bytes::mib(128).0,
         "{answer}"
@@ -255,9 +255,9 @@ fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
 fn a_guest_grows_into_the_pool_on_a_host_with_little_to_spare() -> Result<()> {
     let host = new_host()?;
     let lender = host.lender();
-    host.done(&["vm", "budget", "256M"])?;
+    host.done(&["vm", "budget", "--memory", "256M"])?;
     let guest = start(&host, "one", &["--cache", "128M", "--lender", &lender])?;
-    let grown = resize(&host, &["one", "1G"])?;
+    let grown = resize(&host, &["one", "--memory", "1G"])?;
     ensure!(grown["reached"] == MAX_MEMORY.0 && grown["usable"] == true, "{grown}");
     check_accounts(&host, "one", MAX_MEMORY)?;
     let load = Load::start(&guest, Bytes::mib(600), 4000)?;
@@ -268,7 +268,7 @@ fn a_guest_grows_into_the_pool_on_a_host_with_little_to_spare() -> Result<()> {
     ensure!(usage["resident"].as_u64().unwrap_or(u64::MAX) <= Bytes::mib(128).0, "{usage}");
     ensure!(usage["remote"].as_u64().unwrap_or(0) > Bytes::mib(400).0, "{usage}");
     load.end()?;
-    let shrunk = resize(&host, &["one", "256M"])?;
+    let shrunk = resize(&host, &["one", "--memory", "256M"])?;
     ensure!(shrunk["reached"] == BOOT_MEMORY.0 && shrunk["why"].is_null(), "{shrunk}");
     let usage = host.done(&["region", "show", "one"])?["usage"].clone();
     ensure!(
@@ -343,7 +343,7 @@ fn a_foreign_vm_is_adopted_resized_and_forgotten() -> Result<()> {
     wait_until("the VM's guest agent is connected", TIMEOUT, || {
         Ok(guest.sh("aquifer-guest show").is_ok_and(|said| said.contains("connected")))
     })?;
-    let grown = resize(&host, &["theirs", "512M"])?;
+    let grown = resize(&host, &["theirs", "--memory", "512M"])?;
     ensure!(grown["reached"] == Bytes::mib(512).0 && grown["usable"] == true, "{grown}");
     check_accounts(&host, "theirs", Bytes::mib(512))?;
     let Err(refused) = host.done(&["vm", "stop", "theirs", "--force"]) else {
@@ -351,7 +351,7 @@ fn a_foreign_vm_is_adopted_resized_and_forgotten() -> Result<()> {
     };
     ensure!(refused.to_string().contains("vm forget theirs"), "{refused}");
     kill(supervisor(&host, "theirs")?)?;
-    let shrunk = resize(&host, &["theirs", "256M"])?;
+    let shrunk = resize(&host, &["theirs", "--memory", "256M"])?;
     ensure!(shrunk["reached"] == BOOT_MEMORY.0, "{shrunk}");
     host.done(&["vm", "forget", "theirs"])?;
     ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);
@@ -371,10 +371,10 @@ fn a_foreign_vm_is_adopted_resized_and_forgotten() -> Result<()> {
 #[test]
 fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
     let host = new_host()?;
-    host.done(&["vm", "budget", "1152M"])?;
+    host.done(&["vm", "budget", "--memory", "1152M"])?;
     let guests = [start(&host, "one", &[])?, start(&host, "two", &[])?];
     let mut balance = Command::new(aquifer())
-        .args(["vm", "balance", "--surplus-periods", "2"])
+        .args(["serve", "vm-balancer", "--surplus-periods", "2"])
         .env("AQUIFER_RUN_DIR", host.dir.path())
         .spawn()?;
     let balanced = (|| {

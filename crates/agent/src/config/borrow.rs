@@ -11,7 +11,7 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BorrowConfig {
-    /// Whether the agent borrows on its own; `aquifer borrow` works in any case.
+    /// Whether the agent borrows on its own; `aquifer host borrow` works in any case.
     pub enabled: bool,
     /// M_req: size of one request, at least one extent.
     pub request: Bytes,

@@ -44,7 +44,8 @@ impl Peers {
             Ok(offer) if offer.agent == self.0.agent => None,
             Ok(_) | Err(CallError::Refused { .. }) => Some(format!(
                 "the name {host} is taken: another agent of that name answers at {address}, where \
-                 peers call {host}; give one of the two hosts another name with 'aquifer init'"
+                 peers call {host}; give one of the two hosts another name with \
+                 'aquifer cluster init'"
             )),
             // Peers may reach an address that this host does not: only proof counts.
             Err(CallError::Unreachable { .. } | CallError::TimedOut { .. }) => None,

@@ -120,7 +120,7 @@ fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started
         .map_err(|error| fail()(error.into()))?;
     task.push(b'\n');
     let mut child = Command::new(program)
-        .arg(SUBCOMMAND)
+        .args(SUBCOMMAND)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -239,7 +239,7 @@ pub fn swap_off(
     progress: impl FnMut(swap::Progress),
 ) -> Result<(), SwapError> {
     let mut helper = Command::new(program);
-    helper.arg(SUBCOMMAND);
+    helper.args(SUBCOMMAND);
     swap_off::by_helper(helper, device, progress)
 }
 

@@ -16,7 +16,7 @@ use crate::BackendKind;
 
 /// Hidden subcommand of the program that a volume process runs. The program's `main` must call
 /// [`super::run()`] for it.
-pub const SUBCOMMAND: &str = "volume-serve";
+pub const SUBCOMMAND: [&str; 2] = ["serve", "volume"];
 
 /// Parameters of a volume process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

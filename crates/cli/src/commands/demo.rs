@@ -57,7 +57,7 @@ pub const MANUAL: Manual = Manual {
          guest. 'resize' and 'groups': QEMU, modprobe(8), xz(1), and a kernel for the guests with \
          its modules.",
     )],
-    see_also: &["aquifer-agent(1)"],
+    see_also: &["aquifer-serve-agent(1)"],
     ..Manual::NONE
 };
 

@@ -26,7 +26,7 @@ pub(super) const MANUAL: Manual = Manual {
         ),
     ],
     exit: &[("1", "also: an essential feature is missing")],
-    see_also: &["aquifer-attach(1)"],
+    see_also: &["aquifer-volume-attach(1)"],
     ..Manual::NONE
 };
 

@@ -1,9 +1,6 @@
 //! `aquifer group`.
 
-mod balance;
-mod cache;
 mod manuals;
-mod scan;
 mod terms;
 
 use std::path::PathBuf;
@@ -18,11 +15,11 @@ use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use self::balance::Balance;
 pub(super) use self::manuals::MANUALS;
-use self::scan::{Scan, saved};
 use self::terms::Terms;
+pub(super) use self::terms::rate;
 use super::region::directory;
+use super::serve::{cache_text, saved};
 use super::{Common, misuse};
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
@@ -33,8 +30,8 @@ use crate::output;
 /// A file with the group's terms and its key defines a group. 'create' writes the file; copy it to
 /// the group's other hosts. A region or VM joins when it is created with --group.
 ///
-/// Lenders store equal pages of a group once ('export --share'), and so does a host ('group scan').
-/// Pages are never shared across groups.
+/// Lenders store equal pages of a group once ('serve export --share'), and so does a host ('serve
+/// dedup'). Pages are never shared across groups.
 #[derive(Debug, Args)]
 pub struct Group {
     #[command(subcommand)]
@@ -42,6 +39,10 @@ pub struct Group {
     #[command(flatten)]
     groups: Groups,
 }
+
+/// The default of --groups, and the variable that sets it.
+pub(super) const GROUPS: &str = "/etc/aquifer/groups";
+pub(super) const GROUPS_VARIABLE: &str = "AQUIFER_GROUPS";
 
 /// Where agreements are.
 #[derive(Clone, Debug, Args)]
@@ -51,8 +52,8 @@ pub(crate) struct Groups {
         long,
         global = true,
         value_name = "DIR",
-        env = "AQUIFER_GROUPS",
-        default_value = "/etc/aquifer/groups"
+        env = GROUPS_VARIABLE,
+        default_value = GROUPS
     )]
     groups: PathBuf,
 }
@@ -80,9 +81,6 @@ enum What {
     ///
     /// Fails while the group has regions here.
     Rm(Which),
-    Scan(Scan),
-    Balance(Balance),
-    Cache(cache::Cache),
 }
 
 #[derive(Debug, Args)]
@@ -137,58 +135,23 @@ pub(super) const MANUAL: Manual = Manual {
             "Start a VM of the group; its pages are encrypted under the group's key",
         ),
         (
-            "aquifer group scan blue --report 10s",
+            "aquifer serve dedup blue --report 10s",
             "Share equal pages of the group's VMs and report savings every 10 s",
         ),
-        ("aquifer group balance", "Hand out the memory that sharing saves to the groups' VMs"),
+        ("aquifer serve reprovision", "Hand out the memory that sharing saves to the groups' VMs"),
         (
             "aquifer group set blue --policy fair --allow-lending yes --max-memory 64G",
             "Divide savings equally, lend the rest, and limit members' memory on a host",
         ),
-        (
-            "aquifer group cache blue --size 2G",
-            "Cache disks of VMs started with --cached-disk in at most 2 GiB",
-        ),
-        (
-            "aquifer group cache blue --lender nbds://b:10811/ --tls /etc/aquifer/tls",
-            "Evict cached disk pages to the group's cache on host b, which runs with --lend",
-        ),
         ("aquifer group set blue --encryption random", "Hide from lenders which pages are equal"),
     ],
-    notes: &[
-        (
-            "Equal pages on one host",
-            "While it runs, 'scan' looks for equal pages in the group's regions, including those \
-             of 'vm start --cache'. It runs at the lowest priority, or in the group's cgroup. You \
-             may kill and restart it: pages stay shared until a write or --undo. It never reads \
-             pages of another group.",
-        ),
-        (
-            "Disk cache",
-            "'cache' serves the disks of VMs that start with 'vm start --group NAME --cached-disk \
-             FILE', for as long as it runs. With a size of 0 it caches nothing. The cache holds \
-             only clean pages and can shrink at once: a guest's write reaches the disk before the \
-             guest is told that it is done. You may kill and restart it; guests wait meanwhile, \
-             indefinitely. One VM may write a disk, or any number may read it. Its index costs \
-             1/50 of the cached memory, and each connection up to 33 MiB. If the OOM killer ends \
-             it, guests wait until it restarts: run it under systemd with Restart=always and an \
-             OOMScoreAdjust.",
-        ),
-        (
-            "Keys",
-            "The holder of a group's file can read its members' pages at lenders, and no other \
-             group's. Leases keep the key that they started with: 'set --encryption' and 'rm' do \
-             not affect existing regions and VMs.",
-        ),
-    ],
-    files: &[
-        (
-            "/run/aquifer/regions/@NAME/cache.nbd",
-            "disks over NBD, one export per path (ro:PATH is read-only)",
-        ),
-        ("/run/aquifer/regions/@NAME/cache.control", "control socket, for 'group balance'"),
-    ],
-    see_also: &["aquifer-region(1)", "aquifer-vm(1)", "aquifer-export(1)"],
+    notes: &[(
+        "Keys",
+        "The holder of a group's file can read its members' pages at lenders, and no other \
+         group's. Leases keep the key that they started with: 'set --encryption' and 'rm' do not \
+         affect existing regions and VMs.",
+    )],
+    see_also: &["aquifer-region(1)", "aquifer-vm(1)", "aquifer-serve(1)"],
     ..Manual::NONE
 };
 
@@ -230,9 +193,6 @@ impl Group {
                 agreement.limit_caches(&directory(common)?).or_fail(what)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
-            What::Balance(balance) => balance.run(common, all)?,
-            What::Scan(scan) => scan.run(common, &all)?,
-            What::Cache(cache) => cache.run(common, &all)?,
             What::Rm(Which { name }) => {
                 let what = || format!("removing group '{name}'");
                 let agreement = shown(&all.get(&name).or_fail(what)?)?;
@@ -318,7 +278,7 @@ fn text(shown: &Shown) -> String {
         ("file", file.display().to_string()),
         ("regions here", or(regions.clone(), "none")),
         ("shared here", saved(sharing)),
-        ("disk cache here", cache.as_ref().map_or_else(|| "none".to_owned(), cache::text)),
+        ("disk cache here", cache.as_ref().map_or_else(|| "none".to_owned(), cache_text)),
     ];
     let lines = lines.map(|(name, text)| format!("\n  {name:<25}{text}"));
     format!("{name}{}", lines.concat())

@@ -1,30 +1,28 @@
 //! The commands, one file each: arguments, manual and implementation.
 
-pub mod agent;
-pub mod attach;
-pub mod borrow;
+pub mod cluster;
 pub mod completions;
+mod config_page;
 pub mod demo;
-pub mod detach;
 pub mod doctor;
-pub mod drain;
-pub mod export;
 pub mod group;
-pub mod init;
+mod headings;
+pub mod host;
 pub mod load;
 pub mod man;
+mod names;
 mod or_none;
 #[cfg(test)]
 mod reference;
 pub mod region;
-pub mod region_serve;
-pub mod return_;
+mod renamed;
 pub mod run;
+pub mod serve;
 pub mod status;
-mod turns;
+#[cfg(test)]
+mod tests;
 pub mod vm;
-pub mod vm_serve;
-pub mod volume_serve;
+pub mod volume;
 pub mod worker;
 
 use std::ffi::OsString;
@@ -32,6 +30,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::CompleteEnv;
 
 use crate::failure::Result;
 use crate::manual::Manual;
@@ -39,15 +38,18 @@ use crate::manual::Manual;
 /// Lend and borrow spare RAM between hosts
 ///
 /// A host that runs short of memory swaps to its peers' spare RAM instead of to a disk. Each host
-/// runs an agent ('aquifer agent'). Agents lend and borrow automatically as memory use changes.
+/// runs an agent ('aquifer serve agent'). Agents lend and borrow automatically as memory use
+/// changes.
 ///
-/// You can also do this by hand, without agents. 'aquifer export' offers RAM as a network block
-/// device, 'aquifer attach' swaps to it, and 'aquifer run' runs one program with limited RAM and
-/// the rest of its memory in the pool.
+/// You can also do this by hand, without agents. 'aquifer serve export' offers RAM as a network
+/// block device, 'aquifer volume attach' swaps to it, and 'aquifer run' runs one program with
+/// limited RAM and the rest of its memory in the pool.
 ///
-/// Write sizes as 4096, 512MiB or 2G (powers of 1024), and times as 500ms, 8s or 2m. All commands
-/// work with stock Linux kernels. 'aquifer doctor' reports what this host supports and what is
-/// missing.
+/// A command line is 'aquifer NOUN VERB', then a name if the verb needs one, then options. Sizes
+/// are always options: write 4096, 512MiB or 2G (powers of 1024). Write times as 500ms, 8s or 2m.
+///
+/// All commands work with stock Linux kernels. 'aquifer doctor' reports what this host supports and
+/// what is missing.
 #[derive(Debug, Parser)]
 #[command(name = "aquifer", version, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Cli {
@@ -58,6 +60,10 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
+
+/// The default of --run-dir, and the variable that sets it.
+const RUN_DIR: &str = "/run/aquifer";
+const RUN_DIR_VARIABLE: &str = "AQUIFER_RUN_DIR";
 
 /// What every command understands.
 #[derive(Debug, Clone, Args)]
@@ -74,8 +80,8 @@ pub struct Common {
         global = true,
         display_order = 901,
         value_name = "DIR",
-        env = "AQUIFER_RUN_DIR",
-        default_value = "/run/aquifer"
+        env = RUN_DIR_VARIABLE,
+        default_value = RUN_DIR
     )]
     pub run_dir: PathBuf,
 }
@@ -87,20 +93,16 @@ pub struct Common {
     reason = "a variant's text is the command's help, which its arguments' type carries"
 )]
 pub enum Command {
-    Doctor(doctor::Doctor),
-    Init(init::Init),
-    Export(export::Export),
-    Attach(attach::Attach),
-    Detach(detach::Detach),
-    Agent(agent::Agent),
     Status(status::StatusArgs),
-    Borrow(borrow::Borrow),
-    Return(return_::Return),
-    Drain(drain::Drain),
+    Doctor(doctor::Doctor),
     Run(run::Run),
+    Cluster(cluster::Cluster),
+    Host(host::Host),
+    Volume(volume::Volume),
     Region(region::Region),
-    Group(group::Group),
     Vm(vm::Vm),
+    Group(group::Group),
+    Serve(serve::Serve),
     Demo(demo::Demo),
     Completions(completions::Completions),
     Man(man::Man),
@@ -114,20 +116,16 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode> {
         let common = &self.common;
         match self.command {
-            Command::Doctor(command) => command.run(common),
-            Command::Init(command) => command.run(common),
-            Command::Export(command) => command.run(common),
-            Command::Attach(command) => command.run(common),
-            Command::Detach(command) => command.run(common),
-            Command::Agent(command) => command.run(common),
             Command::Status(command) => command.run(common),
-            Command::Borrow(command) => command.run(common),
-            Command::Return(command) => command.run(common),
-            Command::Drain(command) => command.run(common),
+            Command::Doctor(command) => command.run(common),
             Command::Run(command) => command.run(common),
+            Command::Cluster(command) => command.run(common),
+            Command::Host(command) => command.run(common),
+            Command::Volume(command) => command.run(common),
             Command::Region(command) => command.run(common),
-            Command::Group(command) => command.run(common),
             Command::Vm(command) => command.run(common),
+            Command::Group(command) => command.run(common),
+            Command::Serve(command) => command.run(common),
             Command::Demo(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
@@ -137,21 +135,17 @@ impl Cli {
 
 /// The manual of each command.
 const MANUALS: &[(&str, &Manual)] = &[
-    ("doctor", &doctor::MANUAL),
-    ("init", &init::MANUAL),
-    ("agent", &agent::MANUAL),
-    ("demo", &demo::MANUAL),
     ("status", &status::MANUAL),
-    ("borrow", &borrow::MANUAL),
-    ("return", &return_::MANUAL),
-    ("drain", &drain::MANUAL),
-    ("export", &export::MANUAL),
-    ("attach", &attach::MANUAL),
-    ("detach", &detach::MANUAL),
+    ("doctor", &doctor::MANUAL),
     ("run", &run::MANUAL),
+    ("cluster", &cluster::MANUAL),
+    ("host", &host::MANUAL),
+    ("volume", &volume::MANUAL),
     ("region", &region::MANUAL),
-    ("group", &group::MANUAL),
     ("vm", &vm::MANUAL),
+    ("group", &group::MANUAL),
+    ("serve", &serve::MANUAL),
+    ("demo", &demo::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];
@@ -161,14 +155,14 @@ const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer doctor", "Check what this host supports and what is missing"),
         ("aquifer demo sharing", "Simulate two hosts on this machine that lend each other memory"),
-        ("aquifer export 4G --nbd 127.0.0.1:10809", "Offer 4 GiB of this host's RAM"),
+        ("aquifer serve export --size 4G --nbd 127.0.0.1:10809", "Offer 4 GiB of this host's RAM"),
         (
             "aquifer run --local 256M --lender nbd://127.0.0.1:10809/ -- make",
             "Run a program with 256 MiB of RAM and the rest in the pool",
         ),
     ],
     files: &[
-        ("/etc/aquifer", "the agent's configuration and certificates, from 'aquifer init'"),
+        ("/etc/aquifer", "the agent's configuration and certificates, from 'aquifer cluster init'"),
         ("/run/aquifer", "sockets of the agent and of volumes, locks of running commands"),
         ("/dev/shm/aquifer", "lent pages: files on a tmpfs that outlive their server process"),
     ],
@@ -183,9 +177,13 @@ const MANUAL: Manual = Manual {
 /// Returns the manuals of a command's subcommands.
 fn parts(command: &str) -> &'static [(&'static str, &'static Manual)] {
     match command {
+        "cluster" => cluster::MANUALS,
+        "host" => host::MANUALS,
+        "volume" => volume::MANUALS,
         "region" => region::MANUALS,
-        "group" => group::MANUALS,
         "vm" => vm::MANUALS,
+        "group" => group::MANUALS,
+        "serve" => serve::MANUALS,
         _ => &[],
     }
 }
@@ -204,16 +202,28 @@ pub(crate) fn manual(words: &[&str]) -> &'static Manual {
     }
 }
 
-/// Returns the whole command line, with every manual in its place.
+/// Returns the whole command line, with manuals, headings and names to complete in their places.
 pub(crate) fn command() -> clap::Command {
-    with_manuals(Cli::command(), &[])
+    furnished(Cli::command(), &[])
 }
 
-fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
-    manual(words).attach(command).mut_subcommands(|part| {
+fn furnished(command: clap::Command, words: &[&str]) -> clap::Command {
+    let furnish = |argument| names::completed(headings::headed(argument, words), words);
+    manual(words).attach(command).mut_args(furnish).mut_subcommands(|part| {
         let name = part.get_name().to_owned();
-        with_manuals(part, &[words, &[&name]].concat())
+        furnished(part, &[words, &[&name]].concat())
     })
+}
+
+/// Answers a shell that asks how a line can go on; returns `None` if no shell asks.
+pub(crate) fn complete(line: &[OsString]) -> Option<ExitCode> {
+    let here = std::env::current_dir().ok();
+    let complete = CompleteEnv::with_factory(command).var(completions::VARIABLE);
+    match complete.try_complete(line, here.as_deref()) {
+        Ok(true) => Some(ExitCode::SUCCESS),
+        Ok(false) => None,
+        Err(error) => Some(refused(&error)),
+    }
 }
 
 /// Parses a command line.
@@ -222,7 +232,7 @@ fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
 /// With the exit code, if there is nothing to run. Either help was asked for and is printed, or the
 /// line is invalid (2) and the reason is printed.
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
-    parse_as(command(), line.into_iter().collect())
+    parse_line(command(), line.into_iter().collect(), renamed::hint)
 }
 
 /// Parses the command line of another parser than [`Cli`].
@@ -233,10 +243,18 @@ pub fn parse_as<P: FromArgMatches>(
     command: clap::Command,
     line: Vec<OsString>,
 ) -> Result<P, ExitCode> {
+    parse_line(command, line, |error, _| error)
+}
+
+fn parse_line<P: FromArgMatches>(
+    command: clap::Command,
+    line: Vec<OsString>,
+    hint: impl FnOnce(clap::Error, &[OsString]) -> clap::Error,
+) -> Result<P, ExitCode> {
     let as_json = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
     let parsed =
-        command.try_get_matches_from(line).and_then(|matches| P::from_arg_matches(&matches));
-    parsed.map_err(|error| misuse(&error, as_json))
+        command.try_get_matches_from(&line).and_then(|matches| P::from_arg_matches(&matches));
+    parsed.map_err(|error| misuse(&hint(error, &line), as_json))
 }
 
 /// Prints the error, or the help that was asked for, and returns the exit code.
@@ -259,71 +277,4 @@ fn refused(error: &clap::Error) -> ExitCode {
 
 fn exit_code(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        command().debug_assert();
-    }
-
-    /// Calls `with` for every command and subcommand, with the words that name it.
-    fn each(command: &clap::Command, words: &[&str], with: &mut dyn FnMut(&[&str])) {
-        for part in command.get_subcommands() {
-            let words = [words, &[part.get_name()]].concat();
-            with(&words);
-            each(part, &words, with);
-        }
-    }
-
-    #[test]
-    fn every_manual_belongs_to_a_command() {
-        let mut named = std::collections::BTreeSet::new();
-        each(&command(), &[], &mut |words| _ = named.insert(words.join(" ")));
-        for (name, _) in MANUALS {
-            assert!(named.contains(*name), "{name}");
-            for (part, _) in parts(name) {
-                assert!(named.contains(&format!("{name} {part}")), "{name} {part}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_command_and_subcommand_has_examples_that_parse() {
-        each(&command(), &[], &mut |words| {
-            let examples = manual(words).examples;
-            assert!(!examples.is_empty(), "{words:?} has no examples");
-            let own = format!("aquifer {}", words.join(" "));
-            assert!(examples.iter().any(|(line, _)| line.contains(&own)), "no example is of {own}");
-            for (line, _) in examples.iter().filter(|(line, _)| line.starts_with("aquifer ")) {
-                // Replaces the placeholders of examples by values that parse.
-                let line = line.replace("uuid:...", &format!("uuid:{}", "0".repeat(8)));
-                let line = line.replace("NQN", "nqn.2014-08.org.example:a");
-                let parsed = command().try_get_matches_from(split(&line));
-                assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
-            }
-        });
-    }
-
-    /// Splits a command line like a shell, up to a pipe or a redirection.
-    fn split(line: &str) -> Vec<String> {
-        let (mut words, mut quoted, mut empty) = (vec![String::new()], false, true);
-        for c in line.chars() {
-            match c {
-                '\'' => (quoted, empty) = (!quoted, false),
-                '|' | '>' if !quoted => break,
-                ' ' if !quoted && !empty => (empty, _) = (true, words.push(String::new())),
-                ' ' if !quoted => {}
-                c => {
-                    empty = false;
-                    words.last_mut().unwrap().push(c);
-                }
-            }
-        }
-        words.truncate(words.len() - usize::from(empty));
-        words
-    }
 }

@@ -101,6 +101,7 @@ pub struct ResizeCache {
     /// Name of the region
     name: RegionName,
     /// Maximum local RAM for the region
+    #[arg(long, value_name = "SIZE")]
     cache: Bytes,
 }
 
@@ -120,8 +121,8 @@ pub(super) const MANUAL: Manual = Manual {
             "Run unmodified Redis with its heap in the region",
         ),
         ("aquifer region show items", "Show where its pages are and how long faults take"),
-        ("aquifer region resize-cache items 512M", "Free half of its local RAM now"),
-        ("aquifer region limit 8G", "Limit the caches of all regions together to 8 GiB"),
+        ("aquifer region resize-cache items --cache 512M", "Free half of its local RAM now"),
+        ("aquifer region limit --cache 8G", "Limit the caches of all regions together to 8 GiB"),
         ("aquifer region rm items", "Remove the region and its content"),
     ],
     notes: &[
@@ -144,7 +145,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("/run/aquifer/regions/NAME", "the file that programs map"),
         ("/run/aquifer/regions/.NAME/log", "the log of its engines"),
     ],
-    see_also: &["aquifer-export(1)", "aquifer-attach(1)", "userfaultfd(2)"],
+    see_also: &["aquifer-serve-export(1)", "aquifer-volume-attach(1)", "userfaultfd(2)"],
     ..Manual::NONE
 };
 

@@ -61,7 +61,7 @@ pub struct Run {
     name: Option<String>,
     /// Swap to this NBD export or NVMe namespace
     ///
-    /// URIs are as in 'aquifer attach'. By default the agent borrows memory.
+    /// URIs are as in 'aquifer volume attach'. By default the agent borrows memory.
     #[arg(long, value_name = "URI")]
     lender: Option<LenderUri>,
     /// How long a program waits for a silent --lender, or 'forever'
@@ -94,7 +94,7 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "aquifer run --local 256M --lender 'nbd+unix:///?socket=/run/aquifer/export.sock' \
              -- ./job",
-            "Swap to 'aquifer export 4G' without an agent",
+            "Swap to 'aquifer serve export --size 4G' without an agent",
         ),
         ("aquifer run --local 1G --remote 0 -- ./job", "Limit the command, without the pool"),
     ],
@@ -112,7 +112,7 @@ pub(super) const MANUAL: Manual = Manual {
              command, and the next 'aquifer run' removes the leftovers.",
         ),
         (
-            "Lenders",
+            "Events",
             "While the command runs, standard error gets a line for each event: a lender is \
              silent, lost or back, a page is lost, or pages move to or from the local spill file. \
              With --json each line is an object {\"event\": ...}. A page is lost when its lender \
@@ -132,7 +132,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("127", "the command was not found"),
         ("128+N", "signal N killed the command; 137 may be the kernel, out of memory"),
     ],
-    see_also: &["aquifer-export(1)", "aquifer-attach(1)", "aquifer-agent(1)"],
+    see_also: &["aquifer-serve-export(1)", "aquifer-volume-attach(1)", "aquifer-serve-agent(1)"],
     ..Manual::NONE
 };
 

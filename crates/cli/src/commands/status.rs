@@ -37,7 +37,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("aquifer status --watch", "Show it again in each period"),
         ("aquifer status --json | jq -r .role", "Print only the role"),
     ],
-    see_also: &["aquifer-agent(1)"],
+    see_also: &["aquifer-serve-agent(1)"],
     ..Manual::NONE
 };
 

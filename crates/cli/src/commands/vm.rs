@@ -1,7 +1,6 @@
 //! `aquifer vm`.
 
 mod adopt;
-mod balance;
 mod budget;
 mod ended;
 mod limits;
@@ -55,7 +54,6 @@ enum What {
     Resize(resize::Resize),
     Set(limits::Set),
     Budget(budget::Budget),
-    Balance(balance::Balance),
     Adopt(adopt::Adopt),
     /// Stop managing an adopted VM, which keeps running
     Forget(Which),
@@ -120,7 +118,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Start a VM of 8 GiB with at most 2 GiB of local RAM",
         ),
         ("aquifer vm show db", "Show its state, where its memory is, and fault times"),
-        ("aquifer region resize-cache db 1G", "Free half of its local RAM now"),
+        ("aquifer region resize-cache db --cache 1G", "Free half of its local RAM now"),
         ("socat - unix:/run/aquifer/vms/db/serial", "Connect to its serial port"),
         (
             "aquifer vm migrate db --to c",
@@ -150,7 +148,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Not supported: host devices that write to guest memory (vfio, vhost-user, \
              vhost-vdpa), locked memory (-overcommit mem-lock=on), and direct I/O. Disks use this \
              host's page cache, whatever cache= says, or the group's cache with --cached-disk \
-             ('group cache'). A VM with cached disks cannot migrate.",
+             ('serve disk-cache'). A VM with cached disks cannot migrate.",
         ),
         ("Requirements", "The requirements of 'aquifer region', and QEMU 7.0 or later."),
     ],
@@ -160,7 +158,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("/run/aquifer/vms/NAME/console.log", "the guest's output on the serial port"),
         ("/run/aquifer/vms/NAME/log", "the log of QEMU"),
     ],
-    see_also: &["aquifer-region(1)", "aquifer-export(1)", "qemu-system-x86_64(1)"],
+    see_also: &["aquifer-region(1)", "aquifer-serve-export(1)", "qemu-system-x86_64(1)"],
     ..Manual::NONE
 };
 
@@ -233,7 +231,6 @@ impl Vm {
                 set.run(common, &files)?;
             }
             What::Budget(budget) => budget.run(common, &run_dir)?,
-            What::Balance(balance) => balance.run(common, &run_dir)?,
             What::Adopt(adopt) => adopt.run(common, &run_dir)?,
             What::Forget(Which { name: vm }) => {
                 let forgotten = client::release(&Files::new(&run_dir, &vm));

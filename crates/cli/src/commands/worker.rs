@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use super::{load, region_serve, vm_serve, volume_serve};
+use super::load;
+use super::serve::{region, vm, volume};
 use crate::failure::Result;
 
 /// A process that this program starts itself.
@@ -21,20 +22,30 @@ pub struct Worker {
 #[derive(Debug, Subcommand)]
 enum Role {
     Load(load::Load),
-    VolumeServe(volume_serve::VolumeServe),
-    RegionServe(region_serve::RegionServe),
-    VmServe(vm_serve::VmServe),
+    #[command(subcommand)]
+    Serve(Serve),
+}
+
+#[derive(Debug, Subcommand)]
+enum Serve {
+    Volume(volume::VolumeServe),
+    Region(region::RegionServe),
+    Vm(vm::VmServe),
 }
 
 impl Worker {
-    /// Returns the worker that a command line starts; `None` if its first word names none.
+    /// Returns the worker that a command line starts; `None` if its first words name none.
     ///
     /// # Errors
     /// With the exit code, if its arguments are invalid; the reason is printed.
     pub fn of(line: &[OsString]) -> Result<Option<Self>, ExitCode> {
-        let word = line.get(1).and_then(|word| word.to_str());
-        if word.is_none_or(|word| Self::command().find_subcommand(word).is_none()) {
-            return Ok(None);
+        let mut command = Self::command();
+        let mut words = line.iter().skip(1).map(|word| word.to_str().unwrap_or_default());
+        while command.has_subcommands() {
+            match words.next().and_then(|word| command.find_subcommand(word)) {
+                Some(part) => command = part.clone(),
+                None => return Ok(None),
+            }
         }
         Self::try_parse_from(line).map(Some).map_err(|error| super::refused(&error))
     }
@@ -46,9 +57,9 @@ impl Worker {
     pub fn run(self) -> Result<ExitCode> {
         match self.role {
             Role::Load(load) => load.run(),
-            Role::VolumeServe(serve) => serve.run(),
-            Role::RegionServe(serve) => serve.run(),
-            Role::VmServe(serve) => serve.run(),
+            Role::Serve(Serve::Volume(serve)) => serve.run(),
+            Role::Serve(Serve::Region(serve)) => serve.run(),
+            Role::Serve(Serve::Vm(serve)) => serve.run(),
         }
     }
 }

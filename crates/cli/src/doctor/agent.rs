@@ -47,7 +47,8 @@ fn fault(name: &str, found: impl Display, help: impl Into<String>) -> Check {
 
 fn certificate(config: &Config) -> Check {
     const NAME: &str = "certificate";
-    const HELP: &str = "copy DIR/HOST/tls from 'aquifer init', or create it again with --force";
+    const HELP: &str =
+        "copy DIR/HOST/tls from 'aquifer cluster init', or create it again with --force";
     let checked = Identity::load(&config.tls).and_then(|identity| {
         Identity::verify_own(&config.tls)?;
         Ok(identity)

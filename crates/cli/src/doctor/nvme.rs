@@ -1,4 +1,5 @@
-//! The checks of the kernel's own NVMe over Fabrics, for `attach --direct` and `export --kernel`.
+//! The checks of the kernel's own NVMe over Fabrics, for `volume attach --direct` and `serve export
+//! --kernel`.
 
 use aquifer_blockdev::nvme::network::{self, ORDINARY_MTU};
 use aquifer_blockdev::nvme::{Module, Root, Transport, target};
@@ -11,12 +12,12 @@ pub(super) fn checks() -> Vec<Check> {
 
 fn checks_of(root: &Root) -> Vec<Check> {
     let mut checks = vec![
-        part(root, "nvme-fabrics", "'aquifer attach --direct'"),
-        part(root, "nvme-tcp", "'aquifer attach --direct nvme+tcp://'"),
-        part(root, "nvme-rdma", "'aquifer attach --direct nvme+rdma://'"),
+        part(root, "nvme-fabrics", "'aquifer volume attach --direct'"),
+        part(root, "nvme-tcp", "'aquifer volume attach --direct nvme+tcp://'"),
+        part(root, "nvme-rdma", "'aquifer volume attach --direct nvme+rdma://'"),
         kernel_target(root),
-        part(root, "nvmet-tcp", "'aquifer export --kernel'"),
-        part(root, "nvmet-rdma", "'aquifer export --kernel --rdma'"),
+        part(root, "nvmet-tcp", "'aquifer serve export --kernel'"),
+        part(root, "nvmet-rdma", "'aquifer serve export --kernel --rdma'"),
         ram(root),
         rdma(root),
     ];
@@ -42,9 +43,9 @@ fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
 }
 
 fn kernel_target(root: &Root) -> Check {
-    let check = part(root, "nvmet", "'aquifer export --kernel'");
+    let check = part(root, "nvmet", "'aquifer serve export --kernel'");
     if check.verdict == Verdict::Ok && target::check(root).is_err() {
-        let found = "loaded, but configfs is not mounted; 'aquifer export --kernel' needs it";
+        let found = "loaded, but configfs is not mounted; 'aquifer serve export --kernel' needs it";
         return Check::warn(check.name, found, "mount -t configfs none /sys/kernel/config");
     }
     check
@@ -55,26 +56,26 @@ fn ram(root: &Root) -> Check {
     let find = |module| Module::find(root, module);
     match (find("zram"), find("brd")) {
         (Module::Loaded, _) => {
-            Check::ok(NAME, "zram: 'aquifer export --kernel' uses one device for each export")
+            Check::ok(NAME, "zram: 'aquifer serve export --kernel' uses one device for each export")
         }
         (Module::Available, _) => Check::warn(
             NAME,
-            "zram is not loaded; 'aquifer export --kernel' needs it",
+            "zram is not loaded; 'aquifer serve export --kernel' needs it",
             "modprobe zram",
         ),
         (Module::Missing, Module::Loaded) => Check::warn(
             NAME,
-            "only brd, which never frees the RAM of 'aquifer export --kernel'",
+            "only brd, which never frees the RAM of 'aquifer serve export --kernel'",
             "use a kernel with zram, or 'modprobe -r brd' after an export",
         ),
         (Module::Missing, Module::Available) => Check::warn(
             NAME,
-            "no zram, and brd is not loaded; 'aquifer export --kernel' needs one of them",
+            "no zram, and brd is not loaded; 'aquifer serve export --kernel' needs one of them",
             "modprobe brd rd_nr=1 rd_size=KIB",
         ),
         (Module::Missing, Module::Missing) => Check::missing(
             NAME,
-            "neither zram nor brd; 'aquifer export --kernel' needs one of them",
+            "neither zram nor brd; 'aquifer serve export --kernel' needs one of them",
             "use a kernel with zram",
         ),
     }

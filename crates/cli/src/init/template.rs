@@ -27,7 +27,7 @@ listen = "{listen}"
 pages = "{pages}"
 # The certificate, the key and the authority's certificate.
 # tls = "/etc/aquifer/tls"
-# The socket for 'aquifer status', 'borrow' and 'return'.
+# The socket for 'aquifer status' and 'aquifer host'.
 # socket = "/run/aquifer/agent.sock"
 # Control sockets and logs of volumes.
 # state = "/run/aquifer"
@@ -66,7 +66,7 @@ pages = "{pages}"
 # secrets = true
 
 [borrow]
-# Borrow automatically; 'aquifer borrow' always works.
+# Borrow automatically; 'aquifer host borrow' always works.
 # enabled = true
 # Memory to ask for at a time ...
 # request = "1G"
@@ -97,7 +97,7 @@ pages = "{pages}"
 # qemu = "qemu-system-x86_64"
 
 [groups]
-# Hand out the memory that sharing saves to the groups' VMs ('aquifer group balance').
+# Hand out the memory that sharing saves to the groups' VMs ('aquifer serve reprovision').
 # balance = false
 # The directory of the groups' files.
 # agreements = "/etc/aquifer/groups"

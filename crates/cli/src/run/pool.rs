@@ -19,8 +19,8 @@ use crate::volumes::{Owner, Volumes, Wish};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The remedy if there is neither an agent nor a lender.
-const NO_POOL: &str = "start 'aquifer agent', name an export with --lender (see 'aquifer export'), \
-                       or do without the pool (--remote 0)";
+const NO_POOL: &str = "start 'aquifer serve agent', name an export with --lender (see 'aquifer \
+                       serve export'), or do without the pool (--remote 0)";
 
 /// A swap volume, with its maker: all that is needed to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

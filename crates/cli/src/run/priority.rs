@@ -54,8 +54,8 @@ impl Choice {
     }
 }
 
-/// Returns the lowest priority above these and above the default of agents and 'aquifer attach'. If
-/// there is none, returns the swap with the highest.
+/// Returns the lowest priority above these and above the default of agents and 'aquifer volume
+/// attach'. If there is none, returns the swap with the highest.
 fn above(swaps: &[Swap]) -> Result<u16, &Swap> {
     let Some(highest) = swaps.iter().max_by_key(|swap| swap.priority) else {
         return Ok(PRIORITY + 1);

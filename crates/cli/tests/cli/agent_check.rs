@@ -1,4 +1,4 @@
-//! Tests of `aquifer agent --check`: it finds every fault before an agent does.
+//! Tests of `aquifer serve agent --check`: it finds every fault before an agent does.
 
 use std::fs;
 use std::net::TcpListener;
@@ -19,6 +19,7 @@ impl Host {
         let dir = tempfile::tempdir().unwrap();
         let mut init = aquifer(dir.path());
         init.args([
+            "cluster",
             "init",
             "--host",
             "a",
@@ -64,8 +65,12 @@ impl Host {
         let file = self.path("agent.toml");
         fs::write(&file, self.config.to_string()).unwrap();
         let mut check = aquifer(self.dir.path());
-        let output =
-            check.args(["agent", "--check", "--config"]).arg(file).args(more).output().unwrap();
+        let output = check
+            .args(["serve", "agent", "--check", "--config"])
+            .arg(file)
+            .args(more)
+            .output()
+            .unwrap();
         (output.status.code(), stdout(&output) + &stderr(&output))
     }
 

@@ -1,4 +1,4 @@
-//! Tests of `aquifer attach`, `detach` and `run --lender` as programs, over real exports.
+//! Tests of `aquifer volume attach`, `detach` and `run --lender` as programs, over real exports.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader};
@@ -29,9 +29,10 @@ impl Dir {
         aquifer(self.path()).args(words).output().unwrap()
     }
 
-    /// Runs `aquifer attach`, which must succeed.
+    /// Runs `aquifer volume attach`, which must succeed.
     fn attach(&self, words: &[&str]) -> Value {
-        let output = aquifer(self.path()).args(["attach", "--json"]).args(words).output().unwrap();
+        let output =
+            aquifer(self.path()).args(["volume", "attach", "--json"]).args(words).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_str(&stdout(&output)).unwrap()
     }
@@ -51,7 +52,7 @@ impl Drop for Dir {
             .filter(|path| path.extension().is_some_and(|it| it == "json"));
         for record in records {
             let id = record.file_stem().unwrap().to_string_lossy().into_owned();
-            let _ = aquifer(self.path()).args(["detach", "--force", &id]).output();
+            let _ = aquifer(self.path()).args(["volume", "detach", "--force", &id]).output();
         }
     }
 }
@@ -79,7 +80,7 @@ fn a_device_returns_its_data_and_detaching_frees_it() {
 
     assert_device_keeps_data(device(&attached), 65 << 20);
 
-    let output = dir.aquifer(&["detach", device(&attached)]);
+    let output = dir.aquifer(&["volume", "detach", device(&attached)]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
     assert_eq!(stored(&export), 0, "the lender must have its memory back");
@@ -123,9 +124,10 @@ fn a_host_with_the_secret_uses_a_namespace_like_an_export() {
     let (address, nqn) = (&export.ready["nvme"]["addresses"][0], &export.ready["nvme"]["nqn"]);
     let uri = format!("nvme+tcp://{}/{}", address.as_str().unwrap(), nqn.as_str().unwrap());
     let dir = Dir::new();
-    let output = dir.aquifer(&["attach", &uri, "--host-nqn", HOST]);
+    let output = dir.aquifer(&["volume", "attach", &uri, "--host-nqn", HOST]);
     assert!(stderr(&output).contains("authentication failed"), "{}", stderr(&output));
     let output = dir.aquifer(&[
+        "volume",
         "attach",
         &uri,
         "--dhchap-secret",
@@ -138,9 +140,13 @@ fn a_host_with_the_secret_uses_a_namespace_like_an_export() {
     let attached = dir.attach(&trust);
     assert_eq!(attached["capacity"], 128 << 20, "the capacity must be whole extents");
     assert_device_keeps_data(device(&attached), 63 << 20);
-    let output = dir.aquifer(&[&["attach"], &trust[..]].concat());
-    assert!(stderr(&output).contains("a volume of 'aquifer attach' on "), "{}", stderr(&output));
-    let output = dir.aquifer(&["detach", device(&attached)]);
+    let output = dir.aquifer(&[&["volume", "attach"], &trust[..]].concat());
+    assert!(
+        stderr(&output).contains("a volume of 'aquifer volume attach' on "),
+        "{}",
+        stderr(&output)
+    );
+    let output = dir.aquifer(&["volume", "detach", device(&attached)]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
 }
@@ -156,7 +162,7 @@ fn swap_goes_on_and_off_with_it() {
     // The lowest priority, so that no other test of this machine swaps to it first.
     let attached = dir.attach(&[export.uri(), "--swap", "--priority", "0"]);
     assert!(swaps().contains(device(&attached)));
-    let output = dir.aquifer(&["detach", "--all", "--json"]);
+    let output = dir.aquifer(&["volume", "detach", "--all", "--json"]);
     let answer: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(answer["detached"][0], attached["volume"]);
     assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
@@ -181,7 +187,7 @@ fn serves_one_volume_only(uri: &str) {
     // For any use, and also on another host, which does not know the first volume.
     let other = Dir::new();
     for words in [
-        &["attach", uri][..],
+        &["volume", "attach", uri][..],
         &["run", "--local", "64M", "--priority", "100", "--lender", uri, "--", "true"],
         &["region", "create", "one", "--size", "32M", "--cache", "8M", "--lender", uri],
     ] {
@@ -189,13 +195,13 @@ fn serves_one_volume_only(uri: &str) {
             let output = dir.aquifer(words);
             let (status, said) = (output.status.code(), stderr(&output));
             assert!(
-                status != Some(0) && said.contains("a volume of 'aquifer attach' on "),
+                status != Some(0) && said.contains("a volume of 'aquifer volume attach' on "),
                 "{words:?}: {said}"
             );
             assert!(said.contains("--take-over"), "{said}");
         }
     }
-    let detached = dir.aquifer(&["detach", "--all"]);
+    let detached = dir.aquifer(&["volume", "detach", "--all"]);
     assert!(detached.status.success(), "{}", stderr(&detached));
     other.attach(&[uri]);
     let taken = dir.attach(&[uri, "--take-over"]);
@@ -214,7 +220,7 @@ fn leftovers_of_a_killed_volume_are_removed() {
     let pid = Pid::from_raw(attached["pid"].as_i64().unwrap().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     eventually("the killed volume is detached", || {
-        dir.aquifer(&["detach", device(&attached)]).status.success()
+        dir.aquifer(&["volume", "detach", device(&attached)]).status.success()
     });
     eventually("the killed volume's files are gone", || {
         dir.volumes().iter().all(|path| path.extension().unwrap() == "log")
@@ -231,6 +237,7 @@ fn tls_admits_the_cluster_and_nobody_else() {
     for cluster in ["cluster", "other"] {
         let mut init = aquifer(served.path());
         init.args([
+            "cluster",
             "init",
             "--host",
             "a",
@@ -254,6 +261,7 @@ fn tls_admits_the_cluster_and_nobody_else() {
         ("nowhere", "a", "nowhere"),
     ] {
         let output = dir.aquifer(&[
+            "volume",
             "attach",
             export.uri(),
             "--tls",
@@ -265,7 +273,7 @@ fn tls_admits_the_cluster_and_nobody_else() {
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
     let plain = export.uri().replacen("nbds", "nbd", 1);
-    assert_eq!(dir.aquifer(&["attach", &plain]).status.code(), Some(1));
+    assert_eq!(dir.aquifer(&["volume", "attach", &plain]).status.code(), Some(1));
     dir.attach(&[export.uri(), "--tls", &tls("cluster/b"), "--lender-host", "a"]);
 }
 
@@ -278,19 +286,19 @@ fn a_failed_attach_or_detach_names_its_cause() {
     let export = Export::start(served.path(), &["63M"]);
     let dir = Dir::new();
     for (words, why) in [
-        (&["attach", export.uri()] as &[&str], "63MiB is less than one extent"),
-        (&["attach", "nbd+unix:///?socket=/nowhere"], "nbd+unix:///?socket=/nowhere"),
-        (&["attach", "nbd+unix:///?socket=/nowhere", "--tls", "/"], "--tls is for nbds"),
-        (&["detach", "/dev/nowhere"], "there is no such volume"),
+        (&["volume", "attach", export.uri()] as &[&str], "63MiB is less than one extent"),
+        (&["volume", "attach", "nbd+unix:///?socket=/nowhere"], "nbd+unix:///?socket=/nowhere"),
+        (&["volume", "attach", "nbd+unix:///?socket=/nowhere", "--tls", "/"], "--tls is for nbds"),
+        (&["volume", "detach", "/dev/nowhere"], "there is no such volume"),
     ] {
         let output = dir.aquifer(words);
         assert_eq!(output.status.code(), Some(1), "{words:?}");
         assert!(stderr(&output).contains(why), "{words:?}: {}", stderr(&output));
     }
     for words in [
-        &["detach"] as &[&str],
-        &["attach", "http://x/"],
-        &["attach", "nbd://x/", "--backend", "floppy"],
+        &["volume", "detach"] as &[&str],
+        &["volume", "attach", "http://x/"],
+        &["volume", "attach", "nbd://x/", "--backend", "floppy"],
     ] {
         assert_eq!(dir.aquifer(words).status.code(), Some(2), "{words:?}");
     }

@@ -1,4 +1,5 @@
-//! Tests of `aquifer export` as a program: real clients can use it, and it leaves nothing behind.
+//! Tests of `aquifer serve export` as a program: real clients can use it, and it leaves nothing
+//! behind.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -64,7 +65,7 @@ fn nvme_hosts_are_told_where_and_as_what() {
     let nvme = &export.ready["nvme"];
     assert!(nvme["nqn"].as_str().unwrap().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
     assert_eq!(nvme["addresses"][0], *socket);
-    // The URIs can be pasted after 'aquifer attach'.
+    // The URIs can be pasted after 'aquifer volume attach'.
     let nqn = nvme["nqn"].as_str().unwrap();
     let unix = format!("nvme+unix:///{nqn}?socket={}", socket.trim_start_matches("unix:"));
     assert_eq!(nvme["uris"][0], unix);
@@ -77,22 +78,35 @@ fn nvme_hosts_are_told_where_and_as_what() {
 #[test]
 fn nvme_serves_this_host_only_or_hosts_with_the_secret() {
     let dir = tempfile::tempdir().unwrap();
-    let output =
-        aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
+    let output = aquifer(dir.path())
+        .args(["serve", "export", "--size", "1M", "--nvme", "0.0.0.0:4420"])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("other host could reach it"), "{}", stderr(&output));
-    let output = aquifer(dir.path()).args(["export", "1M", "--allow-host", "x"]).output().unwrap();
+    let output = aquifer(dir.path())
+        .args(["serve", "export", "--size", "1M", "--allow-host", "x"])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(2));
     let file = dir.path().join("secret");
-    let with_secret =
-        ["export", "1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
+    let with_secret = [
+        "serve",
+        "export",
+        "--size",
+        "1M",
+        "--nvme",
+        "0.0.0.0:0",
+        "--dhchap-secret",
+        file.to_str().unwrap(),
+    ];
     for (content, why) in [("", "the file is empty"), ("DHHC-1:00:AAAA:", "too short")] {
         fs::write(&file, content).unwrap();
         let output = aquifer(dir.path()).args(with_secret).output().unwrap();
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
     fs::write(&file, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
-    Export::start(dir.path(), &with_secret[1..]);
+    Export::start(dir.path(), &with_secret[3..]);
 }
 
 #[test]
@@ -119,7 +133,10 @@ fn the_next_export_removes_the_leftovers_of_a_killed_one() {
 #[test]
 fn strangers_on_the_network_get_nothing_without_tls() {
     let dir = tempfile::tempdir().unwrap();
-    let output = aquifer(dir.path()).args(["export", "1M", "--nbd", "0.0.0.0:0"]).output().unwrap();
+    let output = aquifer(dir.path())
+        .args(["serve", "export", "--size", "1M", "--nbd", "0.0.0.0:0"])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("help: give --tls DIR"), "{}", stderr(&output));
 }
@@ -132,7 +149,7 @@ fn with_tls_a_client_without_a_certificate_gets_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
     let mut init = aquifer(dir.path());
-    init.args(["init", "--host", "a", "--address", "127.0.0.1", "--dir"]).arg(&cluster);
+    init.args(["cluster", "init", "--host", "a", "--address", "127.0.0.1", "--dir"]).arg(&cluster);
     assert!(init.output().unwrap().status.success());
     let tls = cluster.join("a/tls");
     let export =
@@ -147,7 +164,10 @@ fn an_address_that_is_taken_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let first = Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0"]);
     let address = first.uri().trim_start_matches("nbd://").trim_end_matches('/');
-    let output = aquifer(dir.path()).args(["export", "1M", "--nbd", address]).output().unwrap();
+    let output = aquifer(dir.path())
+        .args(["serve", "export", "--size", "1M", "--nbd", address])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains(address), "{}", stderr(&output));
     eventually("the refused export has removed its memory", || {
@@ -179,8 +199,11 @@ fn an_export_refuses_a_directory_of_another_user() {
     fs::write(&precious, "not the store's").unwrap();
     symlink(&precious, pages.path().join("lock")).unwrap();
     chown(pages.path(), Some(OTHER_UID), None).unwrap();
-    let output =
-        aquifer(dir.path()).args(["export", "1M", "--dir"]).arg(pages.path()).output().unwrap();
+    let output = aquifer(dir.path())
+        .args(["serve", "export", "--size", "1M", "--dir"])
+        .arg(pages.path())
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
     let named = format!("{} belongs to user {OTHER_UID}", pages.path().display());
     assert!(stderr(&output).contains(&named), "{}", stderr(&output));
@@ -198,7 +221,7 @@ fn a_users_export_keeps_its_pages_in_the_runtime_directory() {
     }
     let export = || {
         let mut export = aquifer(dir.path());
-        export.args(["export", "--json", "1M"]).env_remove("XDG_RUNTIME_DIR");
+        export.args(["serve", "export", "--json", "--size", "1M"]).env_remove("XDG_RUNTIME_DIR");
         export.uid(OTHER_UID);
         export
     };

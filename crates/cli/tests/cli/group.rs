@@ -1,5 +1,5 @@
-//! Tests of a group's services as programs: `aquifer group cache`, also killed and under QEMU's
-//! tools, and `aquifer group balance`.
+//! Tests of a group's services as programs: `aquifer serve disk-cache`, also killed and under
+//! QEMU's tools, and `aquifer serve reprovision`.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -79,7 +79,7 @@ impl Cache {
     /// Starts a cache; returns it with its first status.
     fn start_with(host: &Host, words: &[&str]) -> (Self, Value) {
         let mut child = host.aquifer();
-        child.args(["--json", "group", "cache", "blue"]).args(words).stdout(Stdio::piped());
+        child.args(["--json", "serve", "disk-cache", "blue"]).args(words).stdout(Stdio::piped());
         let mut cache = Self(child.spawn().unwrap());
         let mut line = String::new();
         BufReader::new(cache.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -112,7 +112,7 @@ fn written_data_is_there_after_a_cache_is_killed_and_restarted() {
     let mut read = vec![0; expected.len()];
     for round in 2..6_u8 {
         let mut cache = Cache::start(&host);
-        let second = host.aquifer().args(["group", "cache", "blue"]).output().unwrap();
+        let second = host.aquifer().args(["serve", "disk-cache", "blue"]).output().unwrap();
         assert!(
             !second.status.success() && stderr(&second).contains("already"),
             "{}",
@@ -201,7 +201,7 @@ fn a_cache_borrows_from_a_cache_that_is_killed_and_restarted() {
     fs::copy(there.dir.path().join(agreement), here.dir.path().join(agreement)).unwrap();
     let cluster = here.dir.path().join("cluster");
     let mut init = here.aquifer();
-    init.args(["init", "--dir"]).arg(&cluster);
+    init.args(["cluster", "init", "--dir"]).arg(&cluster);
     for (host, address) in [("here", "127.0.0.1"), ("there", "127.0.0.2")] {
         init.args(["--host", host, "--address", address]);
     }
@@ -254,7 +254,8 @@ fn a_cache_neither_lends_nor_borrows_where_it_would_not_be_safe() {
         (&["--lender", "nbd://b.example.org/", "--tls", "/"], "write nbds://"),
         (&["--borrow", "2G"], "--lender"),
     ] {
-        let refused = host.aquifer().args(["group", "cache", "blue"]).args(words).output().unwrap();
+        let refused =
+            host.aquifer().args(["serve", "disk-cache", "blue"]).args(words).output().unwrap();
         assert!(
             !refused.status.success() && stderr(&refused).contains(why),
             "{}",
@@ -281,7 +282,7 @@ fn a_balancer_hands_out_savings_and_corrects_its_predecessor() {
     fs::write(&billing, r#"{"group":"red","cgroup":null}"#).unwrap();
     let balance = |words: &[&str]| {
         let mut command = host.aquifer();
-        command.args(["--json", "group", "balance", "--period", "50ms"]).args(words);
+        command.args(["--json", "serve", "reprovision", "--period", "50ms"]).args(words);
         command
     };
     let dry = balance(&["--dry-run", "--periods", "2"]).output().unwrap();

@@ -7,6 +7,7 @@ mod agents;
 mod attach;
 mod basics;
 mod common;
+mod completions;
 mod export;
 mod group;
 mod openapi;

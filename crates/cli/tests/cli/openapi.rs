@@ -44,7 +44,7 @@ impl Agent {
         let [.., two, one] = std::process::id().to_be_bytes();
         let [a, b] = [10, 11].map(|host| Ipv4Addr::new(127, host, two, one.clamp(1, 254)));
         let mut init = aquifer(dir.path());
-        init.args(["init", "--dir"]).arg(dir.path());
+        init.args(["cluster", "init", "--dir"]).arg(dir.path());
         init.args([
             "--host",
             "a",
@@ -73,7 +73,12 @@ impl Agent {
         fs::write(&config, table.to_string()).unwrap();
         let log = fs::File::create(dir.path().join("log")).unwrap();
         let mut agent = aquifer(dir.path());
-        agent.arg("agent").arg("--config").arg(config).stderr(log).env_remove("AQUIFER_LOG");
+        agent
+            .args(["serve", "agent"])
+            .arg("--config")
+            .arg(config)
+            .stderr(log)
+            .env_remove("AQUIFER_LOG");
         let child = agent.spawn().unwrap();
         let agent = Self { child, dir, store, address: a };
         eventually("the agent answers", || UnixStream::connect(agent.path("agent.sock")).is_ok());

@@ -199,7 +199,7 @@ fn without_a_pool_it_names_the_way_out() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("help: start 'aquifer agent'"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("help: start 'aquifer serve agent'"), "{}", stderr(&output));
     assert!(no_marks(dir.path()));
 }
 

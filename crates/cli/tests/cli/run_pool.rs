@@ -87,7 +87,7 @@ impl OtherSwap {
         let dir = tempfile::tempdir().unwrap();
         let export = Export::start(dir.path(), &["64M"]);
         let mut attach = aquifer(dir.path());
-        attach.args(["attach", "--json", export.uri(), "--swap", "--priority", priority]);
+        attach.args(["volume", "attach", "--json", export.uri(), "--swap", "--priority", priority]);
         let output = attach.output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         let attached: Value = serde_json::from_str(&stdout(&output)).unwrap();
@@ -98,7 +98,10 @@ impl OtherSwap {
 
 impl Drop for OtherSwap {
     fn drop(&mut self) {
-        let _ = aquifer(self.dir.path()).args(["detach", "--force"]).arg(&self.device).output();
+        let _ = aquifer(self.dir.path())
+            .args(["volume", "detach", "--force"])
+            .arg(&self.device)
+            .output();
     }
 }
 

@@ -100,7 +100,7 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
     let stopped = [Stopped::new(Host::supervisor(silent)), Stopped::new(silent)];
     // More requests than the queues of its monitors and its supervisor hold.
     for _ in 0..3 {
-        let turn = host.done(&["vm", "balance", "--periods", "1", "--dry-run"]);
+        let turn = host.done(&["serve", "vm-balancer", "--periods", "1", "--dry-run"]);
         let silent = turn["silent"].as_object().unwrap();
         assert_eq!(silent.keys().collect::<Vec<_>>(), ["silent"], "{turn}");
         assert!(turn["silent"].to_string().contains("no answer to 'reading' within"), "{turn}");

@@ -61,7 +61,8 @@ impl Orders {
 
     /// Explains the end of a borrowing that the operator has taken back.
     fn cancel(&mut self) -> Option<Output> {
-        let error = "an 'aquifer return' cancelled this order, and its leases go back".to_owned();
+        let error =
+            "an 'aquifer host return' cancelled this order, and its leases go back".to_owned();
         self.end_request(failed(error, None))
     }
 
@@ -164,7 +165,7 @@ pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> Order
 impl Node {
     pub(super) fn borrow(&mut self, bytes: Bytes, priority: Option<u16>, ticket: Ticket) {
         if self.orders.borrow.is_some() {
-            let error = "another 'aquifer borrow' is in progress".to_owned();
+            let error = "another 'aquifer host borrow' is in progress".to_owned();
             return self.answer(ticket, failed(error, Some("wait for it to end")));
         }
         self.orders.borrow = Some(Borrowing { volume: None, priority, ticket });

@@ -127,8 +127,8 @@ struct Resize {
 /// Share pages in two groups and give savings to a guest
 ///
 /// Each group has two guests, all four of the same image. Each guest has 256 MiB and holds 112 MiB
-/// of content that all four have. 'aquifer group scan' runs for each group, and 'aquifer group
-/// balance' for the host.
+/// of content that all four have. 'aquifer serve dedup' runs for each group, and 'aquifer serve
+/// reprovision' for the host.
 ///
 /// One guest needs more memory and swaps. It gets 10 MiB a second of its group's savings until it
 /// swaps no more. Then the other guest of its group writes to shared pages, and the lost savings

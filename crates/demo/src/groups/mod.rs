@@ -3,8 +3,8 @@
 //! Each group keeps equal pages of its guests once, and shares nothing with the other group. The
 //! saved memory goes to the guest that needs it, as long as the group saves it.
 //!
-//! Everything is real: QEMU, a stock kernel, swap disks, and the services of a host (`aquifer group
-//! scan` for each group, and `aquifer group balance`).
+//! Everything is real: QEMU, a stock kernel, swap disks, and the services of a host (`aquifer
+//! serve dedup` for each group, and `aquifer serve reprovision`).
 
 mod mapped;
 mod picture;

@@ -52,25 +52,25 @@ impl Watch {
         let (services, marks) = (Vec::new(), Vec::new());
         let mut watch = Self { services, began: Instant::now(), seen: Arc::default(), marks };
         for (index, group) in GROUPS.into_iter().enumerate() {
-            let words = ["scan", group, "--report", "1s"];
+            let words = ["dedup", group, "--report", "1s"];
             watch.serve(stage, &words, move |seen, _, report| seen.reports[index].push(report))?;
         }
-        watch.serve(stage, &["balance"], |seen, at, turn| seen.turns.push((at, turn)))?;
+        watch.serve(stage, &["reprovision"], |seen, at, turn| seen.turns.push((at, turn)))?;
         Ok(watch)
     }
 
-    /// Starts `aquifer group`, and passes each object that it prints to `note`.
+    /// Starts `aquifer serve`, and passes each object that it prints to `note`.
     fn serve<T: DeserializeOwned>(
         &mut self,
         stage: &Stage,
         words: &[&str],
         note: impl Fn(&mut Seen, f64, T) + Send + 'static,
     ) -> Result<()> {
-        let name = format!("aquifer group {}", words[..words.len().min(2)].join(" "));
+        let name = format!("aquifer serve {}", words[..words.len().min(2)].join(" "));
         let what = || format!("starting '{name}'");
         let log = stage.dir.join(words[..words.len().min(2)].join("-")).with_extension("log");
         let mut command = Command::new(program::aquifer()?);
-        command.arg("--json").arg("--run-dir").arg(&stage.dir).arg("group").args(words);
+        command.arg("--json").arg("--run-dir").arg(&stage.dir).arg("serve").args(words);
         command.arg("--groups").arg(stage.groups());
         command
             .stdin(Stdio::null())
@@ -141,7 +141,7 @@ impl Watch {
         let what = || "looking at the groups";
         let turn = self
             .last()
-            .ok_or_else(|| Failure::new(what(), "'aquifer group balance' says nothing"))?;
+            .ok_or_else(|| Failure::new(what(), "'aquifer serve reprovision' says nothing"))?;
         let seen = lock(&self.seen);
         let of = |(index, name): (usize, &str)| {
             let balanced = turn.groups.iter().find(|group| group.account.group.as_str() == name);

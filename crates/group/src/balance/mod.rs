@@ -38,8 +38,8 @@ pub enum BalanceError {
     Region(#[from] RegionError),
     /// Another balancer acts on this host.
     #[error(
-        "another 'aquifer group balance', or the agent, balances the groups of this host already: \
-         stop it first"
+        "another 'aquifer serve reprovision', or the agent, balances the groups of this host \
+         already: stop it first"
     )]
     Busy,
     /// The lock file of the acting balancer cannot be locked.

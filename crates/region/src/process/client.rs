@@ -111,7 +111,8 @@ pub fn start(program: &Path, files: &Files) -> Result<RegionStatus, RegionError>
         .open(files.log())
         .map_err(fail())?;
     let mut supervisor = Command::new(program)
-        .args([SUBCOMMAND, "supervisor"])
+        .args(SUBCOMMAND)
+        .arg("supervisor")
         .arg(files.directory())
         .arg(files.name().as_str())
         .stdin(Stdio::null())

@@ -25,7 +25,7 @@ use crate::error::RegionError;
 
 /// The hidden subcommand of a program that starts regions. The program's `main` must pass the
 /// arguments after it to [`run()`].
-pub const SUBCOMMAND: &str = "region-serve";
+pub const SUBCOMMAND: [&str; 2] = ["serve", "region"];
 
 /// The pause before the next engine, if the last one died sooner than this after its start.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -60,7 +60,8 @@ fn supervise(files: &Files) -> Result<(), RegionError> {
         let began = Instant::now();
         let mut command = Command::new(&program);
         command
-            .args([SUBCOMMAND, "engine"])
+            .args(SUBCOMMAND)
+            .arg("engine")
             .arg(files.directory())
             .arg(files.name().as_str())
             .stdin(Stdio::null());

@@ -94,7 +94,7 @@ impl Identity {
             Ok(_) => Ok(()),
             Err(error) => Err(TlsError::certificate(
                 &path,
-                format!("no peer would trust it: {error}; renew it with 'aquifer init'"),
+                format!("no peer would trust it: {error}; renew it with 'aquifer cluster init'"),
             )),
         }
     }

@@ -50,7 +50,7 @@ pub enum TlsError {
     AuthorityExists(PathBuf),
     /// A PEM file is missing or malformed.
     #[error(
-        "cannot load {path}: {source}; create this host's certificate with 'aquifer init'",
+        "cannot load {path}: {source}; create this host's certificate with 'aquifer cluster init'",
         path = path.display()
     )]
     Pem {

@@ -331,7 +331,7 @@ fn start_supervisor(program: &Path, files: &Files) -> Result<Option<SocketAddr>,
         .open(files.log())
         .map_err(fail())?;
     let mut supervisor = Command::new(program)
-        .arg(SUBCOMMAND)
+        .args(SUBCOMMAND)
         .args([files.run_dir().as_os_str(), files.name().as_str().as_ref()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -35,7 +35,7 @@ const SIGSYS: i32 = 31;
 
 /// The hidden subcommand that runs a VM's supervisor: the program's `main` must pass its arguments
 /// to [`run()`].
-pub const SUBCOMMAND: &str = "vm-serve";
+pub const SUBCOMMAND: [&str; 2] = ["serve", "vm"];
 
 /// How long QEMU may take until it answers.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -216,7 +216,7 @@ fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, VmError> {
     if !is_listening(&cache) {
         return Err(VmError::Misuse(format!(
             "no disk cache of group '{group}' runs on this host: start it with \
-             'aquifer group cache {group}'"
+             'aquifer serve disk-cache {group}'"
         )));
     }
     Ok(cache)

@@ -101,7 +101,15 @@ impl Hosts {
         let mut hosts = Self { dir, pages, parts, network, lender: None, agents };
         let listens = hosts.lender();
         let lender = Command::new(aquifer())
-            .args(["export", "640M", "--nbd", &format!("unix:{}", listens.display()), "--dir"])
+            .args([
+                "serve",
+                "export",
+                "--size",
+                "640M",
+                "--nbd",
+                &format!("unix:{}", listens.display()),
+                "--dir",
+            ])
             .arg(&hosts.pages)
             .env("AQUIFER_RUN_DIR", hosts.dir.path().join("lender-run"))
             .stdout(Stdio::null())
@@ -125,7 +133,7 @@ impl Hosts {
         let mut agent = self.network.command(host);
         agent
             .arg(aquifer())
-            .args(["agent", "--config"])
+            .args(["serve", "agent", "--config"])
             .arg(self.of(host).join("agent.toml"))
             .stderr(log);
         self.agents.insert(host, agent.spawn()?);
@@ -168,7 +176,7 @@ impl Hosts {
 
     fn admit(&self) -> Result<()> {
         let mut init = Command::new(aquifer());
-        init.arg("init").arg("--dir").arg(self.dir.path());
+        init.args(["cluster", "init"]).arg("--dir").arg(self.dir.path());
         for (name, address) in HOST_ADDRESSES {
             init.args(["--host", name, "--address", address]);
         }
@@ -222,7 +230,7 @@ impl Hosts {
     /// Resizes a VM to its boot memory plus `more`.
     pub fn resize(&self, host: &str, name: &str, more: Bytes) -> Result<()> {
         let size = (VM_MEMORY.0 + more.0).to_string();
-        let resized = self.done(host, &["vm", "resize", name, &size])?;
+        let resized = self.done(host, &["vm", "resize", name, "--memory", &size])?;
         ensure!(resized["reached"] == VM_MEMORY.0 + more.0, "{resized}");
         Ok(())
     }
@@ -283,7 +291,7 @@ impl Hosts {
         let run = self.of(host).join("run");
         let run = run.to_str().context("the path is not UTF-8")?;
         let processes = Command::new("pgrep")
-            .args(["-f", &format!("(vm|region)-serve.*{run}|qemu.*{run}/")])
+            .args(["-f", &format!("serve (vm|region).*{run}|qemu.*{run}/")])
             .output()?;
         Ok(vms.as_array().is_some_and(Vec::is_empty)
             && regions.as_array().is_some_and(Vec::is_empty)

@@ -41,7 +41,7 @@ impl Cluster {
         }
     }
 
-    /// Adds settings to the agents' configurations from `aquifer init`. Each setting is
+    /// Adds settings to the agents' configurations from `aquifer cluster init`. Each setting is
     /// `section.key = value`, where `{address}` is the host's own.
     pub fn settings<'a>(mut self, settings: impl IntoIterator<Item = &'a str>) -> Self {
         self.settings.extend(settings.into_iter().map(str::to_owned));
@@ -114,16 +114,20 @@ fn show_logs(host: &Host) {
     }
 }
 
-/// Runs `aquifer init` for all hosts, and copies each host's files to it.
+/// Runs `aquifer cluster init` for all hosts, and copies each host's files to it.
 fn admit(hosts: &Testbed) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let mut init = Command::new(aquifer());
-    init.arg("init").arg("--dir").arg(dir.path());
+    init.args(["cluster", "init"]).arg("--dir").arg(dir.path());
     for host in hosts.hosts() {
         init.args(["--host", host.name(), "--address", &host.address().to_string()]);
     }
     let done = init.output()?;
-    ensure!(done.status.success(), "aquifer init: {}", String::from_utf8_lossy(&done.stderr));
+    ensure!(
+        done.status.success(),
+        "aquifer cluster init: {}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     hosts
         .hosts()
         .iter()
@@ -163,7 +167,7 @@ pub trait Aquifer {
 
 impl Aquifer for Host {
     fn start_agent(&self) -> Result<()> {
-        let agent = "mkdir -p /var/log && exec aquifer agent >>/var/log/agent.log 2>&1";
+        let agent = "mkdir -p /var/log && exec aquifer serve agent >>/var/log/agent.log 2>&1";
         self.spawn(agent).map(|_| ())
     }
 

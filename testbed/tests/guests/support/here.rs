@@ -29,7 +29,9 @@ impl Here {
         let socket = dir.path().join("lender");
         let lender = Command::new(aquifer())
             .args([
+                "serve",
                 "export",
+                "--size",
                 &lends.0.to_string(),
                 "--nbd",
                 &format!("unix:{}", socket.display()),

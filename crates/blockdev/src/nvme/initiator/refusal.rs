@@ -57,14 +57,14 @@ pub(super) fn explain(
                  and one host ID cannot have two host NQNs",
             )
         }
-        Some(libc::EALREADY) => {
-            NvmeError::new(format!("this host is already connected to {nqn} at {lender}"))
-                .help("run 'aquifer detach', or 'nvme disconnect' if another program connected it")
-        }
+        Some(libc::EALREADY) => NvmeError::new(format!(
+            "this host is already connected to {nqn} at {lender}"
+        ))
+        .help("run 'aquifer volume detach', or 'nvme disconnect' if another program connected it"),
         Some(libc::ECONNREFUSED | libc::ECONNRESET) => {
             let transport = uri.transport;
             NvmeError::new(format!("no NVMe/{transport} target listens at {lender} port {port}"))
-                .help("start 'aquifer export --nvme' there, and check address and port")
+                .help("start 'aquifer serve export --nvme' there, and check address and port")
         }
         Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
             NvmeError::new(format!("{lender} cannot be reached: {error}"))
@@ -114,8 +114,8 @@ mod tests {
             (libc::EIO, &[&no_such], true, "check the NQN"),
             (libc::EINVAL, &[], false, "modprobe nvme-tcp"),
             (libc::EINVAL, &[], true, "see the kernel's log"),
-            (libc::EALREADY, &[], true, "aquifer detach"),
-            (libc::ECONNREFUSED, &[], true, "aquifer export --nvme"),
+            (libc::EALREADY, &[], true, "aquifer volume detach"),
+            (libc::ECONNREFUSED, &[], true, "aquifer serve export --nvme"),
             (libc::EHOSTUNREACH, &[], true, "check the network"),
             (libc::ENOMEM, &[], true, "see the kernel's log"),
         ] {

@@ -3,16 +3,8 @@
 use crate::manual::Manual;
 
 /// One manual for each subcommand, by its name.
-pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
-    ("create", &CREATE),
-    ("list", &LIST),
-    ("show", &SHOW),
-    ("set", &SET),
-    ("rm", &RM),
-    ("scan", &SCAN),
-    ("balance", &BALANCE),
-    ("cache", &CACHE),
-];
+pub(in crate::commands) const MANUALS: &[(&str, &Manual)] =
+    &[("create", &CREATE), ("list", &LIST), ("show", &SHOW), ("set", &SET), ("rm", &RM)];
 
 /// The part that all of them have in common.
 const PART: Manual = Manual { see_also: &["aquifer-group(1)"], ..Manual::NONE };
@@ -60,33 +52,5 @@ const SET: Manual = Manual {
 
 const RM: Manual = Manual {
     examples: &[("aquifer group rm blue", "Forget a group that has no region here")],
-    ..PART
-};
-
-const SCAN: Manual = Manual {
-    examples: &[
-        ("aquifer group scan blue --report 10s", "Share equal pages and report savings every 10 s"),
-        ("aquifer group scan blue --undo", "Stop sharing pages"),
-    ],
-    ..PART
-};
-
-const BALANCE: Manual = Manual {
-    examples: &[
-        ("aquifer group balance", "Hand out the memory that sharing saves to the groups' VMs"),
-        ("aquifer group balance --dry-run --periods 1", "Print one period's decisions"),
-        ("aquifer group balance --undo", "Give every VM its own memory again"),
-    ],
-    ..PART
-};
-
-const CACHE: Manual = Manual {
-    examples: &[
-        ("aquifer group cache blue --size 2G", "Cache the group's disks in at most 2 GiB"),
-        (
-            "aquifer group cache blue --lender nbds://b:10811/ --tls /etc/aquifer/tls",
-            "Evict cached pages to the group's cache on host b",
-        ),
-    ],
     ..PART
 };

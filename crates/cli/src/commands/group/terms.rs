@@ -32,7 +32,7 @@ pub(super) struct Terms {
     policy: Option<PolicyName>,
     /// Maximum saved memory that a VM gets in a period
     ///
-    /// A period is 1 s by default ('aquifer group balance --period'). A new group has 10 MiB.
+    /// A period is 1 s by default ('aquifer serve reprovision --period'). A new group has 10 MiB.
     #[arg(long, value_name = "SIZE")]
     step: Option<Bytes>,
     /// Saved memory that the disk cache keeps before VMs get any
@@ -74,7 +74,7 @@ pub(super) struct Terms {
 }
 
 /// Parses the scan rate.
-pub(super) fn rate(text: &str) -> Result<Variant, String> {
+pub(in crate::commands) fn rate(text: &str) -> Result<Variant, String> {
     match text {
         "c" => Ok(Variant::C),
         "cs" => Ok(Variant::Cs),

@@ -27,7 +27,7 @@ pub(crate) struct Cached {
     /// Group that it joins; see 'aquifer group'
     #[arg(long, value_name = "GROUP", default_value_t = Group::default())]
     group: Group,
-    /// Lender of its pages, as in 'aquifer attach'; repeat for more
+    /// Lender of its pages, as in 'aquifer volume attach'; repeat for more
     #[arg(long = "lender", value_name = "URI", requires = "cache")]
     lenders: Vec<LenderUri>,
     /// Eviction policy: round-robin, clock, fifo, random or sieve

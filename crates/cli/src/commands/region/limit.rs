@@ -15,23 +15,23 @@ use crate::progress::Progress;
 
 /// Limit the caches of all regions together
 ///
-/// Without SIZE the command shows the limits. Each region also keeps its own --cache as a limit.
+/// Without --cache the command shows the limits. Each region also keeps its own --cache as a limit.
 /// Under the common limit, a region that is short of cache takes some from the region whose pages
 /// stay cached longest. Returns when all caches are within the limit. A reboot removes limits.
 #[derive(Debug, Args)]
 pub struct Limit {
     /// Maximum local RAM for all caches, or 'none'
-    #[arg(value_name = "SIZE|none")]
-    limit: Option<OrNone<Bytes>>,
+    #[arg(long, value_name = "SIZE|none")]
+    cache: Option<OrNone<Bytes>>,
     /// Limit only regions of this group; default all on this host
-    #[arg(long, value_name = "GROUP", requires = "limit")]
+    #[arg(long, value_name = "GROUP", requires = "cache")]
     group: Option<Group>,
 }
 
 impl Limit {
     pub(super) fn run(self, common: &Common) -> Result<()> {
         let directory = directory(common)?;
-        let limits = match self.limit {
+        let limits = match self.cache {
             None => client::limits(&directory).or_fail(|| "reading the limits of caches")?,
             Some(OrNone(limit)) => {
                 let what = || "limiting the caches of regions";

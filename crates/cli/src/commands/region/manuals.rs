@@ -47,7 +47,7 @@ const SHOW: Manual = Manual {
 
 const RESIZE_CACHE: Manual = Manual {
     examples: &[(
-        "aquifer region resize-cache items 512M",
+        "aquifer region resize-cache items --cache 512M",
         "Keep at most 512 MiB of it in local RAM",
     )],
     ..PART
@@ -55,8 +55,8 @@ const RESIZE_CACHE: Manual = Manual {
 
 const LIMIT: Manual = Manual {
     examples: &[
-        ("aquifer region limit 8G", "Limit all caches of this host together to 8 GiB"),
-        ("aquifer region limit none", "Remove the common limit"),
+        ("aquifer region limit --cache 8G", "Limit all caches of this host together to 8 GiB"),
+        ("aquifer region limit --cache none", "Remove the common limit"),
         ("aquifer region limit", "Show the limits"),
     ],
     ..PART

@@ -24,8 +24,8 @@ pub struct Drop {
 ///
 /// A page is 'zero' (stored nowhere), 'remote' (only with a lender), 'resident' (in local RAM and
 /// with a lender), 'dirty' (newer in local RAM) or 'shared' (kept once for several regions of the
-/// group, see 'aquifer group scan'). A write to a resident page shows as dirty only when the engine
-/// evicts that page. Extents are 64 MiB.
+/// group, see 'aquifer serve dedup'). A write to a resident page shows as dirty only when the
+/// engine evicts that page. Extents are 64 MiB.
 #[derive(Debug, Args)]
 pub struct Pages {
     #[command(flatten)]

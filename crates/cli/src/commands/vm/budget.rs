@@ -13,11 +13,12 @@ use crate::output;
 /// Show or set the memory reserved for VMs of this host
 ///
 /// All VMs together get no more than the budget: boot memory, growth, and local caches of VMs in
-/// the pool. Without SIZE the command shows the budget. By default it is all RAM of the host.
+/// the pool. Without --memory the command shows the budget. By default it is all RAM of the host.
 #[derive(Debug, Args)]
 pub struct Budget {
     /// Memory to reserve from now on
-    size: Option<Bytes>,
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
     /// Unit in which guests get and return memory
     ///
     /// Linux on x86-64 adds and removes 128MiB at a time, which is the default.
@@ -28,7 +29,7 @@ pub struct Budget {
 impl Budget {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
         let what = || "reading or setting the memory budget of VMs";
-        let accounts = Book::of(run_dir).set(self.size, self.section).or_fail(what)?;
+        let accounts = Book::of(run_dir).set(self.memory, self.section).or_fail(what)?;
         output::answer(common.json, &accounts, text)
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Bounds {
     /// Minimum memory that a balancer leaves the VM
     ///
     /// Default 0. In a group the VM always gets this much of --memory. The rest comes from the
-    /// group's savings ('aquifer group balance').
+    /// group's savings ('aquifer serve reprovision').
     #[arg(long, value_name = "SIZE")]
     min: Option<Bytes>,
     /// Maximum memory that any resize gives the VM

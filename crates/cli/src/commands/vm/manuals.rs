@@ -10,7 +10,6 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("resize", &RESIZE),
     ("set", &SET),
     ("budget", &BUDGET),
-    ("balance", &BALANCE),
     ("adopt", &ADOPT),
     ("forget", &FORGET),
     ("migrate", &MIGRATE),
@@ -65,7 +64,7 @@ const SHOW: Manual = Manual {
 
 const RESIZE: Manual = Manual {
     examples: &[
-        ("aquifer vm resize db 12G", "Grow or shrink it to 12 GiB"),
+        ("aquifer vm resize db --memory 12G", "Grow or shrink it to 12 GiB"),
         ("aquifer vm resize db --cache 4G", "Keep at most 4 GiB of it in local RAM"),
     ],
     exit: &[("1", "also: the guest stopped short of the size; the answer has the size reached")],
@@ -83,15 +82,7 @@ const SET: Manual = Manual {
 const BUDGET: Manual = Manual {
     examples: &[
         ("aquifer vm budget", "Show the budget and each VM's share"),
-        ("aquifer vm budget 48G", "Reserve 48 GiB for VMs"),
-    ],
-    ..PART
-};
-
-const BALANCE: Manual = Manual {
-    examples: &[
-        ("aquifer vm balance", "Move memory to the VMs that need it"),
-        ("aquifer vm balance --dry-run --periods 1", "Print one period's decisions"),
+        ("aquifer vm budget --memory 48G", "Reserve 48 GiB for VMs"),
     ],
     ..PART
 };

@@ -27,10 +27,10 @@ pub struct Resize {
     /// Name of the VM
     name: RegionName,
     /// New size of the VM's memory
-    #[arg(value_name = "SIZE", required_unless_present = "cache")]
-    size: Option<Bytes>,
-    /// Fail instead of rounding the size
-    #[arg(long, requires = "size")]
+    #[arg(long, value_name = "SIZE", required_unless_present = "cache")]
+    memory: Option<Bytes>,
+    /// Fail instead of rounding the size of --memory
+    #[arg(long, requires = "memory")]
     exact: bool,
     /// How long to retry if the guest stops short; 0s not at all
     #[arg(long, value_name = "TIME", default_value = "10s",
@@ -39,7 +39,7 @@ pub struct Resize {
     /// Wait for and print the stages in the guest's kernel
     ///
     /// 'aquifer vm show' prints the stages of all resizes.
-    #[arg(long, requires = "size")]
+    #[arg(long, requires = "memory")]
     stages: bool,
     /// Maximum local RAM for a VM whose memory is in the pool
     #[arg(long, value_name = "SIZE")]
@@ -77,7 +77,7 @@ impl Resize {
         let exe = std::env::current_exe().or_fail(what)?;
         let tell = |size: Bytes| progress.say(format!("{}: it has {size} now", what()));
         let resized =
-            self.size.map(|size| client::resize(&exe, files, &order(size), tell)).transpose();
+            self.memory.map(|size| client::resize(&exe, files, &order(size), tell)).transpose();
         let resized = resized.map_err(|error| Failure::new(what(), error))?;
         drop(progress);
         let is_short = resized.as_ref().is_some_and(|resized| resized.why.is_some());

@@ -55,8 +55,8 @@ pub struct Start {
     disks: Vec<PathBuf>,
     /// Disk behind the group's disk cache; repeat for more
     ///
-    /// 'aquifer group cache' must serve the VM's group here. These disks follow those of --disk. A
-    /// VM with cached disks cannot migrate.
+    /// 'aquifer serve disk-cache' must serve the VM's group here. These disks follow those of
+    /// --disk. A VM with cached disks cannot migrate.
     #[arg(long = "cached-disk", value_name = "FILE")]
     cached_disks: Vec<PathBuf>,
     /// Linux kernel to boot; default the disk's boot loader

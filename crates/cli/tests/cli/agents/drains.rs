@@ -36,7 +36,7 @@ fn set_lending(host: &Host, lends: bool) {
 }
 
 fn drain(host: &Host, words: &[&str]) -> Answer {
-    Answer::of(&mut host.aquifer(&[&["drain", "--json"], words].concat()))
+    Answer::of(&mut host.aquifer(&[&["host", "drain", "--json"], words].concat()))
 }
 
 fn last_report(answer: &Answer) -> Draining {
@@ -180,13 +180,13 @@ fn a_drain_that_is_asked_for_twice_is_one() {
     }
     let cluster = Cluster::new(["a"]);
     let a = &cluster["a"];
-    let text = Answer::of(&mut a.aquifer(&["drain"]));
+    let text = Answer::of(&mut a.aquifer(&["host", "drain"]));
     assert!(text.stdout.contains("this host lends nothing"), "{text:?}");
     assert!(last_report(&drain(a, &[])).on);
     let events: Vec<_> =
         a.status().events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
     assert!(events.len() <= 2, "{events:?}");
-    let end = Answer::of(&mut a.aquifer(&["drain", "--end"]));
+    let end = Answer::of(&mut a.aquifer(&["host", "drain", "--end"]));
     assert!(end.code == Some(0) && end.stdout.contains("lends again"), "{end:?}");
 }
 
@@ -200,6 +200,7 @@ fn an_agent_with_a_foreign_certificate_does_not_start() {
     let elsewhere = cluster.dir().join("elsewhere");
     init(&elsewhere, [("a", address())]);
     std::fs::copy(elsewhere.join("a/tls/ca.pem"), a.tls().join("ca.pem")).unwrap();
-    let answer = Answer::of(&mut a.aquifer(&["agent", "--config", a.config().to_str().unwrap()]));
-    answer.must_fail(1, &["host.pem", "no peer would trust it", "aquifer init"]);
+    let answer =
+        Answer::of(&mut a.aquifer(&["serve", "agent", "--config", a.config().to_str().unwrap()]));
+    answer.must_fail(1, &["host.pem", "no peer would trust it", "aquifer cluster init"]);
 }

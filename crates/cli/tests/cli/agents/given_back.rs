@@ -20,7 +20,7 @@ fn volumes_that_leave_together_make_no_room_for_each_other() {
     assert_ne!(volumes[0], volumes[1]);
     let mut load = a.load(Bytes::mib(80));
     load.filled();
-    let refusal = Answer::of(&mut a.aquifer(&["return"]));
+    let refusal = Answer::of(&mut a.aquifer(&["host", "return"]));
     refusal.must_fail(1, &["is swapped out to the 2 volumes", "does not fit into memory"]);
     load.verify();
     assert_eq!(a.status().borrowed.len(), 2);
@@ -69,11 +69,12 @@ fn a_return_cancels_a_borrowing_and_the_next_one_succeeds() {
     let pid = silent.status().pid;
     // A borrowing waits for the peers' offers.
     signal(silent, pid, Signal::STOP);
-    let mut both = [(); 2].map(|()| spawn_piped(&mut a.aquifer(&["borrow", "64M"])));
+    let mut both =
+        [(); 2].map(|()| spawn_piped(&mut a.aquifer(&["host", "borrow", "--size", "64M"])));
     let refused = wait_for("one of the two borrowings is refused", || {
         both.iter_mut().position(|borrow| borrow.try_wait().unwrap().is_some())
     });
-    let waits = Answer::of(&mut a.aquifer(&["return"]));
+    let waits = Answer::of(&mut a.aquifer(&["host", "return"]));
     signal(silent, pid, Signal::CONT);
     assert_eq!(waits.code, Some(0), "{waits:?}");
     wait_until("both borrowings have ended", || {
@@ -81,7 +82,8 @@ fn a_return_cancels_a_borrowing_and_the_next_one_succeeds() {
     });
     for (index, borrow) in both.into_iter().enumerate() {
         let output = borrow.wait_with_output().unwrap();
-        let words = if index == refused { "is in progress" } else { "'aquifer return' cancelled" };
+        let words =
+            if index == refused { "is in progress" } else { "'aquifer host return' cancelled" };
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(words), "{index} of {refused}: {said}");
     }

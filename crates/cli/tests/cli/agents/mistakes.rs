@@ -13,7 +13,7 @@ use super::framework::{Answer, Cluster, Host, Spec, address, init, lacks_rights,
 #[track_caller]
 fn refusal(host: &Host) -> Answer {
     let config = host.config();
-    Answer::of(&mut host.aquifer(&["agent", "--config", config.to_str().unwrap()]))
+    Answer::of(&mut host.aquifer(&["serve", "agent", "--config", config.to_str().unwrap()]))
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_wrong_configuration_is_refused_and_its_fault_named() {
         refusal(a).must_fail(1, &[named, path.to_str().unwrap()]);
     }
     std::fs::remove_file(&path).unwrap();
-    refusal(a).must_fail(1, &["No such file", path.to_str().unwrap(), "aquifer init"]);
+    refusal(a).must_fail(1, &["No such file", path.to_str().unwrap(), "aquifer cluster init"]);
 }
 
 #[test]
@@ -83,7 +83,8 @@ fn a_missing_or_foreign_certificate_is_named() {
         refusal(a)
     };
     use_tls(&cluster["b"].tls()).must_fail(1, &["certificate of 'b'", "configuration is for 'a'"]);
-    use_tls(&cluster.dir().join("nowhere")).must_fail(1, &["nowhere/host.pem", "aquifer init"]);
+    use_tls(&cluster.dir().join("nowhere"))
+        .must_fail(1, &["nowhere/host.pem", "aquifer cluster init"]);
 
     let (mixed, elsewhere) = (cluster.dir().join("mixed"), cluster.dir().join("elsewhere"));
     init(&elsewhere, [("a", address())]);
@@ -150,12 +151,12 @@ fn a_senseless_command_line_is_misuse() {
     }
     let cluster = Cluster::admitted(["a"]);
     for (words, named) in [
-        (&["agent", "--confg", "x"] as &[&str], "--confg"),
-        (&["borrow"], "SIZE"),
-        (&["borrow", "12parsecs"], "12parsecs"),
-        (&["borrow", "--", "-5G"], "-5G"),
-        (&["return", "--volume", "xyz"], "xyz"),
-        (&["return", "everything"], "everything"),
+        (&["serve", "agent", "--confg", "x"] as &[&str], "--confg"),
+        (&["host", "borrow"], "SIZE"),
+        (&["host", "borrow", "--size", "12parsecs"], "12parsecs"),
+        (&["host", "borrow", "--size=-5G"], "-5G"),
+        (&["host", "return", "--volume", "xyz"], "xyz"),
+        (&["host", "return", "everything"], "everything"),
         (&["lend", "1G"], "lend"),
         (&[], "Usage"),
     ] {
@@ -170,9 +171,13 @@ fn without_an_agent_commands_say_so() {
         return;
     }
     let cluster = Cluster::admitted(["a"]);
-    for words in [&["status"] as &[&str], &["borrow", "64M"], &["return"]] {
+    for words in [&["status"] as &[&str], &["host", "borrow", "--size", "64M"], &["host", "return"]]
+    {
         let answer = Answer::of(&mut cluster["a"].aquifer(words));
-        answer.must_fail(1, &[cluster["a"].socket().to_str().unwrap(), "aquifer agent --config"]);
+        answer.must_fail(
+            1,
+            &[cluster["a"].socket().to_str().unwrap(), "aquifer serve agent --config"],
+        );
     }
 }
 
@@ -186,7 +191,7 @@ fn when_nobody_lends_the_borrower_is_told_why() {
         Cluster::new([Spec::new("a"), Spec::new("full").memory(Bytes::mib(64)), Spec::new("dead")]);
     let a = &cluster["a"];
     cluster["dead"].kill_agent();
-    let borrow = |size: &str| Answer::of(&mut a.aquifer(&["borrow", size]));
+    let borrow = |size: &str| Answer::of(&mut a.aquifer(&["host", "borrow", "--size", size]));
     borrow("64M").must_fail(
         1,
         &[
@@ -224,7 +229,7 @@ fn a_volume_that_is_not_borrowed_cannot_be_returned() {
     }
     let cluster = Cluster::new(["a"]);
     let unknown = "0123456789abcdef0123456789abcdef";
-    let answer = Answer::of(&mut cluster["a"].aquifer(&["return", "--volume", unknown]));
+    let answer = Answer::of(&mut cluster["a"].aquifer(&["host", "return", "--volume", unknown]));
     answer.must_fail(1, &[unknown, "aquifer status"]);
 }
 
@@ -236,7 +241,7 @@ fn a_volume_that_cannot_start_returns_its_leases_at_once() {
     let cluster = Cluster::new(["a", "b"]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     std::fs::write(a.spill(), "a file where a directory should be").unwrap();
-    let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
+    let answer = Answer::of(&mut a.aquifer(&["host", "borrow", "--size", "64M"]));
     answer.must_fail(1, &["cannot create the spill directory", a.spill().to_str().unwrap()]);
     wait_until("a and b are free", || a.is_free() && b.is_free());
     assert_eq!(b.roles(), [Role::Lender, Role::Neutral]);

@@ -57,7 +57,7 @@ fn a_refusal_is_heard_as_one_and_the_next_lender_is_asked() {
         config.remove("peer");
     });
     b.restart();
-    let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
+    let answer = Answer::of(&mut a.aquifer(&["host", "borrow", "--size", "64M"]));
     answer.must_fail(1, &["b refuses", "a is not a peer of b", "add a [[peer]] named a"]);
     assert!(peer(a, "b").refused, "{:?}", peer(a, "b"));
 }
@@ -76,7 +76,7 @@ fn two_authorities_are_named_as_the_cause() {
     }
     a.restart();
     b.restart();
-    let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
+    let answer = Answer::of(&mut a.aquifer(&["host", "borrow", "--size", "64M"]));
     answer.must_fail(1, &["do not trust each other's certificates", "this host does not trust"]);
     assert!(!answer.stderr.contains("extents"), "{answer:?}");
 }
@@ -106,7 +106,7 @@ fn a_second_host_of_the_same_name_hears_that_the_name_is_taken() {
     wait_until("the second host reports that its name is taken", || {
         second.status().events.iter().any(|event| event.kind == EventKind::NameTaken)
     });
-    let answer = Answer::of(&mut second.aquifer(&["borrow", "64M"]));
+    let answer = Answer::of(&mut second.aquifer(&["host", "borrow", "--size", "64M"]));
     answer.must_fail(1, &["the name a is taken", &a.api().to_string()]);
     assert!(a.status().events.is_empty(), "the first host must report no event");
     assert!(b.status().lent.is_empty());

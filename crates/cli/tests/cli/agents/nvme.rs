@@ -181,6 +181,7 @@ fn an_agent_says_at_once_that_its_kernel_cannot_lend() {
     }
     let cluster = Cluster::admitted([Spec::new("a").set("lend", "backend", "kernel").over_nvme()]);
     let a = &cluster["a"];
-    let refusal = Answer::of(&mut a.aquifer(&["agent", "--config", a.config().to_str().unwrap()]));
+    let refusal =
+        Answer::of(&mut a.aquifer(&["serve", "agent", "--config", a.config().to_str().unwrap()]));
     refusal.must_fail(1, &["backend = \"kernel\"", "modprobe nvmet-tcp"]);
 }

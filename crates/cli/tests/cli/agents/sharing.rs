@@ -77,7 +77,7 @@ fn an_interrupt_returns_the_pages_that_fit_and_keeps_the_rest() {
     first.filled();
     second.filled();
 
-    let refusal = Answer::of(&mut a.aquifer(&["return"]));
+    let refusal = Answer::of(&mut a.aquifer(&["host", "return"]));
     refusal.must_fail(1, &["does not fit into memory", "return it when there is more free memory"]);
     first.verify();
     second.verify();

@@ -24,7 +24,7 @@ fn a_return_says_at_once_which_lender_it_waits_for() {
     wait_until("a reports b as unreachable", || {
         a.held_of("b").is_some_and(|held| held.health == LeaseHealth::Unreachable)
     });
-    let answer = Answer::of(&mut a.aquifer(&["return"]));
+    let answer = Answer::of(&mut a.aquifer(&["host", "return"]));
     assert!(answer.stderr.contains("waiting for lender b, unreachable for"), "{answer:?}");
     b.restart();
 }

@@ -57,7 +57,7 @@ pub fn lacks_devices() -> bool {
     lacks
 }
 
-/// A running `aquifer export` that is ready; its drop kills it.
+/// A running `aquifer serve export` that is ready; its drop kills it.
 pub struct Export {
     /// The process.
     pub child: Child,
@@ -66,11 +66,15 @@ pub struct Export {
 }
 
 impl Export {
-    /// Starts an export with these arguments.
+    /// Starts an export with these arguments, its size first.
     pub fn start(run_dir: &Path, words: &[&str]) -> Self {
         let mut command = aquifer(run_dir);
-        let mut child =
-            command.args(["export", "--json"]).args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .args(["serve", "export", "--json", "--size"])
+            .args(words)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let ready = serde_json::from_str(&line).unwrap();

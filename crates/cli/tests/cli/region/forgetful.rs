@@ -35,8 +35,12 @@ impl<'a> RestartableLender<'a> {
         if way == Way::Tls {
             let hosts =
                 ["--host", "a", "--address", "127.0.0.1", "--host", "b", "--address", "127.0.0.2"];
-            let made =
-                aquifer(dir).args(["init", "--dir"]).arg(&cluster).args(hosts).output().unwrap();
+            let made = aquifer(dir)
+                .args(["cluster", "init", "--dir"])
+                .arg(&cluster)
+                .args(hosts)
+                .output()
+                .unwrap();
             assert!(made.status.success(), "{}", stderr(&made));
         }
         let address = match way {
@@ -141,7 +145,7 @@ fn no_block_reads_as_zeroes_where_a_lender_forgot_it() {
     for way in [Way::Unix, Way::Tcp, Way::Tls, Way::Nvme] {
         let mut lender = RestartableLender::start(&setting, way);
         let uri: Vec<_> = lender.words.iter().map(String::as_str).collect();
-        let attached: Value = setting.done(&[&["attach"][..], &uri].concat());
+        let attached: Value = setting.done(&[&["volume", "attach"][..], &uri].concat());
         let device = attached["device"].as_str().unwrap();
         let written = [7; 1 << 20];
         let block = OpenOptions::new().write(true).open(device).unwrap();
@@ -163,7 +167,7 @@ fn no_block_reads_as_zeroes_where_a_lender_forgot_it() {
         let log = setting.dir.path().join(format!("volumes/{volume}.log"));
         let log = std::fs::read_to_string(log).unwrap();
         assert!(log.contains("lost: ") && log.contains("lender "), "{way:?}: {log}");
-        let gone = setting.aquifer(&["detach", "--force", volume]);
+        let gone = setting.aquifer(&["volume", "detach", "--force", volume]);
         assert!(gone.status.success(), "{}", stderr(&gone));
     }
 }

@@ -125,7 +125,7 @@ fn a_killed_lender_has_all_shared_pages_when_it_is_back() {
     );
     drop(store);
     // The store refuses an export with other parameters, and its pages stay.
-    let other = setting.aquifer(&[&["export", "128M"], &words[8..]].concat());
+    let other = setting.aquifer(&[&["serve", "export", "--size", "128M"], &words[8..]].concat());
     assert!(
         stderr(&other).contains("leases of an agent, or of an export with another name"),
         "{}",
@@ -205,7 +205,7 @@ fn equal_pages_are_kept_once_in_a_group_and_not_across_groups() {
     programs[1].does("zero 100 50");
     blue.end(Signal::TERM);
     red.end(Signal::INT);
-    setting.done(&["group", "scan", "blue", "--undo", "--groups", &groups]);
+    setting.done(&["serve", "dedup", "blue", "--undo", "--groups", &groups]);
     let shown = setting.done(&["group", "show", "blue", "--groups", &groups]);
     assert_eq!(number(&shown["sharing"], "shared_bytes"), 0, "{shown}");
     programs[0].does("check 3");

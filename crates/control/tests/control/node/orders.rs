@@ -23,7 +23,7 @@ fn a_borrowing_waits_for_offers_and_ends_with_its_volume() {
 fn a_second_borrowing_is_refused_while_one_is_in_progress() {
     let mut shell = Shell::new();
     shell.period(20).borrow(1).borrow(1);
-    assert_eq!(shell.failure(), "another 'aquifer borrow' is in progress");
+    assert_eq!(shell.failure(), "another 'aquifer host borrow' is in progress");
     assert!(!shell.asks_offers());
 }
 

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use super::{Host, Spec, Stranger};
 
-/// Some hosts that `aquifer init` admitted; their drop ends them and removes all their files.
+/// Some hosts that `aquifer cluster init` admitted; their drop ends them and removes all their
+/// files.
 pub struct Cluster {
     // Dropped in this order: hosts first, the right to swap last.
     hosts: Vec<Host>,
@@ -90,10 +91,10 @@ impl Drop for Cluster {
     }
 }
 
-/// Admits hosts by `aquifer init`.
+/// Admits hosts by `aquifer cluster init`.
 pub fn init<'a>(dir: &Path, hosts: impl IntoIterator<Item = (&'a str, Ipv4Addr)>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
-    command.arg("init").arg("--dir").arg(dir);
+    command.args(["cluster", "init"]).arg("--dir").arg(dir);
     for (name, address) in hosts {
         command.args(["--host", name, "--address", &address.to_string()]);
     }

@@ -87,7 +87,7 @@ pub fn until_closed(stream: &mut impl Read) -> Vec<u8> {
 pub struct Identity(tls::Identity);
 
 impl Identity {
-    /// Loads the one in `dir`, as `aquifer init` makes it.
+    /// Loads the one in `dir`, as `aquifer cluster init` makes it.
     pub fn load(dir: &Path) -> Self {
         Self(tls::Identity::load(dir).unwrap())
     }

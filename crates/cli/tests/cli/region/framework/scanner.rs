@@ -19,7 +19,7 @@ pub struct Scanner {
 impl Scanner {
     pub fn start(setting: &Setting, group: &str, groups: &str) -> Self {
         let words = [
-            "--json", "group", "scan", group, "--groups", groups, "--scan", "400", "--report",
+            "--json", "serve", "dedup", group, "--groups", groups, "--scan", "400", "--report",
             "1ms",
         ];
         let mut child =

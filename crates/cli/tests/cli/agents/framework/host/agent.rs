@@ -23,7 +23,11 @@ impl Host {
         fs::create_dir_all(self.state()).unwrap();
         let log = File::options().create(true).append(true).open(self.log()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
-        command.arg("agent").arg("--config").arg(self.config()).env_remove("AQUIFER_LOG");
+        command
+            .args(["serve", "agent"])
+            .arg("--config")
+            .arg(self.config())
+            .env_remove("AQUIFER_LOG");
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let before = self.agent().replace(command.spawn().unwrap());
         assert!(before.is_none(), "{} has an agent already", self.name);

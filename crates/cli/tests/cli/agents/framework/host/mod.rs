@@ -57,7 +57,8 @@ impl Host {
         host
     }
 
-    /// Changes the configuration that `aquifer init` wrote; the agent reads it at its next start.
+    /// Changes the configuration that `aquifer cluster init` wrote; the agent reads it at its next
+    /// start.
     pub fn configure(&self, change: impl FnOnce(&mut Table)) {
         let text = fs::read_to_string(self.config()).unwrap();
         let mut config: Table = text.parse().unwrap();
@@ -137,13 +138,14 @@ impl Host {
     /// Borrows by hand.
     #[track_caller]
     pub fn borrow(&self, bytes: Bytes) -> Borrowed {
-        Answer::of(&mut self.aquifer(&["borrow", "--json", &bytes.0.to_string()])).json()
+        Answer::of(&mut self.aquifer(&["host", "borrow", "--json", "--size", &bytes.0.to_string()]))
+            .json()
     }
 
     /// Returns memory by hand.
     #[track_caller]
     pub fn give_back(&self) -> Returned {
-        Answer::of(&mut self.aquifer(&["return", "--json"])).json()
+        Answer::of(&mut self.aquifer(&["host", "return", "--json"])).json()
     }
 
     /// Starts a program on this host that fills this much memory as fast as it can.

@@ -1,4 +1,4 @@
-//! `aquifer export --kernel`: the kernel's own NVMe target over zram or brd.
+//! `aquifer serve export --kernel`: the kernel's own NVMe target over zram or brd.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use signal_hook::iterator::Signals;
 
 use super::Export;
 use crate::commands::Common;
-use crate::commands::attach::direct_failure;
+use crate::commands::volume::direct_failure;
 use crate::failure::{Failure, OrFail, Result};
 use crate::output;
 
-/// The answer of `aquifer export --kernel` when hosts can connect.
+/// The answer of `aquifer serve export --kernel` when hosts can connect.
 #[derive(Debug, Serialize)]
 struct Ready {
-    /// For 'aquifer attach --direct'.
+    /// For 'aquifer volume attach --direct'.
     uris: Vec<SubsystemUri>,
     nqn: Nqn,
     /// The RAM disk.

@@ -1,4 +1,4 @@
-//! `aquifer agent`.
+//! `aquifer serve agent`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -6,14 +6,17 @@ use std::process::ExitCode;
 use aquifer_agent::config::Config;
 use clap::Args;
 
-use super::Common;
-use super::doctor::listed;
+use crate::commands::Common;
+use crate::commands::doctor::listed;
 use crate::doctor::Report;
 use crate::doctor::agent::checks;
 use crate::failure::{Failure, OrFail, Result};
 use crate::logging;
 use crate::manual::Manual;
 use crate::output;
+
+/// The default of --config.
+pub(in crate::commands) const CONFIG: &str = "/etc/aquifer/agent.toml";
 
 /// Run this host's agent, which lends and borrows memory
 ///
@@ -24,8 +27,8 @@ use crate::output;
 /// when this host runs short.
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// Configuration file, as 'aquifer init' writes it
-    #[arg(long, value_name = "FILE", default_value = "/etc/aquifer/agent.toml")]
+    /// Configuration file, as 'aquifer cluster init' writes it
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
     /// Check the configuration and exit
     ///
@@ -37,32 +40,33 @@ pub struct Agent {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer agent", "Run with the configuration in /etc/aquifer"),
-        ("aquifer agent --config a.toml --check", "Check a configuration and exit"),
-        ("AQUIFER_LOG=debug aquifer agent", "Log more"),
+        ("aquifer serve agent", "Run with the configuration in /etc/aquifer"),
+        ("aquifer serve agent --config a.toml --check", "Check a configuration and exit"),
+        ("AQUIFER_LOG=debug aquifer serve agent", "Log more"),
     ],
     notes: &[(
         "Signals",
-        "INT (^C) drains this host as 'aquifer drain' does, then returns what it borrowed, and \
-         reports progress. A second INT ends the agent at once with exit status 1. Borrowers then \
-         lose their pages here, unless another agent starts within their io_timeout. TERM keeps \
-         borrowed and lent memory for the next agent, as a restart or upgrade needs, and reports \
-         how long borrowers wait for it. Volumes keep serving without an agent, and lent pages \
-         outlive it. HUP does nothing. To apply a changed configuration, stop the agent with TERM \
-         and start it again.",
+        "INT (^C) drains this host as 'aquifer host drain' does, then returns what it borrowed, \
+         and reports progress. A second INT ends the agent at once with exit status 1. Borrowers \
+         then lose their pages here, unless another agent starts within their io_timeout. TERM \
+         keeps borrowed and lent memory for the next agent, as a restart or upgrade needs, and \
+         reports how long borrowers wait for it. Volumes keep serving without an agent, and lent \
+         pages outlive it. HUP does nothing. To apply a changed configuration, stop the agent with \
+         TERM and start it again.",
     )],
     files: &[
         ("/etc/aquifer/agent.toml", "the configuration"),
         ("/etc/aquifer/tls", "this host's certificate and key, and the authority's certificate"),
-        ("/run/aquifer/agent.sock", "the socket for 'aquifer status', 'borrow' and 'return'"),
+        ("/run/aquifer/agent.sock", "the socket for 'aquifer status' and 'aquifer host'"),
         ("/dev/shm/aquifer/HOST", "lent pages"),
     ],
     see_also: &[
-        "aquifer-init(1)",
+        "aquifer.toml(5)",
+        "aquifer-cluster-init(1)",
         "aquifer-status(1)",
-        "aquifer-borrow(1)",
-        "aquifer-return(1)",
-        "aquifer-drain(1)",
+        "aquifer-host-borrow(1)",
+        "aquifer-host-return(1)",
+        "aquifer-host-drain(1)",
     ],
     ..Manual::NONE
 };
@@ -78,7 +82,7 @@ impl Agent {
             if self.config.exists() {
                 failure
             } else {
-                failure.help("create one with 'aquifer init'")
+                failure.help("create one with 'aquifer cluster init'")
             }
         })?;
         if self.check {

@@ -1,4 +1,4 @@
-//! `aquifer drain`.
+//! `aquifer host drain`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use aquifer_api::path;
 use aquifer_page::Bytes;
 use clap::Args;
 
-use super::Common;
 use crate::agent_call::Socket;
+use crate::commands::Common;
 use crate::failure::{Failure, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -20,7 +20,7 @@ use crate::progress::Progress;
 ///
 /// Lending stops. Borrowers move their pages to other lenders or to a local file, while their
 /// programs keep running. The command ends when this host lends nothing. Lending stays off until
-/// the agent restarts or 'aquifer drain --end'.
+/// the agent restarts or 'aquifer host drain --end'.
 #[derive(Debug, Args)]
 pub struct Drain {
     /// Lend again; recalls that have started still finish
@@ -37,12 +37,12 @@ pub struct Drain {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer drain", "Drain this host before a shutdown"),
+        ("aquifer host drain", "Drain this host before a shutdown"),
         (
-            "aquifer drain --timeout 10m --json",
+            "aquifer host drain --timeout 10m --json",
             "In a script: print one object a second, exit with 1 if memory is left",
         ),
-        ("aquifer drain --end", "Lend again"),
+        ("aquifer host drain --end", "Lend again"),
     ],
     notes: &[(
         "Interruption",
@@ -50,7 +50,7 @@ pub(super) const MANUAL: Manual = Manual {
          prints which leases are left, and why.",
     )],
     exit: &[("1", "also: memory is still lent after --timeout, or the agent does not answer")],
-    see_also: &["aquifer-agent(1)", "aquifer-status(1)", "aquifer-return(1)"],
+    see_also: &["aquifer-serve-agent(1)", "aquifer-status(1)", "aquifer-host-return(1)"],
     ..Manual::NONE
 };
 
@@ -93,8 +93,8 @@ impl Drain {
                 drop(progress);
                 let why = now.left.iter().map(line).collect::<Vec<_>>().join("; ");
                 return Err(Failure::new("draining", format!("{left} is still lent: {why}")).help(
-                    "the agent keeps draining; wait with 'aquifer drain', \
-                     or lend again with 'aquifer drain --end'",
+                    "the agent keeps draining; wait with 'aquifer host drain', \
+                     or lend again with 'aquifer host drain --end'",
                 ));
             }
             std::thread::sleep(LOOK);

@@ -1,4 +1,4 @@
-//! `aquifer borrow`.
+//! `aquifer host borrow`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use aquifer_api::path;
 use aquifer_page::Bytes;
 use clap::Args;
 
-use super::Common;
 use crate::agent_call::Socket;
+use crate::commands::Common;
 use crate::failure::Result;
 use crate::manual::Manual;
 use crate::output;
@@ -23,18 +23,18 @@ use crate::progress::Progress;
 #[derive(Debug, Args)]
 pub struct Borrow {
     /// Amount, rounded up to whole extents of 64MiB
-    #[arg(value_name = "SIZE")]
-    bytes: Bytes,
+    #[arg(long, value_name = "SIZE")]
+    size: Bytes,
     #[command(flatten)]
     socket: Socket,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer borrow 2G", "Borrow 2 GiB before a large job"),
-        ("aquifer return", "Give it back afterwards"),
+        ("aquifer host borrow --size 2G", "Borrow 2 GiB before a large job"),
+        ("aquifer host return", "Give it back afterwards"),
     ],
-    see_also: &["aquifer-return(1)", "aquifer-status(1)"],
+    see_also: &["aquifer-host-return(1)", "aquifer-status(1)"],
     ..Manual::NONE
 };
 
@@ -48,9 +48,9 @@ impl Borrow {
     /// If the agent does not answer, or no host lends.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
-        let progress = Progress::spinner(format!("borrowing {}", self.bytes));
-        let order = Order { bytes: self.bytes, priority: None };
-        let what = format!("borrowing {}", self.bytes);
+        let progress = Progress::spinner(format!("borrowing {}", self.size));
+        let order = Order { bytes: self.size, priority: None };
+        let what = format!("borrowing {}", self.size);
         let borrowed: Borrowed =
             agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await)?;
         drop(progress);

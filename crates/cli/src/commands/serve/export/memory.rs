@@ -1,4 +1,4 @@
-//! The pages of `aquifer export`: a store with one lease for each name.
+//! The pages of `aquifer serve export`: a store with one lease for each name.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,4 +1,4 @@
-//! `aquifer group cache`.
+//! `aquifer serve disk-cache`.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use aquifer_dedup::join_cgroup;
 use aquifer_disk_cache::{CacheStatus, LenderStatus, Options, Service};
-use aquifer_group::{Agreements, GroupEncryption};
+use aquifer_group::GroupEncryption;
 use aquifer_nbd::Uri;
 use aquifer_page::{Bytes, Group};
 use aquifer_transport::Address;
@@ -15,8 +15,9 @@ use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::directory;
 use crate::commands::Common;
+use crate::commands::group::Groups;
+use crate::commands::region::directory;
 use crate::failure::{OrFail as _, Result};
 use crate::lender::Certified;
 use crate::listening;
@@ -27,12 +28,13 @@ use crate::output;
 /// Serves VMs on this host that start with --cached-disk. The cache uses memory that is currently
 /// free. Runs until a signal ends it; its VMs wait until it runs again.
 #[derive(Debug, Args)]
-pub(super) struct Cache {
+pub(super) struct DiskCache {
     /// Name of the group
     name: Group,
     /// Fixed size of the cache
     ///
-    /// By default 'group balance' sets it to the savings that no VM needs, and it is 0 until then.
+    /// By default 'serve reprovision' sets it to the savings that no VM needs, and it is 0 until
+    /// then.
     #[arg(long, value_name = "SIZE")]
     size: Option<Bytes>,
     /// Lend cache memory at unix:PATH or HOST:PORT; repeat for more
@@ -64,12 +66,14 @@ pub(super) struct Cache {
     /// By default the command prints it once.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     report: Option<Duration>,
+    #[command(flatten)]
+    groups: Groups,
 }
 
-impl Cache {
-    pub(super) fn run(self, common: &Common, all: &Agreements) -> Result<()> {
+impl DiskCache {
+    pub(super) fn run(self, common: &Common) -> Result<()> {
         let what = || format!("caching disks of group '{}'", self.name);
-        let agreement = all.get(&self.name).or_fail(what)?;
+        let agreement = self.groups.all().get(&self.name).or_fail(what)?;
         let lenders =
             self.lenders.iter().map(|uri| self.certified.target(uri)).collect::<Result<_>>()?;
         let options = Options {
@@ -107,7 +111,7 @@ impl Cache {
 }
 
 /// Describes a cache's state for people.
-pub(super) fn text(status: &CacheStatus) -> String {
+pub(in crate::commands) fn text(status: &CacheStatus) -> String {
     let CacheStatus { size, used, hits, misses, disks, lent, borrowers, lenders, .. } = status;
     let rate = *hits as f64 * 100.0 / (hits + misses).max(1) as f64;
     let connections: u64 = disks.iter().map(|disk| disk.connections).sum();

@@ -1,4 +1,4 @@
-//! `aquifer export`.
+//! `aquifer serve export`.
 
 mod kernel;
 mod memory;
@@ -25,7 +25,7 @@ use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::Common;
+use crate::commands::Common;
 use memory::{ExportMemory, clean_up};
 use nbd::Leases;
 use nvme::Nvme;
@@ -44,6 +44,7 @@ use crate::output;
 #[derive(Debug, Args)]
 pub struct Export {
     /// Size of the device, rounded up to whole pages of 4 KiB
+    #[arg(long, value_name = "SIZE")]
     size: Bytes,
     /// NBD address: unix:PATH or HOST:PORT; repeat for more
     ///
@@ -114,36 +115,36 @@ pub struct Export {
     quota: Option<Bytes>,
     /// Require mutual TLS on TCP with the certificate in DIR
     ///
-    /// 'aquifer init' creates it. Default: no TLS, and TCP only on loopback.
+    /// 'aquifer cluster init' creates it. Default: no TLS, and TCP only on loopback.
     #[arg(long, value_name = "DIR")]
     tls: Option<PathBuf>,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer export 4G", "Serve on the default unix socket"),
+        ("aquifer serve export --size 4G", "Serve on the default unix socket"),
         (
-            "aquifer export 4G --nbd unix:/tmp/a.sock --nbd 127.0.0.1:10809",
+            "aquifer serve export --size 4G --nbd unix:/tmp/a.sock --nbd 127.0.0.1:10809",
             "Serve on two addresses of this host",
         ),
         (
-            "aquifer export 4G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls",
+            "aquifer serve export --size 4G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls",
             "Serve the hosts of the cluster",
         ),
         (
-            "aquifer export 4G --nvme 127.0.0.1:4420",
+            "aquifer serve export --size 4G --nvme 127.0.0.1:4420",
             "Serve NVMe, for 'nvme connect-all -t tcp -a 127.0.0.1'",
         ),
         (
-            "aquifer export 4G --nvme 192.0.2.1:4420 --dhchap-secret FILE",
+            "aquifer serve export --size 4G --nvme 192.0.2.1:4420 --dhchap-secret FILE",
             "Serve hosts that know a secret, over a trusted network",
         ),
         (
-            "aquifer export 4G --kernel --nvme 192.0.2.1:4420 --rdma --allow-host NQN",
+            "aquifer serve export --size 4G --kernel --nvme 192.0.2.1:4420 --rdma --allow-host NQN",
             "Serve with the kernel's own target, over TCP and RDMA",
         ),
         (
-            "aquifer export 8G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls \
+            "aquifer serve export --size 8G --nbd 192.0.2.1:10809 --tls DIR \
              --name a --name b --share",
             "Serve two hosts of one group and store equal pages once",
         ),
@@ -160,7 +161,7 @@ pub(super) const MANUAL: Manual = Manual {
              space'. The pages are locked in RAM.",
         ),
         (
-            "Security",
+            "Protection",
             "Only its owner can use a unix socket. On TCP, --tls admits every host with a \
              certificate of the cluster, and no other. Without --tls, TCP is served on loopback \
              only, to every user of this host. Over NVMe/TCP, --dhchap-secret admits hosts that \
@@ -185,7 +186,7 @@ pub(super) const MANUAL: Manual = Manual {
         ),
     ],
     see_also: &[
-        "aquifer-attach(1)",
+        "aquifer-volume-attach(1)",
         "aquifer-run(1)",
         "nbdinfo(1)",
         "nbdcopy(1)",
@@ -194,7 +195,7 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// The answer of `aquifer export` when clients can connect.
+/// The answer of `aquifer serve export` when clients can connect.
 #[derive(Debug, Serialize)]
 struct Ready {
     /// The first of `uris`.

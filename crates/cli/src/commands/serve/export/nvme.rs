@@ -1,4 +1,4 @@
-//! The lease of `aquifer export` as an NVMe/TCP subsystem.
+//! The lease of `aquifer serve export` as an NVMe/TCP subsystem.
 
 use std::fmt;
 use std::fs;
@@ -24,10 +24,10 @@ pub(super) struct Nvme {
     _target: Target,
 }
 
-/// The answer of `aquifer export --nvme` when hosts can connect.
+/// The answer of `aquifer serve export --nvme` when hosts can connect.
 #[derive(Debug, Serialize)]
 pub(super) struct Ready {
-    /// For 'aquifer attach' and --lender.
+    /// For 'aquifer volume attach' and --lender.
     uris: Vec<NvmeUri>,
     nqn: Nqn,
     addresses: Vec<Address>,

@@ -1,4 +1,4 @@
-//! `aquifer region-serve`, hidden: the processes of a region.
+//! `aquifer serve region`, hidden: the processes of a region.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use crate::logging;
 
 /// Serve one region; 'aquifer region create' starts it
 #[derive(Debug, Args)]
-#[command(name = aquifer_region::process::SUBCOMMAND)]
+#[command(name = aquifer_region::process::SUBCOMMAND[1])]
 pub struct RegionServe {
     /// Role: supervisor or engine
     role: String,

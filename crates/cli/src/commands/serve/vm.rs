@@ -1,4 +1,4 @@
-//! `aquifer vm-serve`, hidden: the supervisor of a VM.
+//! `aquifer serve vm`, hidden: the supervisor of a VM.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use crate::logging;
 
 /// Supervise one VM; 'aquifer vm start' starts it
 #[derive(Debug, Args)]
-#[command(name = aquifer_vm::process::SUBCOMMAND)]
+#[command(name = aquifer_vm::process::SUBCOMMAND[1])]
 pub struct VmServe {
     /// Run directory
     directory: PathBuf,

@@ -1,4 +1,4 @@
-//! The leases of `aquifer export` as NBD exports.
+//! The leases of `aquifer serve export` as NBD exports.
 
 use std::sync::Arc;
 

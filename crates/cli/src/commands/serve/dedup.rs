@@ -1,4 +1,4 @@
-//! `aquifer group scan`.
+//! `aquifer serve dedup`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use aquifer_control::group::scan_rate::Variant;
 use aquifer_dedup::{ScanReport, Scanner, Sharing};
-use aquifer_group::Agreements;
 use aquifer_page::Group as Name;
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
-use super::terms::rate;
 use crate::commands::Common;
+use crate::commands::group::{Groups, rate};
 use crate::commands::region::directory;
 use crate::failure::{OrFail, Result};
 use crate::output;
@@ -24,7 +23,7 @@ use crate::progress::Progress;
 /// While it runs, it compares pages and keeps equal ones once, copy-on-write. A write to a shared
 /// page costs a copy. Pages stay shared after it ends.
 #[derive(Debug, Args)]
-pub(super) struct Scan {
+pub(super) struct Dedup {
     /// Name of the group
     name: Name,
     /// Scan rate: csd, cs, c, or a number of pages per millisecond
@@ -49,10 +48,12 @@ pub(super) struct Scan {
     /// This takes back the memory that sharing saved.
     #[arg(long)]
     undo: bool,
+    #[command(flatten)]
+    groups: Groups,
 }
 
-impl Scan {
-    pub(super) fn run(self, common: &Common, all: &Agreements) -> Result<()> {
+impl Dedup {
+    pub(super) fn run(self, common: &Common) -> Result<()> {
         let what = || format!("looking for equal pages of group '{}'", self.name);
         let directory = directory(common)?;
         if self.undo {
@@ -61,7 +62,7 @@ impl Scan {
             let sharing = aquifer_dedup::sharing(&directory, &self.name).or_fail(what)?;
             return output::answer(common.json, &sharing, saved);
         }
-        let agreement = all.get(&self.name).or_fail(what)?;
+        let agreement = self.groups.all().get(&self.name).or_fail(what)?;
         let mut config = agreement.scan;
         config.variant = self.scan.unwrap_or(config.variant);
         config.validate().or_fail(what)?;
@@ -91,7 +92,7 @@ fn progress(report: &ScanReport) -> String {
 }
 
 /// Describes for people how much memory sharing saves.
-pub(super) fn saved(sharing: &Sharing) -> String {
+pub(in crate::commands) fn saved(sharing: &Sharing) -> String {
     let Sharing { regions, shared_bytes, frames_bytes, saved_bytes, broken, .. } = sharing;
     format!(
         "{regions} regions share {shared_bytes} in {frames_bytes}: {saved_bytes} saved; \

@@ -1,4 +1,4 @@
-//! `aquifer attach --direct`: a subsystem attached by the kernel's NVMe initiator.
+//! `aquifer volume attach --direct`: a subsystem attached by the kernel's NVMe initiator.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub(super) struct Direct {
     force: bool,
 }
 
-/// The answer of `aquifer attach --direct`.
+/// The answer of `aquifer volume attach --direct`.
 #[derive(Debug, Serialize)]
 struct Attached {
     volume: VolumeId,

@@ -1,9 +1,8 @@
-//! `aquifer vm balance`.
+//! `aquifer serve vm-balancer`.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::mem::{Discriminant, discriminant};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,8 +14,8 @@ use clap::Args;
 use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
+use super::turns::Turns;
 use crate::commands::Common;
-use crate::commands::turns::Turns;
 use crate::failure::{OrFail, Result};
 
 /// Move memory to the VMs that need it
@@ -29,7 +28,7 @@ use crate::failure::{OrFail, Result};
 /// Runs until ^C, and prints decisions with their reasons. An agent does the same if its
 /// configuration sets vms.balance.
 #[derive(Debug, Args)]
-pub struct Balance {
+pub(super) struct VmBalancer {
     #[command(flatten)]
     turns: Turns,
     /// Free memory to leave a guest, as a fraction of its use
@@ -64,9 +63,10 @@ struct Done<'a> {
     error: Option<String>,
 }
 
-impl Balance {
-    pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
+impl VmBalancer {
+    pub(super) fn run(self, common: &Common) -> Result<()> {
         let what = || "balancing the memory of VMs";
+        let run_dir = std::path::absolute(&common.run_dir).or_fail(what)?;
         let config = Config {
             slack: self.slack,
             least_slack: self.least_slack,
@@ -79,7 +79,7 @@ impl Balance {
             signal_hook::flag::register(signal, interrupted.clone()).or_fail(what)?;
         }
         let exe = std::env::current_exe().or_fail(what)?;
-        let mut balancing = Balancing::new(run_dir, &exe, config).or_fail(what)?;
+        let mut balancing = Balancing::new(&run_dir, &exe, config).or_fail(what)?;
         let mut said = BTreeMap::new();
         let mut left = self.turns.periods;
         while !interrupted.load(Ordering::Relaxed) && left != Some(0) {

@@ -1,4 +1,4 @@
-//! `aquifer detach`.
+//! `aquifer volume detach`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,8 +10,8 @@ use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 use serde::Serialize;
 
-use super::Common;
 use super::attach::direct_failure;
+use crate::commands::Common;
 use crate::failure::{Failure, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -30,7 +30,7 @@ pub struct Detach {
     /// Device, volume id, or URI of a --direct device
     #[arg(value_name = "DEVICE|ID|URI", required_unless_present = "all", conflicts_with = "all")]
     which: Option<String>,
-    /// Detach every volume made by 'aquifer attach'
+    /// Detach every volume made by 'aquifer volume attach'
     #[arg(long)]
     all: bool,
     /// Detach even a volume of a running agent or 'aquifer run'
@@ -42,14 +42,14 @@ pub struct Detach {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer detach /dev/loop3", "Detach one device"),
-        ("aquifer detach --all", "Detach every volume made by 'aquifer attach'"),
+        ("aquifer volume detach /dev/loop3", "Detach one device"),
+        ("aquifer volume detach --all", "Detach every volume made by 'aquifer volume attach'"),
     ],
-    see_also: &["aquifer-attach(1)", "aquifer-return(1)", "swapoff(8)"],
+    see_also: &["aquifer-volume-attach(1)", "aquifer-host-return(1)", "swapoff(8)"],
     ..Manual::NONE
 };
 
-/// The answer of `aquifer detach`.
+/// The answer of `aquifer volume detach`.
 #[derive(Debug, Serialize)]
 struct Detached {
     detached: Vec<VolumeId>,
@@ -150,7 +150,7 @@ impl Detach {
 
 fn agents(which: &str) -> Failure {
     Failure::new(format!("detaching {which}"), "it belongs to the agent")
-        .help("give it back with 'aquifer return', or add --force if the agent is gone")
+        .help("give it back with 'aquifer host return', or add --force if the agent is gone")
 }
 
 fn text(detached: &Detached) -> String {

@@ -1,4 +1,4 @@
-//! `aquifer volume-serve`, hidden: the process that serves a volume, and its helper for swapoff.
+//! `aquifer serve volume`, hidden: the process that serves a volume, and its helper for swapoff.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -8,11 +8,11 @@ use clap::Args;
 use crate::failure::{Failure, Result};
 use crate::logging;
 
-/// Serve one volume; 'attach', 'run' and the agent start it
+/// Serve one volume; 'volume attach', 'run' and the agent start it
 ///
 /// Reads its orders from standard input and reports on standard output.
 #[derive(Debug, Args)]
-#[command(name = aquifer_blockdev::process::SUBCOMMAND)]
+#[command(name = aquifer_blockdev::process::SUBCOMMAND[1])]
 pub struct VolumeServe {}
 
 impl VolumeServe {
@@ -24,7 +24,7 @@ impl VolumeServe {
     pub fn run(self) -> Result<ExitCode> {
         if std::io::stdin().is_terminal() {
             let failure = Failure::new("serving a volume", "standard input names no volume");
-            return Err(failure.help("use 'aquifer attach', which starts this process"));
+            return Err(failure.help("use 'aquifer volume attach', which starts this process"));
         }
         logging::start()?;
         Ok(aquifer_blockdev::process::run())

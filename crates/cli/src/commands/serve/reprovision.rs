@@ -1,4 +1,4 @@
-//! `aquifer group balance`.
+//! `aquifer serve reprovision`.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -9,22 +9,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_control::group::reprovision::Why;
-use aquifer_group::Agreements;
 use aquifer_group::balance::{BalanceRound, Balanced, Balancing};
 use aquifer_page::{Bytes, RegionName};
 use clap::Args;
 use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
+use super::turns::Turns;
 use crate::commands::Common;
-use crate::commands::turns::Turns;
+use crate::commands::group::Groups;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
 /// Hand out the memory that sharing saves to the groups' VMs
 ///
 /// The VMs' balloons move the memory. A VM of a group always gets its --min. Beyond that, up to its
-/// --max, it gets part of what its group saves by sharing ('group scan'). The group's policy
+/// --max, it gets part of what its group saves by sharing ('serve dedup'). The group's policy
 /// decides how much: 'demand' gives VMs that swap a step each period, 'fair' gives all VMs the
 /// same, and 'entitlement' gives in proportion to contribution. When writes unshare pages and
 /// savings fall, VMs give memory back.
@@ -35,12 +35,14 @@ use crate::output;
 /// Runs until ^C, and prints decisions with their reasons. VMs keep their memory afterwards; --undo
 /// restores it. An agent does the same if its configuration sets groups.balance.
 #[derive(Debug, Args)]
-pub(super) struct Balance {
+pub(super) struct Reprovision {
     #[command(flatten)]
     turns: Turns,
     /// Restore each VM's own memory and exit
     #[arg(long, conflicts_with_all = ["dry_run", "periods"])]
     undo: bool,
+    #[command(flatten)]
+    groups: Groups,
 }
 
 /// A VM that was told to return to its own memory size.
@@ -50,11 +52,11 @@ struct Told {
     size: Bytes,
 }
 
-impl Balance {
-    pub(super) fn run(self, common: &Common, agreements: Agreements) -> Result<()> {
+impl Reprovision {
+    pub(super) fn run(self, common: &Common) -> Result<()> {
         let what = || "balancing the memory of groups";
         let run_dir = std::path::absolute(&common.run_dir).or_fail(what)?;
-        let mut balancing = Balancing::new(&run_dir, agreements);
+        let mut balancing = Balancing::new(&run_dir, self.groups.all());
         if self.undo {
             let told = balancing.undo().or_fail(what)?;
             let told: Vec<_> = told.into_iter().map(|(vm, size)| Told { vm, size }).collect();

@@ -1,4 +1,4 @@
-//! `aquifer return`.
+//! `aquifer host return`.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -11,8 +11,8 @@ use aquifer_api::status::{LeaseHealth, Status, Volume};
 use aquifer_page::{Bytes, HostName, VolumeId};
 use clap::Args;
 
-use super::Common;
 use crate::agent_call::Socket;
+use crate::commands::Common;
 use crate::failure::Result;
 use crate::manual::Manual;
 use crate::output;
@@ -35,10 +35,10 @@ pub struct Return {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer return", "Give everything back"),
-        ("aquifer return --volume 0123456789abcdef0123456789abcdef", "Give back one volume"),
+        ("aquifer host return", "Give everything back"),
+        ("aquifer host return --volume 0123456789abcdef0123456789abcdef", "Give back one volume"),
     ],
-    see_also: &["aquifer-borrow(1)", "aquifer-status(1)"],
+    see_also: &["aquifer-host-borrow(1)", "aquifer-status(1)"],
     ..Manual::NONE
 };
 

@@ -1,4 +1,4 @@
-//! `aquifer init`.
+//! `aquifer cluster init`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use aquifer_page::HostName;
 use clap::Args;
 
-use super::Common;
+use crate::commands::Common;
 use crate::failure::{Failure, Result};
 use crate::init::{Cluster, Made, Member};
 use crate::manual::Manual;
@@ -44,12 +44,15 @@ pub struct Init {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
-            "aquifer init --dir ./cluster --host a --address 192.0.2.1 \
+            "aquifer cluster init --dir ./cluster --host a --address 192.0.2.1 \
              --host b --address 192.0.2.2",
             "Create a cluster of two hosts",
         ),
         ("scp -r ./cluster/a/. root@192.0.2.1:/etc/aquifer/", "Copy a host's directory to it"),
-        ("aquifer init --dir ./cluster --host c --address c.example.org", "Admit a third host"),
+        (
+            "aquifer cluster init --dir ./cluster --host c --address c.example.org",
+            "Admit a third host",
+        ),
     ],
     notes: &[(
         "Security",
@@ -63,7 +66,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("DIR/HOST/agent.toml", "the host's configuration"),
         ("DIR/HOST/tls/", "the host's certificate and key, and a copy of ca.pem"),
     ],
-    see_also: &["aquifer-agent(1)"],
+    see_also: &["aquifer-serve-agent(1)"],
     ..Manual::NONE
 };
 

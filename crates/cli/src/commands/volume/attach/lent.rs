@@ -1,4 +1,4 @@
-//! The URI of memory that `aquifer attach` can use.
+//! The URI of memory that `aquifer volume attach` can use.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! `aquifer attach`.
+//! `aquifer volume attach`.
 
 mod direct;
 mod lent;
@@ -16,7 +16,7 @@ use direct::Direct;
 pub(crate) use direct::failure as direct_failure;
 use lent::Lent;
 
-use super::Common;
+use crate::commands::Common;
 use crate::failure::{Failure, OrFail as _, Result};
 use crate::io_timeout::{self, IoTimeout};
 use crate::lender::{ClaimedLender, Purpose, Trust};
@@ -28,8 +28,8 @@ use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 /// Attach lent memory as a block device or as swap
 ///
 /// The lender is an NBD export or an NVMe namespace. A dedicated process serves the device until
-/// 'aquifer detach'. It locks its memory and is exempt from the OOM killer, so swap I/O never
-/// waits for memory. Prints the device.
+/// 'aquifer volume detach'. It locks its memory and is exempt from the OOM killer, so swap I/O
+/// never waits for memory. Prints the device.
 ///
 /// With --direct there is no such process: the kernel's NVMe initiator connects to the lender.
 #[derive(Debug, Args)]
@@ -71,20 +71,24 @@ pub struct Attach {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
-            "aquifer attach 'nbd+unix:///?socket=/run/aquifer/export.sock' --swap",
-            "Swap to 'aquifer export' on this host",
+            "aquifer volume attach 'nbd+unix:///?socket=/run/aquifer/export.sock' --swap",
+            "Swap to 'aquifer serve export' on this host",
         ),
         (
-            "aquifer attach nbds://b.example.org/ --tls /etc/aquifer/tls --swap",
+            "aquifer volume attach nbds://b.example.org/ --tls /etc/aquifer/tls --swap",
             "Swap to host b's memory over TLS",
         ),
         (
-            "aquifer attach nvme+tcp://192.0.2.2:4420/NQN --dhchap-secret /etc/aquifer/secret",
+            "aquifer volume attach nvme+tcp://192.0.2.2:4420/NQN \
+             --dhchap-secret /etc/aquifer/secret",
             "Attach the first namespace of any NVMe/TCP target",
         ),
-        ("dev=$(aquifer attach nbd://127.0.0.1:10809/)", "Attach a block device without swap"),
         (
-            "aquifer attach --direct nvme+tcp://192.0.2.1:4420/NQN --swap",
+            "dev=$(aquifer volume attach nbd://127.0.0.1:10809/)",
+            "Attach a block device without swap",
+        ),
+        (
+            "aquifer volume attach --direct nvme+tcp://192.0.2.1:4420/NQN --swap",
             "Swap to an NVMe subsystem without a process of Aquifer's",
         ),
     ],
@@ -101,7 +105,7 @@ pub(super) const MANUAL: Manual = Manual {
              gets a bus error (SIGBUS). I/O works again as soon as the lender answers.",
         ),
         (
-            "Security",
+            "Protection",
             "With nbds:// both sides authenticate with certificates of the cluster, and TLS \
              encrypts the connection. With nbd:// and nvme+tcp:// this host encrypts pages before \
              they leave it, unless --unencrypted or --direct is given. An attacker on the network \
@@ -114,7 +118,7 @@ pub(super) const MANUAL: Manual = Manual {
              it. Nothing stops several hosts from attaching it and corrupting each other's pages: \
              attach it on one host only. While the lender is silent, the kernel tries to reconnect \
              every second, forever. I/O waits for --io-timeout and then fails. The device outlives \
-             every process; 'aquifer detach' finds it by the NQNs of subsystem and host.",
+             every process; 'aquifer volume detach' finds it by the NQNs of subsystem and host.",
         ),
         (
             "Networks that hang",
@@ -126,12 +130,15 @@ pub(super) const MANUAL: Manual = Manual {
     files: &[
         ("/run/aquifer/volumes/ID.sock", "the volume's control socket"),
         ("/run/aquifer/volumes/ID.log", "the log of the volume's process"),
-        ("/run/aquifer/direct/ID.json", "the record of a --direct device, for 'aquifer detach'"),
+        (
+            "/run/aquifer/direct/ID.json",
+            "the record of a --direct device, for 'aquifer volume detach'",
+        ),
         ("/etc/nvme/hostnqn", "this host's NVMe name; hostid is beside it"),
     ],
     see_also: &[
-        "aquifer-detach(1)",
-        "aquifer-export(1)",
+        "aquifer-volume-detach(1)",
+        "aquifer-serve-export(1)",
         "aquifer-doctor(1)",
         "swapon(8)",
         "nvme-connect(1)",
@@ -139,7 +146,7 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// The answer of `aquifer attach`.
+/// The answer of `aquifer volume attach`.
 #[derive(Debug, Serialize)]
 struct Attached {
     volume: VolumeId,
@@ -177,7 +184,8 @@ impl Attach {
             let why = format!("{uri} is not protected: anyone on the network path can {can}");
             Failure::new("warning", why).help("use nbds:// with --tls").report(common.json);
         }
-        let lender = ClaimedLender::find(uri, &self.trust, self.size, Purpose::Volume("attach"))?;
+        let lender =
+            ClaimedLender::find(uri, &self.trust, self.size, Purpose::Volume("volume attach"))?;
         let swap = self.swap.then_some(self.priority);
         let wish = Wish { backend: self.backend, swap, io_timeout: self.io_timeout.of_volume() };
         // If this program ends before `keep`, the volume's process takes the volume away.

@@ -1,0 +1,57 @@
+//! `aquifer host`.
+
+mod borrow;
+mod drain;
+mod return_;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::Common;
+use crate::failure::Result;
+use crate::manual::Manual;
+
+/// Borrow, return or take back memory through the agent
+///
+/// The agent does all of this automatically as memory use changes. These commands do it now.
+#[derive(Debug, Args)]
+pub struct Host {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Borrow(borrow::Borrow),
+    Return(return_::Return),
+    Drain(drain::Drain),
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer host borrow --size 2G", "Borrow 2 GiB before a large job"),
+        ("aquifer host return", "Give back all that this host borrowed"),
+        ("aquifer host drain", "Take back all that this host lends, before a shutdown"),
+    ],
+    see_also: &["aquifer-serve-agent(1)", "aquifer-status(1)"],
+    ..Manual::NONE
+};
+
+/// One manual for each subcommand, by its name.
+pub(super) const MANUALS: &[(&str, &Manual)] =
+    &[("borrow", &borrow::MANUAL), ("return", &return_::MANUAL), ("drain", &drain::MANUAL)];
+
+impl Host {
+    /// Runs the subcommand.
+    ///
+    /// # Errors
+    /// See the subcommands.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        match self.what {
+            What::Borrow(borrow) => borrow.run(common),
+            What::Return(order) => order.run(common),
+            What::Drain(drain) => drain.run(common),
+        }
+    }
+}

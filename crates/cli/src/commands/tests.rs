@@ -1,0 +1,105 @@
+//! Tests of the command line as a whole.
+
+use std::any::TypeId;
+use std::collections::BTreeSet;
+
+use aquifer_page::Bytes;
+
+use super::*;
+
+/// Calls `with` for every command and subcommand, with the words that name it.
+pub(super) fn each(
+    command: &clap::Command,
+    words: &[&str],
+    with: &mut dyn FnMut(&[&str], &clap::Command),
+) {
+    for part in command.get_subcommands() {
+        let words = [words, &[part.get_name()]].concat();
+        with(&words, part);
+        each(part, &words, with);
+    }
+}
+
+#[test]
+fn the_command_line_is_sound() {
+    command().debug_assert();
+}
+
+#[test]
+fn every_manual_belongs_to_a_command() {
+    let mut named = BTreeSet::new();
+    each(&command(), &[], &mut |words, _| _ = named.insert(words.join(" ")));
+    for (name, _) in MANUALS {
+        assert!(named.contains(*name), "{name}");
+        for (part, _) in parts(name) {
+            assert!(named.contains(&format!("{name} {part}")), "{name} {part}");
+        }
+    }
+}
+
+#[test]
+fn every_command_and_subcommand_has_examples_that_parse() {
+    each(&command(), &[], &mut |words, _| {
+        let examples = manual(words).examples;
+        assert!(!examples.is_empty(), "{words:?} has no examples");
+        let own = format!("aquifer {}", words.join(" "));
+        assert!(examples.iter().any(|(line, _)| line.contains(&own)), "no example is of {own}");
+        for (line, _) in examples.iter().filter(|(line, _)| line.starts_with("aquifer ")) {
+            // Replaces the placeholders of examples by values that parse.
+            let line = line.replace("uuid:...", &format!("uuid:{}", "0".repeat(8)));
+            let line = line.replace("NQN", "nqn.2014-08.org.example:a");
+            let parsed = command().try_get_matches_from(split(&line));
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+        }
+    });
+}
+
+#[test]
+fn every_command_shows_examples_and_exit_status() {
+    let mut whole = command();
+    whole.build();
+    each(&whole, &[], &mut |words, part| {
+        let help = part.clone().render_long_help().to_string();
+        let headings: Vec<_> = help.lines().filter(|line| is_heading(line)).collect();
+        for section in ["Examples:", "Exit status:"] {
+            assert!(headings.contains(&section), "{words:?} lacks {section}");
+        }
+        let distinct: BTreeSet<_> = headings.iter().collect();
+        assert_eq!(distinct.len(), headings.len(), "{words:?} repeats one of {headings:?}");
+    });
+}
+
+fn is_heading(line: &str) -> bool {
+    line.ends_with(':') && !line.starts_with(' ')
+}
+
+#[test]
+fn positions_are_names_and_never_sizes() {
+    each(&command(), &[], &mut |words, part| {
+        for position in part.get_positionals() {
+            let names = position.get_value_names().unwrap_or_default();
+            assert!(names.iter().all(|name| !name.contains("SIZE")), "{words:?} {position:?}");
+            let is_size = position.get_value_parser().type_id() == TypeId::of::<Bytes>();
+            assert!(!is_size, "{words:?} {position:?}");
+        }
+    });
+}
+
+/// Splits a command line like a shell, up to a pipe or a redirection.
+fn split(line: &str) -> Vec<String> {
+    let (mut words, mut quoted, mut empty) = (vec![String::new()], false, true);
+    for c in line.chars() {
+        match c {
+            '\'' => (quoted, empty) = (!quoted, false),
+            '|' | '>' if !quoted => break,
+            ' ' if !quoted && !empty => (empty, _) = (true, words.push(String::new())),
+            ' ' if !quoted => {}
+            c => {
+                empty = false;
+                words.last_mut().expect("there is a word").push(c);
+            }
+        }
+    }
+    words.truncate(words.len() - usize::from(empty));
+    words
+}
