@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::agents::framework::{Answer, Cluster, Spec, lacks_rights, the_kernels_swap};
-use crate::common::{Export, aquifer, lacks_cgroups, lacks_devices, stderr, stdout};
+use crate::common::{Export, aquifer, lacks_cgroups, lacks_devices, serve, stderr, stdout};
 
 /// Returns a run that swaps to `export`, with these words added, up to its command.
 fn run(dir: &Path, export: &Export, words: &[&str]) -> Command {
@@ -85,7 +85,7 @@ struct OtherSwap {
 impl OtherSwap {
     fn on(priority: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let export = Export::start(dir.path(), &["64M"]);
+        let export = serve(dir.path(), &["64M"]);
         let mut attach = aquifer(dir.path());
         attach.args(["attach", "--json", export.uri(), "--swap", "--priority", priority]);
         let output = attach.output().unwrap();
@@ -113,7 +113,7 @@ fn a_runs_swap_goes_before_all_other_swap() {
     }
     let dir = tempfile::tempdir().unwrap();
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let exports = [&first, &second].map(|dir| Export::start(dir.path(), &["64M"]));
+    let exports = [&first, &second].map(|dir| serve(dir.path(), &["64M"]));
     let other = OtherSwap::on("300");
     // Both runs choose at once.
     let mut runs = [0, 1].map(|number| Waiting::start(dir.path(), &exports[number], &[]));
@@ -131,7 +131,7 @@ fn a_run_refuses_to_share_with_swap_of_the_highest_priority() {
     let _swap = the_kernels_swap();
     let dir = tempfile::tempdir().unwrap();
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["64M"]);
+    let export = serve(served.path(), &["64M"]);
     let other = OtherSwap::on("32767");
     let refused = run(dir.path(), &export, &[]).arg("true").output().unwrap();
     assert_eq!(refused.status.code(), Some(1));
@@ -248,11 +248,11 @@ fn a_run_tells_of_a_lender_that_is_lost_and_of_its_pages() {
         return;
     }
     let [dir, served] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let mut export = Export::start(served.path(), &["128M"]);
+    let mut export = serve(served.path(), &["128M"]);
     let mut touching = Touching::start(run(dir.path(), &export, &["--json"]));
     touching.order();
     touching.prints("touched");
-    export.end(Signal::KILL);
+    export.end(Signal::KILL).unwrap();
     touching.order();
     let (code, said) = touching.end();
     assert_eq!(code, Some(125), "{said}");
@@ -281,12 +281,12 @@ fn a_run_tells_of_a_lender_that_is_away_and_back() {
     let pages = tempfile::tempdir_in(stores().unwrap()).unwrap();
     let socket = format!("unix:{}", served.path().join("lender").display());
     let words = ["128M", "--nbd", &socket, "--dir", pages.path().to_str().unwrap()];
-    let mut export = Export::start(served.path(), &words);
+    let mut export = serve(served.path(), &words);
     let mut touching = Touching::start(run(dir.path(), &export, &["--io-timeout", "forever"]));
-    export.end(Signal::KILL);
+    export.end(Signal::KILL).unwrap();
     touching.order();
     touching.says(&["pages unreachable: "]);
-    let _back = Export::start(served.path(), &words);
+    let _back = serve(served.path(), &words);
     touching.says(&["pages reachable: "]);
     touching.prints("touched");
     let (code, said) = touching.end();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use aquifer_api::status::{Role, Status};
+use aquifer_hosts::daemon::AGENT;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Shell as _, Spec, Testbed, wait_for, wait_until};
 
@@ -163,8 +164,8 @@ pub trait Aquifer {
 
 impl Aquifer for Host {
     fn start_agent(&self) -> Result<()> {
-        let agent = "mkdir -p /var/log && exec aquifer agent >>/var/log/agent.log 2>&1";
-        self.spawn(agent).map(|_| ())
+        let agent = format!("exec aquifer {} >>/var/log/agent.log 2>&1", AGENT.join(" "));
+        self.spawn(&format!("mkdir -p /var/log && {agent}")).map(|_| ())
     }
 
     fn wait_for_agent(&self) -> Result<()> {

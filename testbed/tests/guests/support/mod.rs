@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
+use aquifer_hosts::{Binary, Export};
 
 pub use built::{aquifer, example, test, tool, with_script};
 pub use cluster::{Aquifer, Cluster, member, with_admitted};
@@ -31,6 +32,18 @@ pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
 pub fn pages_of(dir: &Path) -> PathBuf {
     Path::new("/dev/shm/aquifer")
         .join(format!("vm-{}", dir.file_name().unwrap_or_default().display()))
+}
+
+/// Returns the program `aquifer` of this machine.
+pub fn binary() -> Binary {
+    Binary::new(aquifer())
+}
+
+/// Starts a lender that listens at `lender` in `dir`; its other files are in `run_dir`.
+pub fn lend(run_dir: &Path, dir: &Path, words: &[&str]) -> Result<Export> {
+    let mut command = Export::command(&binary(), run_dir);
+    command.args(words).arg("--nbd").arg(format!("unix:{}", dir.join("lender").display()));
+    Ok(Export::start(command.arg("--dir").arg(pages_of(dir)))?)
 }
 
 /// A step of a test: its name, and its function over the booted hosts.

@@ -1,0 +1,17 @@
+//! Several hosts on one machine, for tests and demos: their files, networks, agents and daemons.
+//!
+//! A host is an agent with an address and directories of its own. Its processes are real. It may
+//! have a network namespace ([`Network`]); without one, its address is on loopback.
+
+pub mod daemon;
+mod error;
+mod host;
+mod network;
+mod sys;
+mod wait;
+
+pub use daemon::{Binary, Daemon, Export};
+pub use error::{Error, Result};
+pub use host::{Host, stored};
+pub use network::{Namespace, Network};
+pub use wait::{block_on, wait_for, wait_until};
