@@ -1,9 +1,12 @@
 //! The program `aquifer`, and its daemons: the words that start each one, and their reports.
 
-use std::io::{BufRead as _, BufReader, Lines};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -99,16 +102,17 @@ pub fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T> {
     serde_json::from_slice(text).during(|| what)
 }
 
-/// A daemon that prints lines of JSON; its drop kills it.
+/// A process that reports events and may take orders, each a line; its drop kills it.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct Daemon<Event = Value> {
     child: Child,
-    /// The lines that it prints.
-    pub reports: Lines<BufReader<ChildStdout>>,
+    orders: Option<ChildStdin>,
+    /// Locked, so that threads may share a daemon.
+    events: Mutex<Receiver<Result<Event>>>,
 }
 
-impl Daemon {
-    /// Starts the daemon.
+impl<Event: DeserializeOwned + Send + 'static> Daemon<Event> {
+    /// Starts the process; it takes orders if its command pipes standard input.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -116,39 +120,77 @@ impl Daemon {
         let what = || "starting a daemon";
         let mut child = command.stdout(Stdio::piped()).spawn().during(what)?;
         let output = child.stdout.take().ok_or_else(|| Error::new(what(), "it has no output"))?;
-        Ok(Self { child, reports: BufReader::new(output).lines() })
+        // Without a buffer: a process whose reports nobody reads must wait.
+        let (sender, events) = mpsc::sync_channel(0);
+        // The thread ends with the process, or when the receiver is gone.
+        thread::spawn(move || {
+            let mut lines = BufReader::new(output).lines().map_while(std::io::Result::ok);
+            let event = |line: String| serde_json::from_str(&line).during(|| format!("'{line}'"));
+            lines.try_for_each(|line| sender.send(event(line)))
+        });
+        Ok(Self { orders: child.stdin.take(), child, events: Mutex::new(events) })
     }
 
     /// Waits for the next report.
     ///
     /// # Errors
-    /// If the daemon ends.
-    pub fn report(&mut self) -> Result<Value> {
-        let what = || "waiting for a daemon's report";
-        let line = self.reports.next().ok_or_else(|| Error::new(what(), "it has ended"))?;
-        serde_json::from_str(&line.during(what)?).during(what)
+    /// If the process ends, or reports something else.
+    pub fn report(&mut self) -> Result<Event> {
+        self.events().recv().unwrap_or_else(|_| Err(self.died()))
     }
 
-    /// Waits for a report of which `is` holds.
+    /// Waits for an event that `wanted` turns into a value; `None` if `deadline` passes first.
     ///
     /// # Errors
-    /// If the daemon ends, or if none comes in time.
-    pub fn until(
+    /// As [`Daemon::report`].
+    pub fn wait<T>(
         &mut self,
-        what: &str,
-        timeout: Duration,
-        is: impl Fn(&Value) -> bool,
-    ) -> Result<Value> {
-        let deadline = Instant::now() + timeout;
+        deadline: Instant,
+        mut wanted: impl FnMut(Event) -> Option<T>,
+    ) -> Result<Option<T>> {
         loop {
-            let report = self.report()?;
-            if is(&report) {
-                return Ok(report);
-            }
-            if Instant::now() > deadline {
-                return Err(Error::new(format!("waiting for: {what}"), report));
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.events().recv_timeout(left) {
+                Ok(event) => {
+                    if let Some(found) = wanted(event?) {
+                        return Ok(Some(found));
+                    }
+                    if left.is_zero() {
+                        return Ok(None);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.died()),
             }
         }
+    }
+
+    fn events(&mut self) -> &mut Receiver<Result<Event>> {
+        self.events.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the reason why there are no more reports.
+    fn died(&mut self) -> Error {
+        let why = match self.ended_within(Duration::from_secs(5)) {
+            Some(status) => format!("it ended with {status}"),
+            None => "it stopped reporting".to_owned(),
+        };
+        Error::new("running a daemon", why)
+    }
+
+    /// Sends an order.
+    ///
+    /// # Errors
+    /// If the process has died, or takes none.
+    pub fn order(&mut self, order: &str) -> Result<()> {
+        let orders = self.orders.as_mut();
+        let sent = orders.map(|orders| writeln!(orders, "{order}").and_then(|()| orders.flush()));
+        if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.died()) }
+    }
+
+    /// Ends the orders.
+    pub fn close(&mut self) {
+        self.orders = None;
     }
 
     /// Returns its process.
@@ -156,9 +198,16 @@ impl Daemon {
         Pid::from_child(&self.child)
     }
 
-    /// Returns whether it has not ended.
-    pub fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+    /// Waits for its end; `None` if it goes on for so long.
+    pub fn ended_within(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+                _ => return None,
+            }
+        }
     }
 
     /// Ends it by a signal, and waits for its end.
@@ -171,8 +220,30 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Daemon {
+    /// Waits for a report of which `is` holds.
+    ///
+    /// # Errors
+    /// If none comes in time, or as [`Daemon::report`].
+    pub fn until(
+        &mut self,
+        what: &str,
+        timeout: Duration,
+        is: impl Fn(&Value) -> bool,
+    ) -> Result<Value> {
+        let mut last = Value::Null;
+        let found = self.wait(Instant::now() + timeout, |report| {
+            last = report;
+            is(&last).then(|| last.clone())
+        })?;
+        found.ok_or_else(|| Error::new(format!("waiting for: {what}"), last))
+    }
+}
+
+impl<Event> Drop for Daemon<Event> {
     fn drop(&mut self) {
+        // The process may have ended already. The wait is needed in any case: a zombie holds its
+        // cgroup.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -162,7 +162,7 @@ fn it_says_nothing_more_after_it_is_ready() {
     let dir = tempfile::tempdir().unwrap();
     let mut export = serve(dir.path(), &["1M"]);
     assert_eq!(export.end(Signal::TERM).unwrap(), Some(0));
-    assert!(export.daemon.reports.next().is_none());
+    assert!(export.daemon.report().unwrap_err().why.contains("it ended with"));
 }
 
 /// A user id that is neither root's nor this user's.

@@ -99,7 +99,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        if self.0.is_running() {
+        if self.0.ended_within(Duration::ZERO).is_none() {
             self.signal(Signal::TERM);
         }
     }
@@ -287,7 +287,7 @@ fn a_balancer_hands_out_savings_and_corrects_its_predecessor() {
     };
     let dry = balance(&["--dry-run", "--periods", "2"]).output().unwrap();
     assert!(dry.status.success() && billing.exists(), "{}", stderr(&dry));
-    let mut first = Daemon::start(&mut balance(&[])).unwrap();
+    let mut first: Daemon = Daemon::start(&mut balance(&[])).unwrap();
     let report = first.report().unwrap().to_string();
     assert!(report.contains("blue") && !billing.exists(), "{report}");
     assert_eq!(host.status()["size"], 0);
