@@ -20,7 +20,6 @@ use toml::Table;
 use crate::daemon::Binary;
 use crate::error::{During as _, Error, Result};
 use crate::network::{Namespace, Network};
-use crate::wait::block_on;
 
 /// How long an agent may take to end when its host is dropped.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -321,4 +320,13 @@ pub fn stored(store: &Path) -> Bytes {
     let pages = files.filter(|path| path.extension().is_some_and(|extension| extension == "pages"));
     // stat(2) counts blocks of 512 bytes.
     Bytes(pages.filter_map(|path| fs::metadata(path).ok()).map(|pages| pages.blocks() * 512).sum())
+}
+
+/// Waits for the end of a call.
+///
+/// # Panics
+/// If this process has no file descriptors left.
+pub fn block_on<T>(call: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime needs a few file descriptors").block_on(call)
 }

@@ -12,6 +12,6 @@ mod wait;
 
 pub use daemon::{Binary, Daemon, Export};
 pub use error::{Error, Result};
-pub use host::{Host, stored};
+pub use host::{Host, block_on, stored};
 pub use network::{Namespace, Network};
-pub use wait::{block_on, wait_for, wait_until};
+pub use wait::{wait_for, wait_until};

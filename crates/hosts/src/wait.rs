@@ -30,12 +30,3 @@ pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
         sleep(Duration::from_millis(10));
     }
 }
-
-/// Waits for the end of a call.
-///
-/// # Panics
-/// If this process has no file descriptors left.
-pub fn block_on<T>(call: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime needs a few file descriptors").block_on(call)
-}

@@ -1,7 +1,7 @@
 //! Tests of `aquifer run` with memory in the pool: the place of its pages, and its messages about
 //! lenders.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
@@ -42,6 +42,15 @@ fn lacks_priorities() -> bool {
         eprintln!("skipped: this host has swap of the highest priority");
     }
     lacks
+}
+
+/// Takes the right to swap; `None` if this test cannot run here.
+fn swap_of_its_own() -> Option<File> {
+    if lacks_devices() || lacks_cgroups() {
+        return None;
+    }
+    let swap = the_kernels_swap();
+    (!lacks_priorities()).then_some(swap)
 }
 
 /// A run with a command that waits until the drop.
@@ -104,13 +113,7 @@ impl Drop for OtherSwap {
 
 #[test]
 fn a_runs_swap_goes_before_all_other_swap() {
-    if lacks_devices() || lacks_cgroups() {
-        return;
-    }
-    let _swap = the_kernels_swap();
-    if lacks_priorities() {
-        return;
-    }
+    let Some(_swap) = swap_of_its_own() else { return };
     let dir = tempfile::tempdir().unwrap();
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let exports = [&first, &second].map(|dir| serve(dir.path(), &["64M"]));
@@ -240,13 +243,7 @@ impl Touching {
 
 #[test]
 fn a_run_tells_of_a_lender_that_is_lost_and_of_its_pages() {
-    if lacks_devices() || lacks_cgroups() {
-        return;
-    }
-    let _swap = the_kernels_swap();
-    if lacks_priorities() {
-        return;
-    }
+    let Some(_swap) = swap_of_its_own() else { return };
     let [dir, served] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let mut export = serve(served.path(), &["128M"]);
     let mut touching = Touching::start(run(dir.path(), &export, &["--json"]));
@@ -270,13 +267,7 @@ fn a_run_tells_of_a_lender_that_is_lost_and_of_its_pages() {
 
 #[test]
 fn a_run_tells_of_a_lender_that_is_away_and_back() {
-    if lacks_devices() || lacks_cgroups() {
-        return;
-    }
-    let _swap = the_kernels_swap();
-    if lacks_priorities() {
-        return;
-    }
+    let Some(_swap) = swap_of_its_own() else { return };
     let [dir, served] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let pages = tempfile::tempdir_in(stores().unwrap()).unwrap();
     let socket = format!("unix:{}", served.path().join("lender").display());

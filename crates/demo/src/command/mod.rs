@@ -183,7 +183,7 @@ impl Sharing {
             ));
         }
         let outcome = sharing::run(&sharing::Options { memory, run_dir: common.run_dir.clone() })?;
-        let lost = outcome.summary.pages_lost;
+        let lost = outcome.summary.pages.pages_lost;
         show(common, &outcome, picture)?;
         is_zero(lost, "sharing memory", || format!("{lost} pages were lost"))
     }

@@ -16,24 +16,12 @@ use super::watch::{Overload, Seen};
 /// host B; `phases` has them for both.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// Pages written by both loads.
-    pub pages_written: u64,
-    /// Pages in which every byte equalled the last write.
-    pub pages_verified: u64,
-    /// Pages with a byte that differed from the last write.
-    pub pages_lost: u64,
-    /// The most bytes that were swapped out to the other host at a time.
-    pub borrowed_peak_bytes: Bytes,
-    /// Resident memory (RSS) of the lender's agent before it lent, in bytes.
-    pub lender_rss_before_bytes: Bytes,
-    /// The highest RSS of that agent, in bytes.
-    pub lender_rss_peak_bytes: Bytes,
-    /// The RSS of that agent after all memory was given back, in bytes.
-    pub lender_rss_after_bytes: Bytes,
-    /// Milliseconds from memory above the upper threshold to swapon.
-    pub activation_ms: u64,
-    /// Milliseconds from the end of the load to swapoff and free memory of the lender.
-    pub deactivation_ms: u64,
+    /// The pages of both loads.
+    #[serde(flatten)]
+    pub pages: Pages,
+    /// The memory and times of the first overload.
+    #[serde(flatten)]
+    pub usage: Usage,
     /// Every change of a role, of both hosts, in order of time.
     pub roles: Vec<RoleChanged>,
     /// The same figures for each overload.
@@ -47,23 +35,39 @@ pub struct Phase {
     pub borrower: &'static str,
     /// The host that lent.
     pub lender: &'static str,
-    /// As in [`Summary`].
+    /// The pages of its load.
+    #[serde(flatten)]
+    pub pages: Pages,
+    /// Its memory and times.
+    #[serde(flatten)]
+    pub usage: Usage,
+}
+
+/// The pages of loads.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Pages {
+    /// Pages written.
     pub pages_written: u64,
-    /// As in [`Summary`].
+    /// Pages in which every byte equalled the last write.
     pub pages_verified: u64,
-    /// As in [`Summary`].
+    /// Pages with a byte that differed from the last write.
     pub pages_lost: u64,
-    /// As in [`Summary`].
+}
+
+/// The memory and times of an overload.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Usage {
+    /// The most bytes that were swapped out to the other host at a time.
     pub borrowed_peak_bytes: Bytes,
-    /// As in [`Summary`].
+    /// Resident memory (RSS) of the lender's agent before it lent, in bytes.
     pub lender_rss_before_bytes: Bytes,
-    /// As in [`Summary`].
+    /// The highest RSS of that agent, in bytes.
     pub lender_rss_peak_bytes: Bytes,
-    /// As in [`Summary`].
+    /// The RSS of that agent after all memory was given back, in bytes.
     pub lender_rss_after_bytes: Bytes,
-    /// As in [`Summary`].
+    /// Milliseconds from memory above the upper threshold to swapon.
     pub activation_ms: u64,
-    /// As in [`Summary`].
+    /// Milliseconds from the end of the load to swapoff and free memory of the lender.
     pub deactivation_ms: u64,
 }
 
@@ -90,32 +94,25 @@ impl Summary {
             Phase {
                 borrower: borrower.name,
                 lender: lender.name,
-                pages_written,
-                pages_verified,
-                pages_lost,
-                borrowed_peak_bytes: borrowed_peak,
-                lender_rss_before_bytes: lender.rss_before,
-                lender_rss_peak_bytes: lender_rss_peak,
-                lender_rss_after_bytes: lender_rss_after,
-                activation_ms: millis(seen.turns[turn].activation()),
-                deactivation_ms: millis(seen.turns[turn].deactivation()),
+                pages: Pages { pages_written, pages_verified, pages_lost },
+                usage: Usage {
+                    borrowed_peak_bytes: borrowed_peak,
+                    lender_rss_before_bytes: lender.rss_before,
+                    lender_rss_peak_bytes: lender_rss_peak,
+                    lender_rss_after_bytes: lender_rss_after,
+                    activation_ms: millis(seen.turns[turn].activation()),
+                    deactivation_ms: millis(seen.turns[turn].deactivation()),
+                },
             }
         };
         let phases = vec![phase(0), phase(1)];
-        let first = phases[0].clone();
-        Self {
-            pages_written: phases.iter().map(|phase| phase.pages_written).sum(),
-            pages_verified: phases.iter().map(|phase| phase.pages_verified).sum(),
-            pages_lost: phases.iter().map(|phase| phase.pages_lost).sum(),
-            borrowed_peak_bytes: first.borrowed_peak_bytes,
-            lender_rss_before_bytes: first.lender_rss_before_bytes,
-            lender_rss_peak_bytes: first.lender_rss_peak_bytes,
-            lender_rss_after_bytes: first.lender_rss_after_bytes,
-            activation_ms: first.activation_ms,
-            deactivation_ms: first.deactivation_ms,
-            roles: roles(seen),
-            phases,
-        }
+        let sum = |of: fn(&Pages) -> u64| phases.iter().map(|phase| of(&phase.pages)).sum();
+        let pages = Pages {
+            pages_written: sum(|pages| pages.pages_written),
+            pages_verified: sum(|pages| pages.pages_verified),
+            pages_lost: sum(|pages| pages.pages_lost),
+        };
+        Self { pages, usage: phases[0].usage, roles: roles(seen), phases }
     }
 }
 
@@ -148,26 +145,26 @@ fn roles(seen: &Seen) -> Vec<RoleChanged> {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for phase in &self.phases {
-            let Phase { borrower, lender, .. } = phase;
+            let Phase { borrower, lender, pages, usage } = phase;
             let (borrower, lender) = (borrower.to_uppercase(), lender.to_uppercase());
             writeln!(f, "Host {borrower} overloaded, helped by host {lender}:")?;
             writeln!(
                 f,
                 "  {} pages verified of {} written, {} lost",
-                phase.pages_verified, phase.pages_written, phase.pages_lost
+                pages.pages_verified, pages.pages_written, pages.pages_lost
             )?;
             writeln!(
                 f,
                 "  {} swapped out at most; agent of {lender}: {} before, {} at most, {} after",
-                phase.borrowed_peak_bytes,
-                phase.lender_rss_before_bytes,
-                phase.lender_rss_peak_bytes,
-                phase.lender_rss_after_bytes
+                usage.borrowed_peak_bytes,
+                usage.lender_rss_before_bytes,
+                usage.lender_rss_peak_bytes,
+                usage.lender_rss_after_bytes
             )?;
             writeln!(
                 f,
                 "  {} ms to borrow, {} ms to return",
-                phase.activation_ms, phase.deactivation_ms
+                usage.activation_ms, usage.deactivation_ms
             )?;
         }
         writeln!(f, "Roles:")?;

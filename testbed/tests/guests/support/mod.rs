@@ -6,13 +6,17 @@ mod here;
 mod load;
 mod picture;
 
+use std::fs;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
+use aquifer_hosts::daemon::answer;
 use aquifer_hosts::{Binary, Export};
+use aquifer_testbed::Kernel;
+use serde_json::Value;
 
 pub use built::{aquifer, example, test, tool, with_script};
 pub use cluster::{Aquifer, Cluster, member, with_admitted};
@@ -44,6 +48,21 @@ pub fn lend(run_dir: &Path, dir: &Path, words: &[&str]) -> Result<Export> {
     let mut command = Export::command(&binary(), run_dir);
     command.args(words).arg("--nbd").arg(format!("unix:{}", dir.join("lender").display()));
     Ok(Export::start(command.arg("--dir").arg(pages_of(dir)))?)
+}
+
+/// Runs a demo of guests, which must leave nothing but its picture; returns its figures.
+pub fn demo(name: &str) -> Result<Value> {
+    let dir = tempfile::tempdir()?;
+    let picture = dir.path().join("picture.png");
+    let mut demo = binary().json(dir.path(), &["demo", name, "--accel", "tcg", "--kernel"]);
+    demo.arg(Kernel::V6_12.prepare()?.vmlinux()).arg("--picture").arg(&picture);
+    let summary = answer(&mut demo)?;
+    step(&format!("the demo: {summary}"));
+    ensure!(fs::read(&picture)?.starts_with(b"\x89PNG"));
+    fs::remove_file(&picture)?;
+    let left = fs::read_dir(dir.path())?.count();
+    ensure!(left == 0, "the demo left files in {}", dir.path().display());
+    Ok(summary)
 }
 
 /// A step of a test: its name, and its function over the booted hosts.
