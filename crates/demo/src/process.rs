@@ -47,7 +47,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Sends SIGTERM first: a lender that ends by itself removes its pages.
+    /// Sends SIGTERM first: a service that ends by itself leaves nothing.
     fn drop(&mut self) {
         let asked = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let deadline = Instant::now() + TIMEOUT;

@@ -213,9 +213,12 @@ impl<Event: DeserializeOwned + Send + 'static> Daemon<Event> {
     /// Ends it by a signal, and waits for its end.
     ///
     /// # Errors
-    /// If it has ended already.
+    /// If the signal cannot be sent.
     pub fn end(&mut self, signal: Signal) -> Result<ExitStatus> {
-        kill_process(self.pid(), signal).during(|| "ending a daemon")?;
+        // Another process may have the number of one that has ended.
+        if self.ended_within(Duration::ZERO).is_none() {
+            kill_process(self.pid(), signal).during(|| "ending a daemon")?;
+        }
         self.child.wait().during(|| "ending a daemon")
     }
 }
@@ -288,7 +291,7 @@ impl Export {
     /// Ends it by a signal; returns its exit code.
     ///
     /// # Errors
-    /// If it has ended already.
+    /// As [`Daemon::end`].
     pub fn end(&mut self, signal: Signal) -> Result<Option<i32>> {
         self.daemon.end(signal).map(|status| status.code())
     }

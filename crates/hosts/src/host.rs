@@ -230,14 +230,19 @@ impl Host {
         self.agent().as_ref().map(Pid::from_child)
     }
 
-    /// Sends a signal to the agent.
+    /// Sends a signal to the agent, unless it has ended.
     ///
     /// # Errors
     /// If there is none.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let what = || format!("sending a signal to the agent of host {}", self.name);
-        let pid = self.pid().ok_or_else(|| Error::new(what(), "it was not started"))?;
-        kill_process(pid, signal).during(what)
+        let mut agent = self.agent();
+        let agent = agent.as_mut().ok_or_else(|| Error::new(what(), "it was not started"))?;
+        // Another process may have the number of one that has ended.
+        match agent.try_wait().during(what)? {
+            Some(_) => Ok(()),
+            None => kill_process(Pid::from_child(agent), signal).during(what),
+        }
     }
 
     /// Notices the agent's end; `None` while it runs.

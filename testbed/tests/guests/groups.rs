@@ -3,14 +3,11 @@
 //!
 //! Needs root on this machine.
 
-use std::fs;
-use std::process::Command;
-
 use anyhow::{Context as _, Result, ensure};
 use aquifer_hosts::Daemon;
 use aquifer_hosts::daemon::SCANNER;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Guest, Kernel, Shell as _, Spec};
+use aquifer_testbed::{Guest, Shell as _, Spec};
 use serde_json::Value;
 
 use crate::support::{Here, Load, TIMEOUT, binary, demo, example, step};

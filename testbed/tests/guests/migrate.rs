@@ -16,7 +16,7 @@ use aquifer_api::client::Client;
 use aquifer_api::order;
 use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use aquifer_page::{Bytes, RegionName};
-use aquifer_testbed::{Kernel, wait_until};
+use aquifer_testbed::wait_until;
 use aquifer_vm::migrate::{Mode, Order};
 use aquifer_vm::process::{Files, client};
 use rustix::process::{Pid, Signal, kill_process};

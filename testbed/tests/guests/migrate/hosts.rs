@@ -28,7 +28,7 @@ pub struct Hosts {
     hosts: Vec<Host>,
     network: Network,
     lender: Export,
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     pages: PathBuf,
     parts: Parts,
 }
@@ -46,7 +46,7 @@ impl Hosts {
         let network = Network::create(&format!("move-{}-{own}", std::process::id()))?;
         let lender = lend(&dir.path().join("lender-run"), dir.path(), &["640M"])?;
         let hosts = Host::admit_to(&network, &binary(), dir.path(), &pages)?;
-        let hosts = Self { hosts, network, lender, dir, pages, parts };
+        let hosts = Self { hosts, network, lender, _dir: dir, pages, parts };
         for host in &hosts.hosts {
             host.set(&format!(
                 "[vms]\naccept = true\n[groups]\nagreements = {:?}\n\

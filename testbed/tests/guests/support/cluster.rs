@@ -11,7 +11,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Shell as _, Spec, Testbed, wait_for, wait_until};
 
 use super::picture::drawn;
-use super::{TIMEOUT, aquifer, example};
+use super::{TIMEOUT, aquifer, daemon, example};
 
 /// Describes a host that can join: with `aquifer`, a program that needs memory, and the modules to
 /// swap to a volume.
@@ -164,7 +164,7 @@ pub trait Aquifer {
 
 impl Aquifer for Host {
     fn start_agent(&self) -> Result<()> {
-        let agent = format!("exec aquifer {} >>/var/log/agent.log 2>&1", AGENT.join(" "));
+        let agent = daemon(AGENT, ">>/var/log/agent.log 2>&1");
         self.spawn(&format!("mkdir -p /var/log && {agent}")).map(|_| ())
     }
 

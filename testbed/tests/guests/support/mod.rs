@@ -43,6 +43,11 @@ pub fn binary() -> Binary {
     Binary::new(aquifer())
 }
 
+/// Returns the shell command of a daemon in a guest, with `more` arguments.
+pub fn daemon(words: &[&str], more: &str) -> String {
+    format!("exec aquifer {} {more}", words.join(" "))
+}
+
 /// Starts a lender that listens at `lender` in `dir`; its other files are in `run_dir`.
 pub fn lend(run_dir: &Path, dir: &Path, words: &[&str]) -> Result<Export> {
     let mut command = Export::command(&binary(), run_dir);
