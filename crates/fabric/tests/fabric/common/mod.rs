@@ -1,7 +1,7 @@
 //! Helpers that the tests of all servers share.
 
 // Each test uses only a part of this module.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 #[path = "../../../../store/tests/store/common/mod.rs"]
 mod store;
