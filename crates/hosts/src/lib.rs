@@ -5,13 +5,17 @@
 
 pub mod daemon;
 mod error;
+mod export;
 mod host;
 mod network;
+mod reports;
 mod sys;
 mod wait;
 
-pub use daemon::{Binary, Daemon, Export};
+pub use daemon::Binary;
 pub use error::{Error, Result};
+pub use export::Export;
 pub use host::{Host, block_on, stored};
 pub use network::{Namespace, Network};
+pub use reports::Daemon;
 pub use wait::{wait_for, wait_until};
