@@ -332,7 +332,7 @@ impl World {
         assert_eq!(self.served.connections(), 1, "only the bystander may be connected");
         if self.rounds.is_multiple_of(INPUTS_PER_NEWCOMER) {
             self.served.assert_serves();
-            common::eventually("the newcomer has disconnected", || self.served.connections() == 1);
+            common::wait_until("the newcomer has disconnected", || self.served.connections() == 1);
         }
         self.served.registry.peers.lock().unwrap().clear();
     }

@@ -327,7 +327,7 @@ impl World {
         assert_eq!(self.served.queues(), 2, "only the bystander may have queues");
         if self.rounds.is_multiple_of(INPUTS_PER_NEWCOMER) {
             self.served.assert_serves();
-            common::eventually("the newcomer has disconnected", || self.served.queues() == 2);
+            common::wait_until("the newcomer has disconnected", || self.served.queues() == 2);
         }
     }
 }

@@ -25,6 +25,7 @@ pub mod panics;
 pub mod progress;
 pub mod run;
 pub mod sys;
+pub mod table;
 pub mod view;
 pub mod volumes;
 

@@ -3,21 +3,23 @@
 use aquifer_api::status::{Decision, Event, Held, Lent, Peer, Status, Volume};
 use aquifer_page::Bytes;
 
+use crate::table::table;
+
 /// How many of the latest decisions, and of the latest events, are shown.
 const LATEST: usize = 10;
 
 /// Returns the whole status as text.
 pub fn status(status: &Status) -> String {
     let mut sections = vec![head(status)];
-    let mut add = |heading: &str, rows: Vec<Vec<String>>| {
-        // The first row has the names of the columns.
-        if rows.len() > 1 {
-            sections.push(format!("{heading}\n{}", columns(&rows)));
+    let mut add = |heading: &str, is_any: bool, table: String| {
+        if is_any {
+            let lines: Vec<_> = table.lines().map(|line| format!(" {line}")).collect();
+            sections.push(format!("{heading}\n{}", lines.join("\n")));
         }
     };
-    add("Lent", lent(&status.lent));
-    add("Borrowed", borrowed(&status.borrowed));
-    add("Peers", peers(&status.peers));
+    add("Lent", !status.lent.is_empty(), lent(&status.lent));
+    add("Borrowed", !status.borrowed.is_empty(), borrowed(&status.borrowed));
+    add("Peers", !status.peers.is_empty(), peers(&status.peers));
     if !status.events.is_empty() {
         sections.push(events(&status.events));
     }
@@ -61,7 +63,7 @@ fn whereto(volumes: &[Volume]) -> &'static str {
     }
 }
 
-fn lent(leases: &[Lent]) -> Vec<Vec<String>> {
+fn lent(leases: &[Lent]) -> String {
     let row = |lease: &Lent| {
         vec![
             lease.lease.to_string(),
@@ -79,7 +81,7 @@ fn lent(leases: &[Lent]) -> Vec<Vec<String>> {
     )
 }
 
-fn borrowed(volumes: &[Volume]) -> Vec<Vec<String>> {
+fn borrowed(volumes: &[Volume]) -> String {
     let row = |volume: &Volume| {
         let error = volume
             .last_error
@@ -107,7 +109,7 @@ fn held(lease: &Held) -> String {
     format!("{}: {} of {}{state}", lease.lender, lease.placed, lease.capacity)
 }
 
-fn peers(peers: &[Peer]) -> Vec<Vec<String>> {
+fn peers(peers: &[Peer]) -> String {
     let row = |peer: &Peer| {
         let spare = match (peer.spare, peer.spare_s) {
             (Some(spare), Some(age)) => format!("{spare}, {age:.0}s ago"),
@@ -148,27 +150,6 @@ fn decisions(decisions: &[Decision]) -> String {
 fn clock(since_epoch: f64) -> String {
     let second = since_epoch.max(0.0) as u64 % 86_400;
     format!("{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
-}
-
-fn table<const N: usize>(
-    names: [&str; N],
-    rows: impl Iterator<Item = Vec<String>>,
-) -> Vec<Vec<String>> {
-    std::iter::once(names.map(str::to_owned).to_vec()).chain(rows).collect()
-}
-
-/// Returns the rows as aligned columns.
-fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
-    };
-    let widths: Vec<_> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        format!("  {}", cells.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

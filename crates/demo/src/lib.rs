@@ -11,7 +11,6 @@ mod live;
 mod loader;
 mod machine;
 mod migrate;
-mod netns;
 pub mod picture;
 mod process;
 mod program;
@@ -19,7 +18,6 @@ mod region;
 mod resize;
 mod session;
 mod sharing;
-mod sys;
 mod user;
 mod wait;
 

@@ -1,23 +1,18 @@
 //! The demo's side of a load process, which ends in any case when the demo ends.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::failure::{Failure, Result};
 use aquifer_cli::load::{Event, Plan, Verdict};
+use aquifer_hosts::{Daemon, Error};
+use rustix::process::Signal;
 
 use super::program;
 
 /// A running load; its drop kills it.
 #[derive(Debug)]
-pub struct Loader {
-    child: Child,
-    orders: Option<ChildStdin>,
-    events: Receiver<Event>,
-}
+pub struct Loader(Daemon<Event>);
 
 impl Loader {
     /// Starts a load that holds its memory. `prepare` may put the process into a cgroup or a
@@ -36,29 +31,10 @@ impl Loader {
         if let Some(rate) = plan.rate {
             command.arg("--rate").arg(rate.0.to_string());
         }
-        command.arg("--hold").stdin(Stdio::piped()).stdout(Stdio::piped());
-        Self::spawn(command, prepare)
-    }
-
-    fn spawn(
-        mut command: Command,
-        prepare: impl FnOnce(&mut Command) -> Result<()>,
-    ) -> Result<Self> {
+        command.arg("--hold").stdin(Stdio::piped());
         prepare(&mut command)?;
-        aquifer_cli::sys::signal_with_parent(&mut command, rustix::process::Signal::KILL);
-        let mut child = command.spawn().or_fail(|| "starting a load")?;
-        let orders = child.stdin.take();
-        let (sender, events) = mpsc::channel();
-        if let Some(reports) = child.stdout.take() {
-            // The thread ends with the load, or when the receiver is gone.
-            thread::spawn(move || {
-                let events = BufReader::new(reports).lines().map_while(std::io::Result::ok);
-                let mut events =
-                    events.filter_map(|line| serde_json::from_str::<Event>(&line).ok());
-                events.try_for_each(|event| sender.send(event))
-            });
-        }
-        Ok(Self { child, orders, events })
+        aquifer_cli::sys::signal_with_parent(&mut command, Signal::KILL);
+        Daemon::start(&mut command).map(Self).map_err(died)
     }
 
     /// Waits until all memory is filled; `None` if `deadline` passes first.
@@ -88,14 +64,7 @@ impl Loader {
     /// # Errors
     /// If the load has died.
     pub fn order(&mut self, order: &str) -> Result<()> {
-        let written = self
-            .orders
-            .as_mut()
-            .map(|orders| writeln!(orders, "{order}").and_then(|()| orders.flush()));
-        match written {
-            Some(Ok(())) => Ok(()),
-            _ => Err(self.died()),
-        }
+        self.0.order(order).map_err(died)
     }
 
     /// Lets the load quit, and waits for its end until `deadline`.
@@ -104,61 +73,27 @@ impl Loader {
     /// If the load died before, or does not end in time.
     pub fn quit(mut self, deadline: Instant) -> Result<()> {
         self.order("quit")?;
-        self.orders = None;
+        self.0.close();
         match self.wait(deadline, |_| None::<()>) {
             // The reports ended because the load did.
-            Err(_) if self.child.wait().is_ok_and(|status| status.success()) => Ok(()),
+            Err(_) if self.0.ended_within(DYING).is_some_and(|status| status.success()) => Ok(()),
             Err(failure) => Err(failure),
             Ok(_) => Err(Failure::new("ending a load", "it goes on")),
         }
     }
 
-    /// Waits for an event that `wanted` turns into a value.
     fn wait<T>(
         &mut self,
         deadline: Instant,
         wanted: impl Fn(Event) -> Option<T>,
     ) -> Result<Option<T>> {
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.events.recv_timeout(left) {
-                Ok(event) => {
-                    if let Some(found) = wanted(event) {
-                        return Ok(Some(found));
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.died()),
-            }
-        }
-    }
-
-    /// Returns the reason why there are no more reports.
-    fn died(&mut self) -> Failure {
-        let failure = |why: String| Failure::new("running a load", why);
-        match wait_at_most(&mut self.child, Duration::from_secs(5)) {
-            Some(status) => failure(format!("it ended with {status}")),
-            None => failure("it stopped reporting".to_owned()),
-        }
+        self.0.wait(deadline, wanted).map_err(died)
     }
 }
 
-impl Drop for Loader {
-    fn drop(&mut self) {
-        // The load may have ended already. The wait is needed in any case: a zombie holds its
-        // cgroup.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// How long a load may take to end after its last report.
+const DYING: Duration = Duration::from_secs(60);
 
-fn wait_at_most(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
-    let deadline = Instant::now() + limit;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
-            _ => return None,
-        }
-    }
+fn died(error: Error) -> Failure {
+    Failure::new("running a load", error.why)
 }

@@ -1,25 +1,25 @@
 //! Processes that end with their demo.
 
-use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
-use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_cli::sys;
+use aquifer_hosts::{Binary, Error, Export, Host, Network};
 use aquifer_page::{Bytes, EXTENT_SIZE};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::netns::Namespace;
-use super::program;
-use super::stores;
+use super::wait::Wait;
+use super::{program, stores};
 
 /// How long a process may take to end after SIGTERM.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an agent may take until it answers.
+const STARTING: Duration = Duration::from_secs(20);
 
 /// A process that ends with this one.
 #[derive(Debug)]
@@ -31,9 +31,7 @@ impl Process {
     /// # Errors
     /// If it cannot be started.
     pub fn start(command: &mut Command, what: &str) -> Result<Self> {
-        sys::signal_with_parent(command, Signal::KILL);
-        // A signal from the terminal must reach the demo only, which ends its processes in order.
-        command.process_group(0);
+        end_with_this(command);
         command.spawn().map(Self).or_fail(|| format!("starting {what}"))
     }
 
@@ -49,7 +47,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Sends SIGTERM first: a lender that ends by itself removes its pages.
+    /// Sends SIGTERM first: a service that ends by itself leaves nothing.
     fn drop(&mut self) {
         let asked = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let deadline = Instant::now() + TIMEOUT;
@@ -62,6 +60,13 @@ impl Drop for Process {
     }
 }
 
+/// Makes a process end with this one. A signal from the terminal must reach the demo only, which
+/// ends its processes in order.
+pub(crate) fn end_with_this(command: &mut Command) {
+    sys::signal_with_parent(command, Signal::KILL);
+    command.process_group(0);
+}
+
 /// Returns the socket of the lender of a demo in `dir`.
 pub fn lender_socket(dir: &Path) -> PathBuf {
     dir.join("lender")
@@ -71,82 +76,35 @@ pub fn lender_socket(dir: &Path) -> PathBuf {
 ///
 /// # Errors
 /// If it cannot be started, or ends at once.
-pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
-    let what = "starting a lender";
-    let mut command = Command::new(program::aquifer()?);
-    let room = Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string();
-    command
-        .args(["--json", "serve", "export", "--size", &room, "--nbd"])
-        .arg(format!("unix:{}", lender_socket(dir).display()));
+pub fn lender(dir: &Path, size: Bytes) -> Result<Export> {
+    let mut command = Export::command(&Binary::new(program::aquifer()?), dir);
+    command.arg(Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string());
+    command.arg("--nbd").arg(format!("unix:{}", lender_socket(dir).display()));
     // A killed lender leaves its pages. In this directory the demo's cleanup finds them.
     command.arg("--dir").arg(stores(dir).join("lender"));
-    command.env("AQUIFER_RUN_DIR", dir).stdout(Stdio::piped());
-    let mut lender = Process::start(&mut command, "a lender")?;
-    let mut line = String::new();
-    let output = lender.output().ok_or_else(|| Failure::new(what, "it has no output"))?;
-    BufReader::new(output).read_line(&mut line).or_fail(|| what)?;
-    if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
+    end_with_this(&mut command);
+    Export::start(&mut command).map_err(failure)
 }
 
-/// One of the two hosts of a demo.
-#[derive(Debug)]
-pub struct Site<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// The demo's directory: the cluster's files are in `cluster`, the host's in a directory of its
-    /// name.
-    pub dir: &'a Path,
-    /// Its network.
-    pub namespace: &'a Namespace,
-    /// The name and address of the other host.
-    pub peer: (&'a str, Ipv4Addr),
+/// Admits the hosts `a` and `b` of a demo with files in `dir`; their agents do not run yet.
+///
+/// # Errors
+/// If their files cannot be written.
+pub fn hosts(network: &Network, dir: &Path) -> Result<Vec<Host>> {
+    let aquifer = Binary::new(program::aquifer()?);
+    Host::admit_to(network, &aquifer, dir, &stores(dir)).map_err(failure)
 }
 
-impl Site<'_> {
-    /// Returns the directory of the host's files.
-    pub fn files(&self) -> PathBuf {
-        self.dir.join(self.name)
-    }
+/// Waits until the agent of a host answers.
+///
+/// # Errors
+/// If it ends, or does not answer in time.
+pub(crate) fn wait_until_ready(host: &Host, wait: Wait<'_>) -> Result<()> {
+    let what = format!("starting the agent of host {}", host.name());
+    wait.until(&what, STARTING, || Ok(host.is_ready().map_err(failure)?.then_some(())))
+}
 
-    /// Returns the directory of the pages that the host lends.
-    pub fn store(&self) -> PathBuf {
-        stores(self.dir).join(self.name)
-    }
-
-    /// Returns the command that starts its agent; `sections` is added to the configuration.
-    ///
-    /// # Errors
-    /// If its files cannot be written, or the namespace is gone.
-    pub fn agent(&self, sections: &str) -> Result<Command> {
-        let Self { name, dir, namespace, peer: (peer, peer_address) } = self;
-        let what = || format!("configuring the agent of host {name}");
-        let files = self.files();
-        fs::create_dir_all(&files).or_fail(what)?;
-        let config = format!(
-            r#"host = "{name}"
-listen = "{address}:7070"
-pages = "{address}:7071"
-tls = "{cluster}/{name}/tls"
-socket = "{files}/agent.sock"
-state = "{files}"
-store = "{store}"
-{sections}
-[[peer]]
-name = "{peer}"
-address = "{peer_address}:7070"
-"#,
-            address = namespace.address(),
-            cluster = dir.join("cluster").display(),
-            store = self.store().display(),
-            files = files.display(),
-        );
-        let path = files.join("agent.toml");
-        fs::write(&path, config).or_fail(what)?;
-        let log = File::create(files.join("agent.log")).or_fail(what)?;
-        let mut command = Command::new(program::aquifer()?);
-        command.args(["serve", "agent"]).arg("--config").arg(path).stdin(Stdio::null());
-        command.stdout(log.try_clone().or_fail(what)?).stderr(log);
-        namespace.enter(&mut command)?;
-        Ok(command)
-    }
+/// Returns a failed step with hosts as the failure of a demo.
+pub(crate) fn failure(Error { what, why, help }: Error) -> Failure {
+    Failure { what, why, help: help.map(str::to_owned) }
 }

@@ -4,16 +4,19 @@
 //! Needs root and `qemu-img` on this machine.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use aquifer_hosts::Daemon;
+use aquifer_hosts::daemon::DISK_CACHE;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Shell as _, Spec, wait_until};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Here, TIMEOUT, aquifer, step};
+use crate::support::{Here, TIMEOUT, binary, step};
 
 /// Size of the disk that the guest copies.
 const DISK_SIZE: Bytes = Bytes::mib(32);
@@ -74,12 +77,10 @@ fn a_guest_waits_for_its_disk_cache_and_finds_its_writes() -> Result<()> {
             wait_until("the guest writes", TIMEOUT, || {
                 Ok(written(&host.done(&["group", "show", "blue", "--groups", groups])?["cache"]))
             })?;
-            cache.kill()?;
-            cache.wait()?;
+            cache.end(Signal::KILL)?;
             cache = start_cache(&host, groups, &borrows)?;
         }
-        lending.kill()?;
-        lending.wait()?;
+        lending.end(Signal::KILL)?;
         lending = start_lender(other.path(), groups, &at)?.0;
         copy.wait_for("copied", TIMEOUT)?;
         let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
@@ -110,36 +111,26 @@ fn a_guest_waits_for_its_disk_cache_and_finds_its_writes() -> Result<()> {
     Ok(())
 }
 
-fn start_cache(host: &Here, groups: &str, lender: &str) -> Result<Child> {
+fn start_cache(host: &Here, groups: &str, lender: &str) -> Result<Daemon> {
     let words = ["--groups", groups, "--size", "16M", "--lender", lender];
     Ok(start(host.dir.path(), &words)?.0)
 }
 
 /// Starts a cache as on another host; returns it, and the address at which it lends.
-fn start_lender(run_dir: &Path, groups: &str, address: &str) -> Result<(Child, String)> {
+fn start_lender(run_dir: &Path, groups: &str, address: &str) -> Result<(Daemon, String)> {
     let words = ["--groups", groups, "--size", "64M", "--lend", address];
     let (child, status) = start(run_dir, &words)?;
     Ok((child, status["lends"][0].as_str().context("the cache does not lend")?.to_owned()))
 }
 
-fn start(run_dir: &Path, words: &[&str]) -> Result<(Child, Value)> {
-    let mut child = Command::new(aquifer())
-        .args(["--json", "serve", "disk-cache", "blue"])
-        .args(words)
-        .env("AQUIFER_RUN_DIR", run_dir)
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().context("the cache has no output")?)
-        .read_line(&mut line)?;
-    Ok((child, serde_json::from_str(&line).context("the cache did not print its status")?))
+fn start(run_dir: &Path, words: &[&str]) -> Result<(Daemon, Value)> {
+    let mut command = binary().json(run_dir, DISK_CACHE);
+    let mut cache = Daemon::start(command.arg("blue").args(words))?;
+    let status = cache.report()?;
+    Ok((cache, status))
 }
 
-fn kill_softly(cache: &mut Child) -> Result<()> {
-    rustix::process::kill_process(
-        rustix::process::Pid::from_child(cache),
-        rustix::process::Signal::TERM,
-    )?;
-    ensure!(cache.wait()?.success(), "the cache did not end with success");
+fn kill_softly(cache: &mut Daemon) -> Result<()> {
+    ensure!(cache.end(Signal::TERM)?.success(), "the cache did not end with success");
     Ok(())
 }

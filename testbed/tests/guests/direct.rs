@@ -2,12 +2,15 @@
 //! of Aquifer on the way.
 
 use anyhow::{Context as _, Result};
+use aquifer_hosts::daemon::EXPORT;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Kernel, Process, Shell as _, Spec, Testbed, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Aquifer as _, Load, SOFT_ROCE, TIMEOUT, aquifer, example, step, tool};
+use crate::support::{
+    Aquifer as _, Load, SOFT_ROCE, TIMEOUT, aquifer, daemon, example, step, tool,
+};
 
 const SMALL_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a";
 const OTHER_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000b";
@@ -78,11 +81,9 @@ struct Export<'a> {
 impl<'a> Export<'a> {
     fn start(host: &'a Host, more: &str) -> Result<Self> {
         let address = host.address();
-        let export = format!(
-            "exec aquifer serve export --size 256M --json --kernel --nvme {address}:4420 \
-             --allow-host {SMALL_NQN} {more}"
-        );
-        let process = host.spawn(&export)?;
+        let words =
+            format!("256M --json --kernel --nvme {address}:4420 --allow-host {SMALL_NQN} {more}");
+        let process = host.spawn(&daemon(EXPORT, &words))?;
         let ready = serde_json::from_str(&process.wait_for("uris", TIMEOUT)?)?;
         Ok(Self { host, process, ready })
     }

@@ -4,11 +4,12 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use aquifer_hosts::daemon::EXPORT;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Kernel, Shell as _, Spec, Testbed, quoted};
 use serde_json::Value;
 
-use crate::support::{TIMEOUT, aquifer, step, tool};
+use crate::support::{TIMEOUT, aquifer, daemon, step, tool};
 
 /// Modules that the host can load; none is loaded at first.
 const MODULES: [&str; 9] = [
@@ -48,9 +49,8 @@ fn check_doctor(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
         .file(tool("setpriv"), "/bin/setpriv")])?;
     let host = &hosts.hosts()[0];
     install(host, kernel, modules)?;
-    let export = host.spawn(
-        "exec aquifer serve export --size 128M --nbd unix:/run/export.sock --dir /run/export",
-    )?;
+    let export =
+        host.spawn(&daemon(EXPORT, "128M --nbd unix:/run/export.sock --dir /run/export"))?;
     export.wait_for("exporting", TIMEOUT)?;
 
     step("nothing is loaded");

@@ -3,17 +3,14 @@
 //!
 //! Needs root on this machine.
 
-use std::fs;
-use std::io::{BufRead as _, BufReader, Lines};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Instant;
-
 use anyhow::{Context as _, Result, ensure};
+use aquifer_hosts::Daemon;
+use aquifer_hosts::daemon::SCANNER;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Guest, Kernel, Shell as _, Spec};
+use aquifer_testbed::{Guest, Shell as _, Spec};
 use serde_json::Value;
 
-use crate::support::{Here, Load, TIMEOUT, aquifer, example, step};
+use crate::support::{Here, Load, TIMEOUT, binary, demo, example, step};
 
 /// Memory that every guest fills with the same content.
 const LOAD_SIZE: Bytes = Bytes::mib(48);
@@ -52,15 +49,17 @@ fn guests_of_a_group_keep_equal_pages_once_while_engines_die() -> Result<()> {
         guests.iter().map(of).sum()
     };
     let before = host_bytes("resident")?;
-    let mut red = Scanner::start(&host, "red", groups)?;
-    let mut blue = Scanner::start(&host, "blue", groups)?;
+    let mut red = scan(&host, "red", groups)?;
+    let mut blue = scan(&host, "blue", groups)?;
     // Each guest rewrote two thousand random pages, which may differ.
     let most = LOAD_SIZE.0 - 4096 * 4000;
-    let shared = blue
-        .until("equal pages are kept once", |report| report["saved_bytes"].as_u64() > Some(most))?;
+    let shared = blue.until("equal pages are kept once", TIMEOUT, |report| {
+        report["saved_bytes"].as_u64() > Some(most)
+    })?;
     step(&format!("blue: {shared}"));
-    let alone =
-        red.until("the scanner makes two passes", |report| report["passes"].as_u64() >= Some(2))?;
+    let alone = red.until("the scanner makes two passes", TIMEOUT, |report| {
+        report["passes"].as_u64() >= Some(2)
+    })?;
     step(&format!("red: {alone}"));
     // A guest has some equal pages itself. The guest shares none with the other group, although all
     // pages are equal.
@@ -84,7 +83,7 @@ fn guests_of_a_group_keep_equal_pages_once_while_engines_die() -> Result<()> {
             step(&format!("{name} has correct memory in round {round}"));
         }
     }
-    let end = blue.until("the equal pages are shared again", |report| {
+    let end = blue.until("the equal pages are shared again", TIMEOUT, |report| {
         report["saved_bytes"].as_u64() > Some(most / 4)
             && report["passes"].as_u64() > shared["passes"].as_u64()
     })?;
@@ -106,15 +105,7 @@ fn the_demo_gives_savings_to_the_needy_guest_and_cleans_up() -> Result<()> {
         eprintln!("skipped: needs root");
         return Ok(());
     }
-    let dir = tempfile::tempdir()?;
-    let picture = dir.path().join("groups.png");
-    let mut demo = Command::new(aquifer());
-    demo.args(["--json", "demo", "groups", "--accel", "tcg", "--kernel"])
-        .arg(Kernel::V6_12.prepare()?.vmlinux());
-    let output = demo.arg("--picture").arg(&picture).env("AQUIFER_RUN_DIR", dir.path()).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let summary: Value = serde_json::from_slice(&output.stdout)?;
-    step(&format!("the demo: {summary}"));
+    let summary = demo("groups")?;
     ensure!(summary["cross_group_merges"] == 0 && summary["guest_errors"] == 0, "{summary}");
     let number =
         |of: &Value| of.as_u64().with_context(|| format!("a number is missing in {summary}"));
@@ -141,53 +132,12 @@ fn the_demo_gives_savings_to_the_needy_guest_and_cleans_up() -> Result<()> {
         number(&need["swapped_bytes_per_s"])? > 0 && need["swapped_bytes_per_s_after"] == 0,
         "{summary}"
     );
-    ensure!(fs::read(&picture)?.starts_with(b"\x89PNG"));
-    fs::remove_file(&picture)?;
-    ensure!(
-        fs::read_dir(dir.path())?.count() == 0,
-        "the demo left files in {}",
-        dir.path().display()
-    );
     Ok(())
 }
 
-/// A group's scanner with its reports. Dropping the handle ends the scanner.
-struct Scanner {
-    child: Child,
-    reports: Lines<BufReader<ChildStdout>>,
-}
-
-impl Scanner {
-    fn start(host: &Here, group: &str, groups: &str) -> Result<Self> {
-        let mut child = Command::new(aquifer())
-            .args([
-                "--json", "serve", "dedup", group, "--groups", groups, "--scan", "100", "--report",
-                "1s",
-            ])
-            .env("AQUIFER_RUN_DIR", host.dir.path())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let output = child.stdout.take().context("the scanner has no output")?;
-        let reports = BufReader::new(output).lines();
-        Ok(Self { child, reports })
-    }
-
-    fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let line = self.reports.next().context("the scanner has ended")??;
-            let report: Value = serde_json::from_str(&line)?;
-            if is(&report) {
-                return Ok(report);
-            }
-            ensure!(Instant::now() < deadline, "timed out waiting for: {what}: {report}");
-        }
-    }
-}
-
-impl Drop for Scanner {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts a group's scanner; its drop ends it.
+fn scan(host: &Here, group: &str, groups: &str) -> Result<Daemon> {
+    let mut command = binary().json(host.dir.path(), SCANNER);
+    let words = [group, "--groups", groups, "--scan", "100", "--report", "1s"];
+    Ok(Daemon::start(command.args(words))?)
 }

@@ -3,10 +3,11 @@
 //! path must itself find memory when there is none.
 
 use anyhow::{Context as _, Result, ensure};
+use aquifer_hosts::daemon::EXPORT;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_testbed::{Host, Kernel, Shell as _, wait_until};
 
-use crate::support::{Aquifer as _, Load, TIMEOUT, member, with_admitted};
+use crate::support::{Aquifer as _, Load, TIMEOUT, daemon, member, with_admitted};
 
 #[test]
 fn kernel_6_1_swaps_over_nbd_until_all_is_verified() -> Result<()> {
@@ -34,10 +35,10 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     }
     with_admitted([small, member("lender").memory(Bytes::mib(768))], |hosts| {
         let (small, lender) = (&hosts["small"], &hosts["lender"]);
-        lender.spawn(
-            "aquifer serve export --size 1G --tls /etc/aquifer/tls --nbd 10.77.0.2:7071 \
-             --dir /dev/shm/aquifer/lender",
-        )?;
+        lender.spawn(&daemon(
+            EXPORT,
+            "1G --tls /etc/aquifer/tls --nbd 10.77.0.2:7071 --dir /dev/shm/aquifer/lender",
+        ))?;
         wait_until("the lender listens", TIMEOUT, || {
             Ok(lender.run("netstat -ltn | grep :7071")?.success())
         })?;

@@ -7,12 +7,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use aquifer_hosts::daemon::VM_BALANCER;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Guest, Shell as _, Spec, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::{Here, Load, TIMEOUT, aquifer, example, step};
+use crate::support::{Here, Load, TIMEOUT, aquifer, binary, example, step};
 
 const BOOT_MEMORY: Bytes = Bytes::mib(256);
 const MAX_MEMORY: Bytes = Bytes::mib(1024);
@@ -373,10 +374,8 @@ fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
     let host = new_host()?;
     host.done(&["vm", "budget", "--memory", "1152M"])?;
     let guests = [start(&host, "one", &[])?, start(&host, "two", &[])?];
-    let mut balance = Command::new(aquifer())
-        .args(["serve", "vm-balancer", "--surplus-periods", "2"])
-        .env("AQUIFER_RUN_DIR", host.dir.path())
-        .spawn()?;
+    let mut balance = binary().command(host.dir.path());
+    let mut balance = balance.args(VM_BALANCER).args(["--surplus-periods", "2"]).spawn()?;
     let balanced = (|| {
         for guest in [0, 1, 0] {
             let name = ["one", "two"][guest];

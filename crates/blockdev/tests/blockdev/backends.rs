@@ -14,9 +14,9 @@ use aquifer_blockdev::backend::{self, Attached, Backend, Options};
 use aquifer_blockdev::{BackendKind, DeviceError, Disk};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
+use crate::common::Random;
 use crate::common::aligned::Aligned;
 use crate::common::ram_disk::{FailingDisk, RamDisk};
-use crate::common::random::Random;
 use crate::common::sys::discard;
 
 /// Returns the backends that work here.
@@ -204,7 +204,7 @@ fn nothing_is_left_of_a_device_that_was_dropped() {
         let path = device.path().to_owned();
         assert!(is_up(&path));
         drop(device);
-        crate::common::wait_for("the end of the device", crate::common::SOON, || !is_up(&path));
+        crate::common::wait_until("the end of the device", || !is_up(&path));
     }
     let after = mounts();
     assert!(after.is_subset(&before), "{after:?}");

@@ -14,10 +14,10 @@ use aquifer_volume::{Encryption, EncryptionKey, EncryptionMode, LeaseTarget, Pro
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
+use crate::common::Random;
 use crate::common::aligned::Aligned;
 use crate::common::example::example;
 use crate::common::lender::OurLender;
-use crate::common::random::Random;
 
 const EXTENTS: u64 = 2;
 

@@ -166,9 +166,7 @@ fn memory_of_a_killed_process_leaves_swap_and_volume() {
     let stored = device.disk.stored();
     drop(load);
     drop(group);
-    crate::common::wait_for("the discard of freed pages", crate::common::SOON, || {
-        device.disk.stored() < stored / 4
-    });
+    crate::common::wait_until("the discard of freed pages", || device.disk.stored() < stored / 4);
 
     swap::off(&device.path(), |_| ()).unwrap();
     device.device.detach().unwrap();

@@ -24,6 +24,7 @@ use super::{Common, misuse};
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
+use crate::table::table;
 
 /// Manage tenants whose VMs and regions share equal pages
 ///
@@ -285,12 +286,9 @@ fn text(shown: &Shown) -> String {
 }
 
 fn listed(groups: &[Shown]) -> String {
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["GROUP", "ENCRYPTION", "KEY", "REGIONS"]);
-    for Shown { key_id, regions, agreement: Agreement { name, encryption, .. }, .. } in groups {
+    let row = |Shown { key_id, regions, agreement: Agreement { name, encryption, .. }, .. }: &_| {
         let encryption = format!("{encryption:?}").to_lowercase();
-        table.add_row([name.to_string(), encryption, key_id.clone(), regions.len().to_string()]);
-    }
-    table.to_string()
+        [name.to_string(), encryption, key_id.clone(), regions.len().to_string()]
+    };
+    table(["GROUP", "ENCRYPTION", "KEY", "REGIONS"], groups.iter().map(row))
 }

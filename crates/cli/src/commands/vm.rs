@@ -32,6 +32,7 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
+use crate::table::table;
 
 /// Manage VMs with elastic memory, local or in the pool
 ///
@@ -318,16 +319,16 @@ fn listed(all: &[VmStatus]) -> String {
     if all.is_empty() {
         return "no VMs: 'aquifer vm start' starts one".to_owned();
     }
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["NAME", "STATE", "MEMORY", "HERE", "CACHE", "RESIDENT", "REMOTE", "ZERO"]);
-    for vm in all {
+    let row = |vm: &VmStatus| {
         let memory = vm.share.as_ref().map_or(Bytes::ZERO, Share::memory);
         let mut row = vec![vm.name.to_string(), state(vm), memory.to_string(), vm.host.to_string()];
         row.extend(region::cells(vm.region.as_ref().map(|region| region.usage)));
-        table.add_row(row);
-    }
-    table.to_string()
+        row
+    };
+    table(
+        ["NAME", "STATE", "MEMORY", "HERE", "CACHE", "RESIDENT", "REMOTE", "ZERO"],
+        all.iter().map(row),
+    )
 }
 
 fn text(files: &Files, status: &VmStatus) -> String {

@@ -4,9 +4,11 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
-use crate::common::{aquifer, stderr, stdout};
+use aquifer_hosts::daemon::AGENT;
 use serde_json::Value;
 use toml::Table;
+
+use crate::common::{aquifer, init_two, stderr, stdout};
 
 /// Hosts `a` and `b` of a cluster; the tests check `a`.
 struct Host {
@@ -17,22 +19,7 @@ struct Host {
 impl Host {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut init = aquifer(dir.path());
-        init.args([
-            "cluster",
-            "init",
-            "--host",
-            "a",
-            "--address",
-            "127.0.0.1",
-            "--host",
-            "b",
-            "--address",
-            "127.0.0.2",
-            "--dir",
-        ]);
-        let made = init.arg(dir.path()).output().unwrap();
-        assert!(made.status.success(), "{}", stderr(&made));
+        init_two(dir.path());
         let mut config: Table =
             fs::read_to_string(dir.path().join("a/agent.toml")).unwrap().parse().unwrap();
         let mut set = |key: &str, value: &str| _ = config.insert(key.to_owned(), value.into());
@@ -65,12 +52,8 @@ impl Host {
         let file = self.path("agent.toml");
         fs::write(&file, self.config.to_string()).unwrap();
         let mut check = aquifer(self.dir.path());
-        let output = check
-            .args(["serve", "agent", "--check", "--config"])
-            .arg(file)
-            .args(more)
-            .output()
-            .unwrap();
+        let output =
+            check.args(AGENT).args(["--check", "--config"]).arg(file).args(more).output().unwrap();
         (output.status.code(), stdout(&output) + &stderr(&output))
     }
 

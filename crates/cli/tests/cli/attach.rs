@@ -10,7 +10,10 @@ use aquifer_cli::cgroup::Hierarchy;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::{Export, aquifer, eventually, lacks_cgroups, lacks_devices, stderr, stdout};
+use crate::common::{
+    Export, aquifer, done, init_two, lacks_cgroups, lacks_devices, serve, stderr, stdout,
+    wait_until,
+};
 
 /// A run directory; its drop detaches all volumes in it.
 struct Dir(tempfile::TempDir);
@@ -31,10 +34,7 @@ impl Dir {
 
     /// Runs `aquifer volume attach`, which must succeed.
     fn attach(&self, words: &[&str]) -> Value {
-        let output =
-            aquifer(self.path()).args(["volume", "attach", "--json"]).args(words).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        serde_json::from_str(&stdout(&output)).unwrap()
+        done(self.path(), &[&["volume", "attach"], words].concat())
     }
 
     /// Returns the files of volumes that are left.
@@ -72,7 +72,7 @@ fn a_device_returns_its_data_and_detaching_frees_it() {
     }
     // Dropped in reverse order: volumes before their exports.
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["130M"]);
+    let export = serve(served.path(), &["130M"]);
     let dir = Dir::new();
     let attached = dir.attach(&[export.uri()]);
     assert_eq!(attached["capacity"], 128 << 20, "the capacity must be whole extents");
@@ -120,7 +120,7 @@ fn a_host_with_the_secret_uses_a_namespace_like_an_export() {
     fs::write(&secret, format!("{SECRET}\n{SECRET}\n")).unwrap();
     let secret = secret.to_str().unwrap();
     let words = ["130M", "--nvme", "127.0.0.1:0", "--allow-host", HOST, "--dhchap-secret", secret];
-    let export = Export::start(served.path(), &words);
+    let export = serve(served.path(), &words);
     let (address, nqn) = (&export.ready["nvme"]["addresses"][0], &export.ready["nvme"]["nqn"]);
     let uri = format!("nvme+tcp://{}/{}", address.as_str().unwrap(), nqn.as_str().unwrap());
     let dir = Dir::new();
@@ -157,7 +157,7 @@ fn swap_goes_on_and_off_with_it() {
         return;
     }
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["64M"]);
+    let export = serve(served.path(), &["64M"]);
     let dir = Dir::new();
     // The lowest priority, so that no other test of this machine swaps to it first.
     let attached = dir.attach(&[export.uri(), "--swap", "--priority", "0"]);
@@ -174,10 +174,10 @@ fn an_export_serves_one_volume_only() {
         return;
     }
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["64M"]);
+    let export = serve(served.path(), &["64M"]);
     serves_one_volume_only(export.uri());
     drop(export);
-    let export = Export::start(served.path(), &["64M", "--nvme", "127.0.0.1:0"]);
+    let export = serve(served.path(), &["64M", "--nvme", "127.0.0.1:0"]);
     serves_one_volume_only(export.ready["nvme"]["uris"][0].as_str().unwrap());
 }
 
@@ -214,15 +214,15 @@ fn leftovers_of_a_killed_volume_are_removed() {
         return;
     }
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["64M"]);
+    let export = serve(served.path(), &["64M"]);
     let dir = Dir::new();
     let attached = dir.attach(&[export.uri()]);
     let pid = Pid::from_raw(attached["pid"].as_i64().unwrap().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
-    eventually("the killed volume is detached", || {
+    wait_until("the killed volume is detached", || {
         dir.aquifer(&["volume", "detach", device(&attached)]).status.success()
     });
-    eventually("the killed volume's files are gone", || {
+    wait_until("the killed volume's files are gone", || {
         dir.volumes().iter().all(|path| path.extension().unwrap() == "log")
     });
     dir.attach(&[export.uri()]);
@@ -235,25 +235,10 @@ fn tls_admits_the_cluster_and_nobody_else() {
     }
     let served = tempfile::tempdir().unwrap();
     for cluster in ["cluster", "other"] {
-        let mut init = aquifer(served.path());
-        init.args([
-            "cluster",
-            "init",
-            "--host",
-            "a",
-            "--address",
-            "127.0.0.1",
-            "--host",
-            "b",
-            "--address",
-            "127.0.0.2",
-            "--dir",
-        ]);
-        assert!(init.arg(served.path().join(cluster)).output().unwrap().status.success());
+        init_two(&served.path().join(cluster));
     }
     let tls = |host: &str| served.path().join(host).join("tls").to_str().unwrap().to_owned();
-    let export =
-        Export::start(served.path(), &["64M", "--nbd", "127.0.0.1:0", "--tls", &tls("cluster/a")]);
+    let export = serve(served.path(), &["64M", "--nbd", "127.0.0.1:0", "--tls", &tls("cluster/a")]);
     let dir = Dir::new();
     for (identity, lender, why) in [
         ("other/b", "a", "using nbds://"),
@@ -283,7 +268,7 @@ fn a_failed_attach_or_detach_names_its_cause() {
         return;
     }
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["63M"]);
+    let export = serve(served.path(), &["63M"]);
     let dir = Dir::new();
     for (words, why) in [
         (&["volume", "attach", export.uri()] as &[&str], "63MiB is less than one extent"),
@@ -310,7 +295,7 @@ fn a_command_runs_with_two_thirds_of_its_memory_at_the_lender() {
         return;
     }
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["128M"]);
+    let export = serve(served.path(), &["128M"]);
     let dir = Dir::new();
     let load = [env!("CARGO_BIN_EXE_aquifer"), "load", "--bytes", "72M"];
     let mut run = aquifer(dir.path());
@@ -329,7 +314,7 @@ fn a_killed_runs_swap_is_taken_away_by_the_next_run() {
         return;
     }
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["64M"]);
+    let export = serve(served.path(), &["64M"]);
     let dir = Dir::new();
     let mut run = aquifer(dir.path());
     run.args([

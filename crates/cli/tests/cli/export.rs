@@ -2,14 +2,23 @@
 //! behind.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{chown, symlink};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
+use aquifer_hosts::daemon::EXPORT;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{Export, aquifer, eventually, stderr, stdout};
+use crate::common::{aquifer, init_two, serve, stderr, stdout, wait_until};
+
+/// Returns the command of an export that is to be refused, or that a test starts by itself.
+fn export(run_dir: &Path, words: &[&str]) -> Command {
+    let mut export = aquifer(run_dir);
+    export.args(EXPORT).args(words);
+    export
+}
 
 /// Returns whether a program is not installed here.
 fn lacks_program(program: &str) -> bool {
@@ -26,7 +35,7 @@ fn a_real_client_finds_the_device_it_was_promised() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let export = Export::start(dir.path(), &["100M"]);
+    let export = serve(dir.path(), &["100M"]);
     assert_eq!(export.ready["capacity"], 100 << 20);
     let output = Command::new("nbdinfo").args(["--size", export.uri()]).output().unwrap();
     assert_eq!(stdout(&output).trim(), (100 << 20).to_string(), "{}", stderr(&output));
@@ -39,10 +48,8 @@ fn several_addresses_and_a_name_lead_to_the_same_device() {
     }
     let dir = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", dir.path().join("a.sock").display());
-    let export = Export::start(
-        dir.path(),
-        &["1M", "--nbd", &socket, "--nbd", "127.0.0.1:0", "--name", "disk"],
-    );
+    let export =
+        serve(dir.path(), &["1M", "--nbd", &socket, "--nbd", "127.0.0.1:0", "--name", "disk"]);
     let uris: Vec<_> =
         export.ready["uris"].as_array().unwrap().iter().map(|uri| uri.as_str().unwrap()).collect();
     assert_eq!(uris.len(), 2);
@@ -57,7 +64,7 @@ fn nvme_hosts_are_told_where_and_as_what() {
     let dir = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", dir.path().join("n.sock").display());
     let host = "nqn.2014-08.org.example:host";
-    let export = Export::start(
+    let export = serve(
         dir.path(),
         &["1M", "--nvme", &socket, "--nvme", "127.0.0.1:0", "--allow-host", host],
     );
@@ -78,44 +85,29 @@ fn nvme_hosts_are_told_where_and_as_what() {
 #[test]
 fn nvme_serves_this_host_only_or_hosts_with_the_secret() {
     let dir = tempfile::tempdir().unwrap();
-    let output = aquifer(dir.path())
-        .args(["serve", "export", "--size", "1M", "--nvme", "0.0.0.0:4420"])
-        .output()
-        .unwrap();
+    let output = export(dir.path(), &["1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("other host could reach it"), "{}", stderr(&output));
-    let output = aquifer(dir.path())
-        .args(["serve", "export", "--size", "1M", "--allow-host", "x"])
-        .output()
-        .unwrap();
+    let output = export(dir.path(), &["1M", "--allow-host", "x"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let file = dir.path().join("secret");
-    let with_secret = [
-        "serve",
-        "export",
-        "--size",
-        "1M",
-        "--nvme",
-        "0.0.0.0:0",
-        "--dhchap-secret",
-        file.to_str().unwrap(),
-    ];
+    let with_secret = ["1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
     for (content, why) in [("", "the file is empty"), ("DHHC-1:00:AAAA:", "too short")] {
         fs::write(&file, content).unwrap();
-        let output = aquifer(dir.path()).args(with_secret).output().unwrap();
+        let output = export(dir.path(), &with_secret).output().unwrap();
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
     fs::write(&file, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
-    Export::start(dir.path(), &with_secret[3..]);
+    serve(dir.path(), &with_secret);
 }
 
 #[test]
 fn nothing_outlives_it() {
     let dir = tempfile::tempdir().unwrap();
     for signal in [Signal::TERM, Signal::INT] {
-        let mut export = Export::start(dir.path(), &["64M"]);
+        let mut export = serve(dir.path(), &["64M"]);
         assert!(export.pages().exists());
-        assert_eq!(export.end(signal), Some(0));
+        assert_eq!(export.end(signal).unwrap(), Some(0));
         assert!(!export.pages().exists() && !dir.path().join("export.sock").exists());
     }
 }
@@ -123,20 +115,17 @@ fn nothing_outlives_it() {
 #[test]
 fn the_next_export_removes_the_leftovers_of_a_killed_one() {
     let dir = tempfile::tempdir().unwrap();
-    let mut killed = Export::start(dir.path(), &["64M"]);
-    killed.end(Signal::KILL);
+    let mut killed = serve(dir.path(), &["64M"]);
+    killed.end(Signal::KILL).unwrap();
     assert!(killed.pages().exists());
-    let next = Export::start(dir.path(), &["64M"]);
+    let next = serve(dir.path(), &["64M"]);
     assert!(!killed.pages().exists() && next.pages().exists());
 }
 
 #[test]
 fn strangers_on_the_network_get_nothing_without_tls() {
     let dir = tempfile::tempdir().unwrap();
-    let output = aquifer(dir.path())
-        .args(["serve", "export", "--size", "1M", "--nbd", "0.0.0.0:0"])
-        .output()
-        .unwrap();
+    let output = export(dir.path(), &["1M", "--nbd", "0.0.0.0:0"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("help: give --tls DIR"), "{}", stderr(&output));
 }
@@ -148,12 +137,9 @@ fn with_tls_a_client_without_a_certificate_gets_nothing() {
     }
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
-    let mut init = aquifer(dir.path());
-    init.args(["cluster", "init", "--host", "a", "--address", "127.0.0.1", "--dir"]).arg(&cluster);
-    assert!(init.output().unwrap().status.success());
+    init_two(&cluster);
     let tls = cluster.join("a/tls");
-    let export =
-        Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0", "--tls", tls.to_str().unwrap()]);
+    let export = serve(dir.path(), &["1M", "--nbd", "127.0.0.1:0", "--tls", tls.to_str().unwrap()]);
     assert!(export.uri().starts_with("nbds://127.0.0.1:"), "{}", export.uri());
     let plain = export.uri().replacen("nbds", "nbd", 1);
     assert!(!Command::new("nbdinfo").arg(plain).output().unwrap().status.success());
@@ -162,15 +148,12 @@ fn with_tls_a_client_without_a_certificate_gets_nothing() {
 #[test]
 fn an_address_that_is_taken_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let first = Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0"]);
+    let first = serve(dir.path(), &["1M", "--nbd", "127.0.0.1:0"]);
     let address = first.uri().trim_start_matches("nbd://").trim_end_matches('/');
-    let output = aquifer(dir.path())
-        .args(["serve", "export", "--size", "1M", "--nbd", address])
-        .output()
-        .unwrap();
+    let output = export(dir.path(), &["1M", "--nbd", address]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains(address), "{}", stderr(&output));
-    eventually("the refused export has removed its memory", || {
+    wait_until("the refused export has removed its memory", || {
         fs::read_dir(dir.path().join("exports")).unwrap().count() == 1
     });
 }
@@ -178,11 +161,9 @@ fn an_address_that_is_taken_is_named() {
 #[test]
 fn it_says_nothing_more_after_it_is_ready() {
     let dir = tempfile::tempdir().unwrap();
-    let mut export = Export::start(dir.path(), &["1M"]);
-    assert_eq!(export.end(Signal::TERM), Some(0));
-    let mut rest = String::new();
-    export.child.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "");
+    let mut export = serve(dir.path(), &["1M"]);
+    assert_eq!(export.end(Signal::TERM).unwrap(), Some(0));
+    assert!(export.daemon.report().unwrap_err().why.contains("it ended with"));
 }
 
 /// A user id that is neither root's nor this user's.
@@ -199,11 +180,7 @@ fn an_export_refuses_a_directory_of_another_user() {
     fs::write(&precious, "not the store's").unwrap();
     symlink(&precious, pages.path().join("lock")).unwrap();
     chown(pages.path(), Some(OTHER_UID), None).unwrap();
-    let output = aquifer(dir.path())
-        .args(["serve", "export", "--size", "1M", "--dir"])
-        .arg(pages.path())
-        .output()
-        .unwrap();
+    let output = export(dir.path(), &["1M", "--dir"]).arg(pages.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let named = format!("{} belongs to user {OTHER_UID}", pages.path().display());
     assert!(stderr(&output).contains(&named), "{}", stderr(&output));
@@ -220,8 +197,8 @@ fn a_users_export_keeps_its_pages_in_the_runtime_directory() {
         chown(own.path(), Some(OTHER_UID), None).unwrap();
     }
     let export = || {
-        let mut export = aquifer(dir.path());
-        export.args(["serve", "export", "--json", "--size", "1M"]).env_remove("XDG_RUNTIME_DIR");
+        let mut export = export(dir.path(), &["1M", "--json"]);
+        export.env_remove("XDG_RUNTIME_DIR");
         export.uid(OTHER_UID);
         export
     };

@@ -2,20 +2,21 @@
 //! QEMU's tools, and `aquifer serve reprovision`.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_disk_cache as cache;
+use aquifer_hosts::Daemon;
+use aquifer_hosts::daemon::{DISK_CACHE, GROUP_BALANCER};
 use aquifer_nbd::client::{Connection, Target};
 use aquifer_page::Bytes;
 use aquifer_transport::Address;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::common::{aquifer, eventually, stderr, stdout};
+use crate::common::{aquifer, binary, stderr, stdout, wait_until};
 
 fn is_root() -> bool {
     let is = rustix::process::geteuid().is_root();
@@ -44,6 +45,13 @@ impl Host {
         command
     }
 
+    /// Returns the command of the group's cache.
+    fn cache(&self) -> Command {
+        let mut command = self.aquifer();
+        command.args(DISK_CACHE).arg("blue");
+        command
+    }
+
     fn socket(&self) -> PathBuf {
         self.dir.path().join("run/regions/@blue/cache.nbd")
     }
@@ -67,7 +75,7 @@ impl Host {
 }
 
 /// A running cache; its drop ends it.
-struct Cache(Child);
+struct Cache(Daemon);
 
 impl Cache {
     fn start(host: &Host) -> Self {
@@ -78,23 +86,20 @@ impl Cache {
 
     /// Starts a cache; returns it with its first status.
     fn start_with(host: &Host, words: &[&str]) -> (Self, Value) {
-        let mut child = host.aquifer();
-        child.args(["--json", "serve", "disk-cache", "blue"]).args(words).stdout(Stdio::piped());
-        let mut cache = Self(child.spawn().unwrap());
-        let mut line = String::new();
-        BufReader::new(cache.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        (cache, serde_json::from_str(&line).unwrap())
+        let mut command = host.cache();
+        let mut cache = Self(Daemon::start(command.arg("--json").args(words)).unwrap());
+        let status = cache.0.report().unwrap();
+        (cache, status)
     }
 
     fn signal(&mut self, signal: Signal) -> Option<i32> {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-        self.0.wait().unwrap().code()
+        self.0.end(signal).unwrap().code()
     }
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        if self.0.try_wait().unwrap().is_none() {
+        if self.0.ended_within(Duration::ZERO).is_none() {
             self.signal(Signal::TERM);
         }
     }
@@ -112,7 +117,7 @@ fn written_data_is_there_after_a_cache_is_killed_and_restarted() {
     let mut read = vec![0; expected.len()];
     for round in 2..6_u8 {
         let mut cache = Cache::start(&host);
-        let second = host.aquifer().args(["serve", "disk-cache", "blue"]).output().unwrap();
+        let second = host.cache().output().unwrap();
         assert!(
             !second.status.success() && stderr(&second).contains("already"),
             "{}",
@@ -186,7 +191,7 @@ fn qemu_has_a_disk_by_the_cache_or_without_it_and_never_both() {
     let both = qemu_io(&export, &["read 0 512"]);
     assert!(stderr(&both).contains("open for writing"), "{both:?}");
     drop(client);
-    eventually("QEMU can open the disk", || {
+    wait_until("QEMU can open the disk", || {
         qemu_io(disk.to_str().unwrap(), &["read 0 512"]).status.success()
     });
 }
@@ -200,12 +205,8 @@ fn a_cache_borrows_from_a_cache_that_is_killed_and_restarted() {
     let agreement = "groups/blue.toml";
     fs::copy(there.dir.path().join(agreement), here.dir.path().join(agreement)).unwrap();
     let cluster = here.dir.path().join("cluster");
-    let mut init = here.aquifer();
-    init.args(["cluster", "init", "--dir"]).arg(&cluster);
-    for (host, address) in [("here", "127.0.0.1"), ("there", "127.0.0.2")] {
-        init.args(["--host", host, "--address", address]);
-    }
-    assert!(init.output().unwrap().status.success());
+    let members = [("here", [127, 0, 0, 1].into()), ("there", [127, 0, 0, 2].into())];
+    binary().init(&cluster, members).unwrap();
     let tls =
         ["here", "there"].map(|host| cluster.join(host).join("tls").to_str().unwrap().to_owned());
     let lends =
@@ -223,7 +224,7 @@ fn a_cache_borrows_from_a_cache_that_is_killed_and_restarted() {
     let mut read = vec![0; expected.len()];
     let mut before = 0;
     for round in 0..3_u8 {
-        eventually("pages are read from the lender", || {
+        wait_until("pages are read from the lender", || {
             client.read(0, &mut read).unwrap();
             assert!(read == expected, "round {round}");
             here.status()["lenders"][0]["read_bytes"].as_u64().unwrap() > before + (4 << 20)
@@ -254,8 +255,7 @@ fn a_cache_neither_lends_nor_borrows_where_it_would_not_be_safe() {
         (&["--lender", "nbd://b.example.org/", "--tls", "/"], "write nbds://"),
         (&["--borrow", "2G"], "--lender"),
     ] {
-        let refused =
-            host.aquifer().args(["serve", "disk-cache", "blue"]).args(words).output().unwrap();
+        let refused = host.cache().args(words).output().unwrap();
         assert!(
             !refused.status.success() && stderr(&refused).contains(why),
             "{}",
@@ -282,15 +282,14 @@ fn a_balancer_hands_out_savings_and_corrects_its_predecessor() {
     fs::write(&billing, r#"{"group":"red","cgroup":null}"#).unwrap();
     let balance = |words: &[&str]| {
         let mut command = host.aquifer();
-        command.args(["--json", "serve", "reprovision", "--period", "50ms"]).args(words);
+        command.arg("--json").args(GROUP_BALANCER).args(["--period", "50ms"]).args(words);
         command
     };
     let dry = balance(&["--dry-run", "--periods", "2"]).output().unwrap();
     assert!(dry.status.success() && billing.exists(), "{}", stderr(&dry));
-    let mut first = balance(&[]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(first.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("blue") && !billing.exists(), "{line}");
+    let mut first: Daemon = Daemon::start(&mut balance(&[])).unwrap();
+    let report = first.report().unwrap().to_string();
+    assert!(report.contains("blue") && !billing.exists(), "{report}");
     assert_eq!(host.status()["size"], 0);
     for words in [&[][..], &["--undo"]] {
         let second = balance(words).output().unwrap();
@@ -300,8 +299,7 @@ fn a_balancer_hands_out_savings_and_corrects_its_predecessor() {
         );
     }
     assert!(balance(&["--dry-run", "--periods", "1"]).output().unwrap().status.success());
-    first.kill().unwrap();
-    first.wait().unwrap();
+    first.end(Signal::KILL).unwrap();
     let next = balance(&["--periods", "1"]).output().unwrap();
     assert!(next.status.success(), "{}", stderr(&next));
 }

@@ -1,17 +1,16 @@
 //! Tests of the API's description by public tools: it is valid, and a real agent keeps to it.
 
-use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 
+use aquifer_hosts::Host;
 use aquifer_store::tmpfs::stores;
 
-use crate::common::{aquifer, eventually, stderr, stdout};
-use rustix::process::{Pid, Signal, kill_process};
+use crate::common::{binary, stderr, stdout, wait_until};
 
 /// Returns the root of the repository.
 fn root() -> PathBuf {
@@ -31,10 +30,8 @@ fn tool(name: &str) -> Command {
 
 /// A running agent of host `a`, of a cluster with `b`.
 struct Agent {
-    child: Child,
+    hosts: Vec<Host>,
     dir: tempfile::TempDir,
-    store: PathBuf,
-    address: Ipv4Addr,
 }
 
 impl Agent {
@@ -43,56 +40,25 @@ impl Agent {
         // Loopback addresses that no other test process has.
         let [.., two, one] = std::process::id().to_be_bytes();
         let [a, b] = [10, 11].map(|host| Ipv4Addr::new(127, host, two, one.clamp(1, 254)));
-        let mut init = aquifer(dir.path());
-        init.args(["cluster", "init", "--dir"]).arg(dir.path());
-        init.args([
-            "--host",
-            "a",
-            "--address",
-            &a.to_string(),
-            "--host",
-            "b",
-            "--address",
-            &b.to_string(),
-        ]);
-        let output = init.output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        let store = stores().unwrap().join(format!("openapi-{}", std::process::id()));
-        let path = |name: &str| toml::Value::from(dir.path().join(name).to_str().unwrap());
-        let config = dir.path().join("a/agent.toml");
-        let mut table: toml::Table = fs::read_to_string(&config).unwrap().parse().unwrap();
-        table.insert("tls".to_owned(), path("a/tls"));
-        table.insert("socket".to_owned(), path("agent.sock"));
-        table.insert("state".to_owned(), path("state"));
-        table.insert("store".to_owned(), store.to_str().unwrap().into());
-        let borrow = toml::Table::from_iter([
-            ("enabled".to_owned(), false.into()),
-            ("spill".to_owned(), path("spill")),
-        ]);
-        table.insert("borrow".to_owned(), borrow.into());
-        fs::write(&config, table.to_string()).unwrap();
-        let log = fs::File::create(dir.path().join("log")).unwrap();
-        let mut agent = aquifer(dir.path());
-        agent
-            .args(["serve", "agent"])
-            .arg("--config")
-            .arg(config)
-            .stderr(log)
-            .env_remove("AQUIFER_LOG");
-        let child = agent.spawn().unwrap();
-        let agent = Self { child, dir, store, address: a };
-        eventually("the agent answers", || UnixStream::connect(agent.path("agent.sock")).is_ok());
+        let stores = stores().unwrap().join(format!("openapi-{}", std::process::id()));
+        let hosts = Host::admit(&binary(), dir.path(), &stores, &[("a", a), ("b", b)]).unwrap();
+        let agent = Self { hosts, dir };
+        let spill = agent.dir.path().join("spill");
+        let sections = format!("[borrow]\nenabled = false\nspill = {spill:?}");
+        agent.host().set(&sections).unwrap();
+        agent.host().start(|command| _ = command.env_remove("AQUIFER_LOG")).unwrap();
+        wait_until("the agent answers", || agent.host().is_ready().unwrap());
         agent
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+    fn host(&self) -> &Host {
+        &self.hosts[0]
     }
 
     /// Asserts that the agent keeps to the description of one tag, in tests of `seconds`.
     #[track_caller]
-    fn keeps_to(&mut self, tag: &str, url: &str, seconds: u32) {
-        let tls = self.path("b/tls");
+    fn keeps_to(&self, tag: &str, url: &str, seconds: u32) {
+        let tls = self.hosts[1].tls();
         let mut schemathesis = tool("schemathesis");
         schemathesis.arg("run").arg(document()).args([
             "--url",
@@ -116,17 +82,9 @@ impl Agent {
         schemathesis.arg("--request-cert-key").arg(tls.join("host.key"));
         let output =
             schemathesis.current_dir(self.dir.path()).stdin(Stdio::null()).output().unwrap();
-        let log = fs::read_to_string(self.path("log")).unwrap();
+        let log = self.host().log_text();
         assert!(output.status.success(), "{}{}\n{log}", stdout(&output), stderr(&output));
-        assert!(self.child.try_wait().unwrap().is_none() && !log.contains("panicked"), "{log}");
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
-        let _ = self.child.wait();
-        let _ = fs::remove_dir_all(&self.store);
+        assert!(self.host().check().is_ok() && !log.contains("panicked"), "{log}");
     }
 }
 
@@ -162,8 +120,8 @@ fn the_description_is_valid() {
 
 #[test]
 fn an_agent_answers_peers_and_operators_as_described() {
-    let mut agent = Agent::start();
-    agent.keeps_to("peers", &format!("https://{}:7070", agent.address), 18);
-    let orders = forward(agent.path("agent.sock"));
+    let agent = Agent::start();
+    agent.keeps_to("peers", &format!("https://{}", agent.host().api()), 18);
+    let orders = forward(agent.host().socket());
     agent.keeps_to("orders", &format!("http://{orders}"), 8);
 }

@@ -8,7 +8,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::common::{aquifer, lacks_cgroups, stderr, stdout};
+use aquifer_hosts::daemon::AGENT;
+
+use crate::common::{aquifer, lacks_cgroups, serve, stderr, stdout};
 
 /// The user id of `nobody`, a user without rights.
 const NOBODY_UID: u32 = 65_534;
@@ -139,11 +141,7 @@ fn a_log_level_that_is_none_is_refused_by_name() {
     for (value, named) in
         [("loud", "'loud'"), ("aquifer_agent=loud", "AQUIFER_LOG=aquifer_agent=loud")]
     {
-        let output = aquifer(dir.path())
-            .args(["serve", "agent"])
-            .env("AQUIFER_LOG", value)
-            .output()
-            .unwrap();
+        let output = aquifer(dir.path()).args(AGENT).env("AQUIFER_LOG", value).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let text = stderr(&output);
         assert!(text.contains("AQUIFER_LOG") && text.contains(named), "{text}");
@@ -207,7 +205,7 @@ fn locked_memory_that_is_too_much_asks_for_more_local_ram() {
         libc = ctypes.CDLL(None, use_errno=True)\n\
         assert libc.mlockall(2) == 0\n\
         kept = mmap.mmap(-1, 256 << 20)\n";
-    let export = crate::common::Export::start(dir.path(), &["512M"]);
+    let export = serve(dir.path(), &["512M"]);
     let mut run = aquifer(dir.path());
     run.args([
         "run",

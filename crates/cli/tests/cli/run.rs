@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Stdio};
 use aquifer_cli::cgroup::Hierarchy;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use crate::common::{aquifer, eventually, lacks_cgroups, stderr, stdout};
+use crate::common::{aquifer, lacks_cgroups, stderr, stdout, wait_until};
 
 /// Returns `aquifer run` without memory in the pool, which needs no agent.
 fn run(dir: &Path, command: &[&str]) -> std::process::Command {
@@ -128,7 +128,7 @@ fn signals_reach_the_command() {
         running.says("ready");
         running.signal(signal);
         assert_eq!(running.code(), Some(42), "{name}");
-        eventually("the cgroup is gone", || !running.cgroup().exists());
+        wait_until("the cgroup is gone", || !running.cgroup().exists());
     }
 }
 
@@ -166,7 +166,7 @@ fn processes_that_the_command_leaves_running_end_with_it() {
     let output = run(dir.path(), &["sh", "-c", script]).output().unwrap();
     let left = Pid::from_raw(stdout(&output).trim().parse().unwrap()).unwrap();
     assert!(output.status.success());
-    eventually("the leftover process is gone", || test_kill_process(left).is_err());
+    wait_until("the leftover process is gone", || test_kill_process(left).is_err());
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_killed_run_ends_its_command_and_the_next_one_cleans_up() {
     assert!(cgroup.exists());
     running.signal(Signal::KILL);
     assert_eq!(running.code(), None);
-    eventually("the command is gone", || test_kill_process(command).is_err());
+    wait_until("the command is gone", || test_kill_process(command).is_err());
     assert!(cgroup.exists(), "the cgroup must stay while the shell's child runs");
 
     assert!(run(dir.path(), &["true"]).status().unwrap().success());

@@ -1,7 +1,7 @@
 //! Tests of `aquifer run` with memory in the pool: the place of its pages, and its messages about
 //! lenders.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::agents::framework::{Answer, Cluster, Spec, lacks_rights, the_kernels_swap};
-use crate::common::{Export, aquifer, lacks_cgroups, lacks_devices, stderr, stdout};
+use crate::common::{Export, aquifer, lacks_cgroups, lacks_devices, serve, stderr, stdout};
 
 /// Returns a run that swaps to `export`, with these words added, up to its command.
 fn run(dir: &Path, export: &Export, words: &[&str]) -> Command {
@@ -42,6 +42,15 @@ fn lacks_priorities() -> bool {
         eprintln!("skipped: this host has swap of the highest priority");
     }
     lacks
+}
+
+/// Takes the right to swap; `None` if this test cannot run here.
+fn swap_of_its_own() -> Option<File> {
+    if lacks_devices() || lacks_cgroups() {
+        return None;
+    }
+    let swap = the_kernels_swap();
+    (!lacks_priorities()).then_some(swap)
 }
 
 /// A run with a command that waits until the drop.
@@ -85,7 +94,7 @@ struct OtherSwap {
 impl OtherSwap {
     fn on(priority: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let export = Export::start(dir.path(), &["64M"]);
+        let export = serve(dir.path(), &["64M"]);
         let mut attach = aquifer(dir.path());
         attach.args(["volume", "attach", "--json", export.uri(), "--swap", "--priority", priority]);
         let output = attach.output().unwrap();
@@ -107,16 +116,10 @@ impl Drop for OtherSwap {
 
 #[test]
 fn a_runs_swap_goes_before_all_other_swap() {
-    if lacks_devices() || lacks_cgroups() {
-        return;
-    }
-    let _swap = the_kernels_swap();
-    if lacks_priorities() {
-        return;
-    }
+    let Some(_swap) = swap_of_its_own() else { return };
     let dir = tempfile::tempdir().unwrap();
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let exports = [&first, &second].map(|dir| Export::start(dir.path(), &["64M"]));
+    let exports = [&first, &second].map(|dir| serve(dir.path(), &["64M"]));
     let other = OtherSwap::on("300");
     // Both runs choose at once.
     let mut runs = [0, 1].map(|number| Waiting::start(dir.path(), &exports[number], &[]));
@@ -134,7 +137,7 @@ fn a_run_refuses_to_share_with_swap_of_the_highest_priority() {
     let _swap = the_kernels_swap();
     let dir = tempfile::tempdir().unwrap();
     let served = tempfile::tempdir().unwrap();
-    let export = Export::start(served.path(), &["64M"]);
+    let export = serve(served.path(), &["64M"]);
     let other = OtherSwap::on("32767");
     let refused = run(dir.path(), &export, &[]).arg("true").output().unwrap();
     assert_eq!(refused.status.code(), Some(1));
@@ -243,19 +246,13 @@ impl Touching {
 
 #[test]
 fn a_run_tells_of_a_lender_that_is_lost_and_of_its_pages() {
-    if lacks_devices() || lacks_cgroups() {
-        return;
-    }
-    let _swap = the_kernels_swap();
-    if lacks_priorities() {
-        return;
-    }
+    let Some(_swap) = swap_of_its_own() else { return };
     let [dir, served] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let mut export = Export::start(served.path(), &["128M"]);
+    let mut export = serve(served.path(), &["128M"]);
     let mut touching = Touching::start(run(dir.path(), &export, &["--json"]));
     touching.order();
     touching.prints("touched");
-    export.end(Signal::KILL);
+    export.end(Signal::KILL).unwrap();
     touching.order();
     let (code, said) = touching.end();
     assert_eq!(code, Some(125), "{said}");
@@ -273,23 +270,17 @@ fn a_run_tells_of_a_lender_that_is_lost_and_of_its_pages() {
 
 #[test]
 fn a_run_tells_of_a_lender_that_is_away_and_back() {
-    if lacks_devices() || lacks_cgroups() {
-        return;
-    }
-    let _swap = the_kernels_swap();
-    if lacks_priorities() {
-        return;
-    }
+    let Some(_swap) = swap_of_its_own() else { return };
     let [dir, served] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let pages = tempfile::tempdir_in(stores().unwrap()).unwrap();
     let socket = format!("unix:{}", served.path().join("lender").display());
     let words = ["128M", "--nbd", &socket, "--dir", pages.path().to_str().unwrap()];
-    let mut export = Export::start(served.path(), &words);
+    let mut export = serve(served.path(), &words);
     let mut touching = Touching::start(run(dir.path(), &export, &["--io-timeout", "forever"]));
-    export.end(Signal::KILL);
+    export.end(Signal::KILL).unwrap();
     touching.order();
     touching.says(&["pages unreachable: "]);
-    let _back = Export::start(served.path(), &words);
+    let _back = serve(served.path(), &words);
     touching.says(&["pages reachable: "]);
     touching.prints("touched");
     let (code, said) = touching.end();

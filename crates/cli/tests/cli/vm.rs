@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::{aquifer, eventually, stderr, stdout};
+use crate::common::{aquifer, done, stderr, stdout, wait_until};
+use aquifer_hosts::daemon::VM_BALANCER;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -28,9 +29,7 @@ impl Host {
 
     /// Runs an `aquifer` command that must succeed; returns its answer.
     fn done(&self, words: &[&str]) -> Value {
-        let output = aquifer(self.dir()).arg("--json").args(words).output().unwrap();
-        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
-        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+        done(self.dir(), words)
     }
 
     /// Starts a VM; returns the process of its QEMU.
@@ -48,7 +47,7 @@ impl Host {
                 all["ended"].as_array().unwrap().iter().rfind(|ended| ended["name"] == name)?;
             Some(ended.to_string())
         };
-        eventually("the VM has ended", || last().is_some());
+        wait_until("the VM has ended", || last().is_some());
         last().unwrap()
     }
 
@@ -100,7 +99,7 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
     let stopped = [Stopped::new(Host::supervisor(silent)), Stopped::new(silent)];
     // More requests than the queues of its monitors and its supervisor hold.
     for _ in 0..3 {
-        let turn = host.done(&["serve", "vm-balancer", "--periods", "1", "--dry-run"]);
+        let turn = host.done(&[VM_BALANCER, &["--periods", "1", "--dry-run"]].concat());
         let silent = turn["silent"].as_object().unwrap();
         assert_eq!(silent.keys().collect::<Vec<_>>(), ["silent"], "{turn}");
         assert!(turn["silent"].to_string().contains("no answer to 'reading' within"), "{turn}");
@@ -146,7 +145,7 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
     let end = host.end("asked");
     assert!(end.contains(r#""cause":"terminated""#), "{end}");
 
-    eventually("'vm show' says how the VM ended", || {
+    wait_until("'vm show' says how the VM ended", || {
         let shown = aquifer(host.dir()).args(["vm", "show", "off"]).output().unwrap();
         stdout(&shown).contains("the guest powered itself off")
     });
@@ -173,7 +172,7 @@ fn a_vm_whose_supervisor_was_killed_records_its_end_once() {
     let qemu = host.start("alone", &[]);
     let supervisor = Host::supervisor(qemu);
     signal(supervisor, Signal::KILL);
-    eventually("the VM has lost its supervisor", || Host::supervisor(qemu) != supervisor);
+    wait_until("the VM has lost its supervisor", || Host::supervisor(qemu) != supervisor);
     host.done(&["vm", "stop", "alone", "--force"]);
     let all = host.done(&["vm", "list", "--all"]);
     let [end] = &all["ended"].as_array().unwrap()[..] else { panic!("{all}") };

@@ -134,17 +134,8 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
     serde_json::from_str::<Plan>(&json).expect("and read again");
 }
 
-/// Returns the number of cases: few by default; `PROPTEST_CASES=100000` is a long search.
-fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(500)
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::cases(500))]
 
     #[test]
     fn no_plan_goes_beyond_what_there_is_or_what_anybody_may_have(

@@ -26,17 +26,8 @@ fn host(groups: Vec<(Policy, u64, Vec<u64>)>) -> Host {
     Host::new(NAMES.into_iter().zip(groups.into_iter().map(tenant)))
 }
 
-/// Returns the number of cases: few by default; `PROPTEST_CASES=100000` is a long search.
-fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(50)
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::cases(50))]
 
     /// The host and each tenant check each period.
     #[test]

@@ -35,11 +35,6 @@ fn obedient(guests: Vec<Guest>) -> Vec<Guest> {
     guests.into_iter().map(|guest| Guest { gives: u64::MAX, takes: u64::MAX, ..guest }).collect()
 }
 
-/// Returns the number of cases: few by default; `PROPTEST_CASES=100000` is a long search.
-fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(100)
-}
-
 /// Checks each VM's share at rest.
 fn at_rest(tenant: &Tenant) {
     let (saved, keep) = (tenant.saved, STEP);
@@ -80,11 +75,7 @@ fn at_rest(tenant: &Tenant) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::cases(100))]
 
     /// The tenant itself checks each period.
     #[test]

@@ -18,3 +18,11 @@ mod protocol;
 mod sim;
 mod tenant;
 mod vms;
+
+use proptest::test_runner::Config;
+
+/// Configures a property test: few cases by default; `PROPTEST_CASES=100000` is a long search.
+fn cases(few: u32) -> Config {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    Config { cases: cases.unwrap_or(few), failure_persistence: None, ..Config::default() }
+}

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use aquifer_cli::table::table;
 use aquifer_dedup::ScanReport;
 use aquifer_group::balance::{BalanceRound, Balanced};
 use aquifer_page::Bytes;
@@ -134,24 +135,9 @@ pub struct Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = |head: &[&str]| {
-            let mut table = comfy_table::Table::new();
-            table.load_style(comfy_table::presets::NOTHING);
-            table.set_header(head);
-            table
-        };
-        let mut groups = table(&["GROUP", "REGIONS", "SHARED", "SAVED", "SCANNED", "CPU"]);
-        let mut vms = table(&[
-            "VM",
-            "BASE",
-            "HAS",
-            "GIVEN",
-            "SWAPPED",
-            "HAD AT MOST",
-            "HAS AFTER THE WRITES",
-        ]);
+        let (mut groups, mut vms) = (Vec::new(), Vec::new());
         for (group, after) in self.groups.iter().zip(&self.groups_after) {
-            groups.add_row([
+            groups.push([
                 group.name.clone(),
                 group.regions.to_string(),
                 group.shared_bytes.to_string(),
@@ -160,7 +146,7 @@ impl fmt::Display for Summary {
                 format!("{:.1} %", group.scanner_cpu_pct),
             ]);
             for (vm, after) in group.vms.iter().zip(&after.vms) {
-                vms.add_row([
+                vms.push([
                     vm.name.clone(),
                     vm.base_bytes.to_string(),
                     vm.balloon_bytes.to_string(),
@@ -171,7 +157,10 @@ impl fmt::Display for Summary {
                 ]);
             }
         }
-        writeln!(f, "{groups}\n\n{vms}\n")?;
+        let groups = table(["GROUP", "REGIONS", "SHARED", "SAVED", "SCANNED", "CPU"], groups);
+        let columns =
+            ["VM", "BASE", "HAS", "GIVEN", "SWAPPED", "HAD AT MOST", "HAS AFTER THE WRITES"];
+        writeln!(f, "{groups}\n\n{}\n", table(columns, vms))?;
         let Need { vm, base_bytes, got_bytes, left_bytes, seconds, .. } = &self.need;
         writeln!(
             f,

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_dedup::ScanReport;
+use aquifer_dedup::ScanReport;
 use aquifer_group::balance::{BalanceRound, Balanced};
+use aquifer_hosts::daemon::{GROUP_BALANCER, SCANNER};
 use aquifer_page::{Bytes, lock};
 use serde::de::DeserializeOwned;
 
@@ -52,25 +54,26 @@ impl Watch {
         let (services, marks) = (Vec::new(), Vec::new());
         let mut watch = Self { services, began: Instant::now(), seen: Arc::default(), marks };
         for (index, group) in GROUPS.into_iter().enumerate() {
-            let words = ["dedup", group, "--report", "1s"];
+            let words = [SCANNER, &[group, "--report", "1s"]].concat();
             watch.serve(stage, &words, move |seen, _, report| seen.reports[index].push(report))?;
         }
-        watch.serve(stage, &["reprovision"], |seen, at, turn| seen.turns.push((at, turn)))?;
+        watch.serve(stage, GROUP_BALANCER, |seen, at, turn| seen.turns.push((at, turn)))?;
         Ok(watch)
     }
 
-    /// Starts `aquifer serve`, and passes each object that it prints to `note`.
+    /// Starts a service of groups, and passes each object that it prints to `note`.
     fn serve<T: DeserializeOwned>(
         &mut self,
         stage: &Stage,
         words: &[&str],
         note: impl Fn(&mut Seen, f64, T) + Send + 'static,
     ) -> Result<()> {
-        let name = format!("aquifer serve {}", words[..words.len().min(2)].join(" "));
+        let first = &words[..words.len().min(3)];
+        let name = format!("aquifer {}", first.join(" "));
         let what = || format!("starting '{name}'");
-        let log = stage.dir.join(words[..words.len().min(2)].join("-")).with_extension("log");
+        let log = stage.dir.join(first.join("-")).with_extension("log");
         let mut command = Command::new(program::aquifer()?);
-        command.arg("--json").arg("--run-dir").arg(&stage.dir).arg("serve").args(words);
+        command.arg("--json").arg("--run-dir").arg(&stage.dir).args(words);
         command.arg("--groups").arg(stage.groups());
         command
             .stdin(Stdio::null())

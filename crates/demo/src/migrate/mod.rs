@@ -7,7 +7,6 @@
 //! that lends, QEMU, a stock kernel.
 
 mod guest;
-mod host;
 mod peer;
 mod report;
 mod serial;
@@ -30,7 +29,7 @@ pub use guest::run as be_a_guest;
 use peer::Qemu;
 pub use report::{Move, Summary};
 use serial::{Answer, User};
-use stage::{Boot, Stage};
+use stage::{Boot, Stage, ask};
 
 /// The options of the demo.
 #[derive(Debug)]
@@ -148,7 +147,6 @@ impl Play<'_> {
     /// Returns both moves, and the pages that the guest found wrong.
     fn by_aquifer(&mut self, cache: Bytes) -> Result<([Move; 2], u64)> {
         let stage = self.stage;
-        let [a, b] = stage.network.hosts();
         let [host_a, host_b] = &stage.hosts[..] else { unreachable!("there are two hosts") };
         self.progress.say("Aquifer: the guest boots".to_owned());
         let lender = format!("nbd+unix:///?socket={}", lender_socket(&stage.dir).display());
@@ -173,16 +171,14 @@ impl Play<'_> {
             "--append",
             append,
         ];
-        let _: Value = host_a.aquifer(a, &[&words[..], &more].concat())?;
+        let _: Value = ask(host_a, &[&words[..], &more].concat())?;
         let user = User::start(stage.serials(VM));
         self.is_busy(&user, "when it had booted")?;
         let mut moves = Vec::new();
-        for (here, space, from, to, number) in [(host_a, a, "a", "b", 1), (host_b, b, "b", "a", 0)]
-        {
+        for (here, from, to, number) in [(host_a, "a", "b", 1), (host_b, "b", "a", 0)] {
             self.progress.say(format!("Aquifer: the guest moves from {from} to {to}"));
             let began = Instant::now();
-            let report: MigrationReport =
-                here.aquifer(space, &["vm", "migrate", VM, "--to", to])?;
+            let report: MigrationReport = ask(here, &["vm", "migrate", VM, "--to", to])?;
             user.follow(number);
             let moved = format!("when it had moved to {to}");
             self.after(&user, &moved)?;
@@ -194,7 +190,7 @@ impl Play<'_> {
         }
         let wrong = user.last().map_or(0, |answer| answer.wrong);
         drop(user);
-        let _: Value = host_a.aquifer(a, &["vm", "stop", VM, "--force"])?;
+        let _: Value = ask(host_a, &["vm", "stop", VM, "--force"])?;
         let [there, back] =
             <[Move; 2]>::try_from(moves).unwrap_or_else(|_| unreachable!("it moved twice"));
         Ok(([there, back], wrong))

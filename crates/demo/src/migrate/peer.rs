@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_hosts::Namespace;
 use aquifer_page::PAGE_SIZE;
 use aquifer_vm::Qmp;
 use serde_json::{Value, json};
@@ -15,8 +16,7 @@ use serde_json::{Value, json};
 use super::MACHINE;
 use super::report::Move;
 use super::stage::Boot;
-use crate::netns::Namespace;
-use crate::process::Process;
+use crate::process::{Process, failure};
 use crate::wait::Wait;
 
 const PORT: u16 = 7080;
@@ -71,7 +71,7 @@ impl Qemu {
         let log = dir.join(format!("{host}.log"));
         let output = File::create(&log).or_fail(what)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
-        on.enter(&mut command)?;
+        on.enter(&mut command).map_err(failure)?;
         let mut process = Process::start(&mut command, "QEMU")
             .map_err(|failure| failure.help("apt-get install qemu-system-x86"))?;
         let qmp = wait.until(&what(), TIMEOUT, || match process.ended() {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use aquifer_cli::failure::Result;
+use aquifer_cli::table::{Column, table};
 use aquifer_page::Bytes;
 use aquifer_vm::migrate::MigrationReport;
 use kuva::plot::BarPlot;
@@ -153,17 +154,14 @@ impl fmt::Display for Summary {
              with Aquifer {} of it in local RAM, the rest in the pool",
             self.guest_bytes, self.footprint_bytes, self.cache_bytes
         )?;
-        writeln!(
-            f,
-            "{:18}{:>10}{:>15}{:>19}{:>12}{:>9}",
-            "", "total", "paused", "longest silence", "sent", "rounds"
-        )?;
-        for (name, is) in self.moves() {
+        let numbers = ["total", "paused", "longest silence", "sent", "rounds"].map(Column::numbers);
+        let rows = self.moves().into_iter().map(|(name, is)| {
             let [total, still, silence] =
                 [is.total_ms, is.downtime_ms, is.silence_ms].map(|ms| format!("{ms:.0} ms"));
             let sent = format!("{:.1} MB", is.bytes() as f64 / 1e6);
-            writeln!(f, "{name:18}{total:>10}{still:>15}{silence:>19}{sent:>12}{:>9}", is.rounds)?;
-        }
+            [name.to_owned(), total, still, silence, sent, is.rounds.to_string()]
+        });
+        writeln!(f, "{}", table([Column::from("")].into_iter().chain(numbers), rows))?;
         writeln!(
             f,
             "{:.1} times as fast, {:.0} % of the data; \

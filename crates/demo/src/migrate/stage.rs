@@ -4,16 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_cli::failure::{OrFail, Result};
-use aquifer_cli::init::{Cluster, Member};
+use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_cli::instance::Instance;
+use aquifer_hosts::daemon::answer;
+use aquifer_hosts::{Export, Host, Network};
 use aquifer_page::Bytes;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Accelerator, Initrd};
+use serde::de::DeserializeOwned;
 
-use super::host::Host;
-use crate::netns::Network;
-use crate::process::{self, Process, Site};
+use crate::process::{self, failure};
 use crate::program;
 use crate::remove;
 use crate::wait::Wait;
@@ -38,7 +38,7 @@ pub(super) struct Stage {
     pub(super) hosts: Vec<Host>,
     pub(super) network: Network,
     pub(super) dir: PathBuf,
-    _lender: Process,
+    _lender: Export,
 }
 
 impl Stage {
@@ -51,30 +51,21 @@ impl Stage {
     ) -> Result<Self> {
         fs::create_dir_all(&dir).or_fail(|| format!("making {}", dir.display()))?;
         let lender = process::lender(&dir, memory)?;
-        let network = Network::create(instance)?;
+        let network = Network::create(instance.name()).map_err(failure)?;
         let mut stage = Self { hosts: Vec::new(), network, dir, _lender: lender };
-        let names = ["a", "b"];
-        let spaces = stage.network.hosts();
-        let members: Vec<_> = names
-            .iter()
-            .zip(spaces)
-            .map(|(name, space)| {
-                Member::new(
-                    &name.parse().or_fail(|| "naming a host")?,
-                    &space.address().to_string(),
-                )
-            })
-            .collect::<Result<_>>()?;
-        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }
-            .make(&members, false)?;
-        for (index, name) in names.into_iter().enumerate() {
-            let [own, other] = [index, 1 - index].map(|index| &stage.network.hosts()[index]);
-            let peer = (names[1 - index], other.address());
-            let site = Site { name, dir: &stage.dir, namespace: own, peer };
-            stage.hosts.push(Host::start(name, &site, qemu)?);
+        stage.hosts = process::hosts(&stage.network, &stage.dir)?;
+        // The agents take VMs in, and neither lend nor borrow.
+        let sections = format!(
+            "[vms]\naccept = true\nqemu = \"{}\"\n\
+             [lend]\nenabled = false\n[borrow]\nenabled = false",
+            qemu.display()
+        );
+        for host in &stage.hosts {
+            host.set(&sections).map_err(failure)?;
+            host.start(process::end_with_this).map_err(failure)?;
         }
-        for (host, space) in stage.hosts.iter_mut().zip(stage.network.hosts()) {
-            host.wait_until_ready(space, wait)?;
+        for host in &stage.hosts {
+            process::wait_until_ready(host, wait)?;
         }
         Ok(stage)
     }
@@ -91,7 +82,7 @@ impl Stage {
 
     /// Returns the serial ports of a VM on both hosts.
     pub(super) fn serials(&self, vm: &str) -> [PathBuf; 2] {
-        ["a", "b"].map(|host| self.dir.join(host).join("vms").join(vm).join("serial"))
+        ["a", "b"].map(|host| state(&self.dir, host).join("vms").join(vm).join("serial"))
     }
 }
 
@@ -104,9 +95,21 @@ impl Drop for Stage {
     }
 }
 
+/// Runs `aquifer` on a host and returns the answer.
+pub(super) fn ask<T: DeserializeOwned>(host: &Host, words: &[&str]) -> Result<T> {
+    let what = || format!("'aquifer {}' on host {}", words[..3].join(" "), host.name());
+    let mut command = host.command().map_err(failure)?;
+    answer(command.arg("--json").args(words)).map_err(|error| Failure::new(what(), error.why))
+}
+
+/// Returns the directory of the files of a host's VMs.
+fn state(dir: &Path, host: &str) -> PathBuf {
+    dir.join(host).join("state")
+}
+
 fn clear_vms(dir: &Path) {
     for host in ["a", "b"] {
-        let files: Vec<Files> = client::list(&dir.join(host)).unwrap_or_default();
+        let files: Vec<Files> = client::list(&state(dir, host)).unwrap_or_default();
         for vm in files {
             let _ = client::stop(&vm, true, CLEARING);
         }
@@ -116,7 +119,7 @@ fn clear_vms(dir: &Path) {
 /// Removes the remains of a killed demo; its agents, its lender and the other QEMUs ended with it.
 pub(super) fn clean_up(dir: &Path, dead: &Instance) -> Result<()> {
     clear_vms(dir);
-    Network::clean_up(dead)?;
+    Network::clean_up(dead.name()).map_err(failure)?;
     remove(dir);
     Ok(())
 }

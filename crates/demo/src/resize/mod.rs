@@ -13,6 +13,7 @@ use std::time::Duration;
 use aquifer_cli::failure::{OrFail, Result};
 use aquifer_cli::lender::{ClaimedLender, Purpose, Trust};
 use aquifer_cli::progress::Progress;
+use aquifer_hosts::Export;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Order, Resized, UNLIMITED};
@@ -20,7 +21,7 @@ use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Backing, VmSpec};
 
 use super::machine::{Machine, clear};
-use super::process::{self, Process, lender_socket};
+use super::process::{self, lender_socket};
 use super::remove;
 use super::session::{DemoSession, Outcome};
 use super::user::{Part, User};
@@ -125,7 +126,7 @@ fn play(
 struct Stage {
     dir: PathBuf,
     vm: Files,
-    _lender: Option<Process>,
+    _lender: Option<Export>,
 }
 
 impl Stage {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use aquifer_cli::failure::Result;
+use aquifer_cli::table::table;
 use aquifer_page::Bytes;
 use aquifer_vm::memory::Resized;
 use kuva::plot::BarPlot;
@@ -131,30 +132,29 @@ const SHOWN: [(&str, &str); 11] = [
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
-        let mut head = vec!["milliseconds".to_owned()];
-        head.extend(self.steps.iter().map(Step::name));
-        table.set_header(head);
+        let columns =
+            [vec!["milliseconds".to_owned()], self.steps.iter().map(Step::name).collect()];
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        let mut add = |name: &str, cells: &mut dyn Iterator<Item = String>| {
+            rows.push(std::iter::once(name.to_owned()).chain(cells).collect());
+        };
         for (stage, name) in SHOWN {
-            let cells = self.steps.iter().map(|step| {
+            let mut cells = self.steps.iter().map(|step| {
                 step.stages
                     .get(stage)
                     .map_or_else(|| "-".to_owned(), |us| format!("{:.1}", us / 1e3))
             });
-            table.add_row(std::iter::once(name.to_owned()).chain(cells));
+            add(name, &mut cells);
         }
-        let totals = self.steps.iter().map(|step| format!("{:.1}", step.total_ms));
-        table.add_row(std::iter::once("total".to_owned()).chain(totals));
+        add("total", &mut self.steps.iter().map(|step| format!("{:.1}", step.total_ms)));
         for (name, of) in [
             ("guest has", (|step| step.reached) as fn(&Step) -> Bytes),
             ("process holds", |step| step.held),
             ("host gives", |step| step.host_bytes),
         ] {
-            let cells = self.steps.iter().map(|step| of(step).to_string());
-            table.add_row(std::iter::once(name.to_owned()).chain(cells));
+            add(name, &mut self.steps.iter().map(|step| of(step).to_string()));
         }
-        writeln!(f, "{table}")?;
+        writeln!(f, "{}", table(columns.concat(), rows))?;
         for step in self.steps.iter().filter(|step| step.why.is_some()) {
             writeln!(f, "{}: {}", step.name(), step.why.as_deref().unwrap_or_default())?;
         }

@@ -16,14 +16,13 @@ use std::time::{Duration, Instant};
 
 use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use aquifer_cli::failure::{Failure, OrFail, Result};
-use aquifer_cli::init::{Cluster, Member};
 use aquifer_cli::instance::Instance;
 use aquifer_cli::load::{Plan, Verdict};
+use aquifer_hosts::Network;
 use aquifer_page::Bytes;
 
 use super::loader::Loader;
-use super::netns::Network;
-use super::process::Site;
+use super::process::{failure, hosts, wait_until_ready};
 use super::session::{DemoSession, Outcome};
 use host::Host;
 use report::Summary;
@@ -92,30 +91,18 @@ struct Ended {
 impl Stage {
     fn set(options: &Options, session: &DemoSession, hierarchy: &Hierarchy) -> Result<Self> {
         let DemoSession { instance, dir, .. } = session;
-        let network = Network::create(instance)?;
+        let network = Network::create(instance.name()).map_err(failure)?;
         let mut stage = Self { hosts: Vec::new(), network, dir: dir.clone() };
-        let members: Vec<_> = ["a", "b"]
-            .iter()
-            .zip(stage.network.hosts())
-            .map(|(name, namespace)| {
-                let name = name.parse().or_fail(|| "naming a host")?;
-                Member::new(&name, &namespace.address().to_string())
-            })
-            .collect::<Result<_>>()?;
-        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }
-            .make(&members, false)?;
-        for (index, name) in ["a", "b"].into_iter().enumerate() {
-            let [own, other] = [index, 1 - index].map(|i| &stage.network.hosts()[i]);
+        for host in hosts(&stage.network, dir)? {
+            let name = host.name();
             let limits = Limits { memory: options.memory, swap: Swap::Unlimited };
             let cgroup =
                 Cgroup::create(hierarchy, &format!("aquifer-{}-{name}", instance.name()), limits)
                     .or_fail(|| format!("making the cgroup that plays host {name}"))?;
-            let peer = (["b", "a"][index], other.address());
-            let site = Site { name, dir: &stage.dir, namespace: own, peer };
-            stage.hosts.push(Host::start(name, &site, cgroup, options.memory)?);
+            stage.hosts.push(Host::start(host, cgroup, options.memory)?);
         }
         for host in &stage.hosts {
-            host.wait_until_ready()?;
+            wait_until_ready(host, session.wait())?;
         }
         Ok(stage)
     }
@@ -139,8 +126,11 @@ impl Stage {
 
     /// Ends the agents and removes all that the demo made.
     fn clear(mut self, failed: bool) -> Ended {
-        let logs =
-            if failed { self.hosts.iter().map(Host::last_words).collect() } else { String::new() };
+        let logs = if failed {
+            self.hosts.iter().map(|host| host.log_tails(12)).collect()
+        } else {
+            String::new()
+        };
         let hosts = std::mem::take(&mut self.hosts);
         let result = hosts.into_iter().try_for_each(Host::end);
         Ended { result, logs }
@@ -210,7 +200,7 @@ impl Play<'_> {
                 return Err(Failure::new("showing memory sharing", "interrupted"));
             }
             for host in &self.stage.hosts {
-                host.is_alive()?;
+                host.check().map_err(failure)?;
             }
             if let Some(found) = step()? {
                 return Ok(found);
@@ -238,7 +228,7 @@ fn clean_up(dir: &Path, dead: &Instance, hierarchy: &Hierarchy) -> Result<()> {
         drop(Cgroup::adopt(hierarchy, &format!("aquifer-{}-{name}", dead.name())));
     }
     host::clean_up(dir);
-    Network::clean_up(dead)?;
+    Network::clean_up(dead.name()).map_err(failure)?;
     let _ = fs::remove_dir_all(dir);
     Ok(())
 }

@@ -15,11 +15,12 @@ use aquifer_api::status::{Role, RoleChange, Status};
 use aquifer_blockdev::process::client;
 use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::failure::Result;
+use aquifer_hosts::stored;
 use aquifer_page::{Bytes, lock};
 use tokio::runtime::Runtime;
 
 use super::THRESHOLDS;
-use super::host::{Host, stored};
+use super::host::Host;
 use crate::live::Live;
 use crate::picture::{self, History, Sample};
 
@@ -96,7 +97,7 @@ impl Watch {
         let watched = |host: &Host| Watched {
             name: host.name(),
             samples: Vec::new(),
-            rss_before: rss(host.pid().as_raw_pid()),
+            rss_before: rss(pid(host)),
             role_changes: Vec::new(),
         };
         let seen = Arc::new(Mutex::new(Seen {
@@ -109,9 +110,9 @@ impl Watch {
         let eyes = hosts.iter().map(|host| Eyes {
             cgroup: host.cgroup().clone(),
             store: host.store().to_owned(),
-            state: host.dir().to_owned(),
-            pid: host.pid().as_raw_pid(),
-            client: host.client(),
+            state: host.state(),
+            pid: pid(host),
+            client: host.client().with_timeout(Duration::from_secs(5)),
             role: Role::Neutral,
         });
         let stop = Arc::new(AtomicBool::new(false));
@@ -269,6 +270,11 @@ fn swap_is_on(eyes: &[Eyes]) -> bool {
         ids.into_iter().filter_map(move |volume| client::record(&state, volume).ok())
     };
     eyes.iter().flat_map(volumes).any(|record| swaps.iter().any(|swap| swap.path == record.device))
+}
+
+/// Returns the process of a host's agent.
+fn pid(host: &Host) -> i32 {
+    host.pid().map_or(0, |pid| pid.as_raw_pid())
 }
 
 /// Returns the RAM that a process holds.

@@ -7,6 +7,7 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::{PolicyKind, Scheme};
 use aquifer_region_client::Region;
 
+use crate::common::pool::Random;
 use crate::common::{PAGE, Setting};
 
 const PAGES: u64 = 4096;
@@ -17,21 +18,6 @@ const WORDS: usize = PAGE_SIZE / 8;
 /// `AQUIFER_OPERATIONS` overrides it.
 fn operations() -> u64 {
     std::env::var("AQUIFER_OPERATIONS").map_or(5_000, |number| number.parse().unwrap())
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 16) % end
-    }
 }
 
 /// Returns the word at this index of a page, for a version; zero for a page that was never written.

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use aquifer_api::status::{Role, Status};
+use aquifer_hosts::daemon::AGENT;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Shell as _, Spec, Testbed, wait_for, wait_until};
 
 use super::picture::drawn;
-use super::{TIMEOUT, aquifer, example};
+use super::{TIMEOUT, aquifer, daemon, example};
 
 /// Describes a host that can join: with `aquifer`, a program that needs memory, and the modules to
 /// swap to a volume.
@@ -167,8 +168,8 @@ pub trait Aquifer {
 
 impl Aquifer for Host {
     fn start_agent(&self) -> Result<()> {
-        let agent = "mkdir -p /var/log && exec aquifer serve agent >>/var/log/agent.log 2>&1";
-        self.spawn(agent).map(|_| ())
+        let agent = daemon(AGENT, ">>/var/log/agent.log 2>&1");
+        self.spawn(&format!("mkdir -p /var/log && {agent}")).map(|_| ())
     }
 
     fn wait_for_agent(&self) -> Result<()> {

@@ -2,21 +2,23 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
+use aquifer_hosts::Export;
+use aquifer_hosts::daemon::answer;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Guest, Parts, Spec, wait_until};
+use aquifer_testbed::{Guest, Parts, Spec};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{TIMEOUT, aquifer, pages_of};
+use super::{binary, lend, pages_of};
 
 /// A lender on this machine, and a directory for VMs; dropping it removes both.
 pub struct Here {
     /// Directory with the files of the lender and the VMs.
     pub dir: tempfile::TempDir,
-    pages: PathBuf,
-    lender: Child,
+    lender: Export,
     pub parts: Parts,
 }
 
@@ -25,37 +27,15 @@ impl Here {
     pub fn new(spec: Spec, lends: Bytes) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let parts = spec.parts(dir.path())?;
-        let pages = pages_of(dir.path());
-        let socket = dir.path().join("lender");
-        let lender = Command::new(aquifer())
-            .args([
-                "serve",
-                "export",
-                "--size",
-                &lends.0.to_string(),
-                "--nbd",
-                &format!("unix:{}", socket.display()),
-                "--dir",
-            ])
-            .arg(&pages)
-            .args(["--name", "one", "--name", "two", "--name", "three"])
-            .env("AQUIFER_RUN_DIR", dir.path())
-            .stdout(Stdio::null())
-            .spawn()?;
-        let here = Self { dir, pages, lender, parts };
-        wait_until("the lender listens", TIMEOUT, || Ok(socket.exists()))?;
-        Ok(here)
+        let names = ["--name", "one", "--name", "two", "--name", "three"];
+        let lender =
+            lend(dir.path(), dir.path(), &[&[lends.0.to_string().as_str()], &names[..]].concat())?;
+        Ok(Self { dir, lender, parts })
     }
 
     /// Runs `aquifer`; returns its answer.
     pub fn done(&self, words: &[&str]) -> Result<Value> {
-        let output = Command::new(aquifer())
-            .args(["--json"])
-            .args(words)
-            .env("AQUIFER_RUN_DIR", self.dir.path())
-            .output()?;
-        ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(serde_json::from_slice(&output.stdout)?)
+        Ok(answer(&mut binary().json(self.dir.path(), words))?)
     }
 
     /// Returns the lender's URI.
@@ -106,8 +86,7 @@ impl Drop for Here {
         for vm in self.done(&["vm", "list"]).ok().iter().filter_map(Value::as_array).flatten() {
             let _ = self.done(&["vm", "stop", "--force", vm["name"].as_str().unwrap_or_default()]);
         }
-        let _ = self.lender.kill();
-        let _ = self.lender.wait();
-        let _ = fs::remove_dir_all(&self.pages);
+        let _ = self.lender.end(Signal::KILL);
+        let _ = fs::remove_dir_all(pages_of(self.dir.path()));
     }
 }

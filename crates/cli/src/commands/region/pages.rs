@@ -10,6 +10,7 @@ use super::{Which, done};
 use crate::commands::Common;
 use crate::failure::{OrFail as _, Result};
 use crate::output;
+use crate::table::{Column, table};
 
 /// Zero pages of a region and free the memory they take
 ///
@@ -94,7 +95,8 @@ fn text(found: &Found) -> String {
     let pages = found
         .pages
         .iter()
-        .map(|run| format!("{:>10} {:>10}  {}", run.first, run.count, name(run.state)));
+        .map(|run| [run.first.to_string(), run.count.to_string(), name(run.state).to_owned()]);
+    let columns = [Column::numbers("PAGE"), Column::numbers("COUNT"), "STATE".into()];
     let extents = found.extents.iter().map(|extent| {
         let Extent { from, lease, at } = extent;
         format!(
@@ -102,7 +104,5 @@ fn text(found: &Found) -> String {
             lease.lease, lease.lender, lease.address
         )
     });
-    let titled =
-        ["      PAGE      COUNT  STATE".to_owned()].into_iter().chain(pages).chain(extents);
-    titled.collect::<Vec<_>>().join("\n")
+    std::iter::once(table(columns, pages)).chain(extents).collect::<Vec<_>>().join("\n")
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::directory;
 use crate::commands::Common;
 use crate::failure::{OrFail as _, Result, is_denied};
+use crate::table::table;
 
 /// One region in the list.
 #[derive(Debug, Serialize)]
@@ -44,10 +45,7 @@ pub(crate) fn listed(all: &[Listed]) -> String {
     if all.is_empty() {
         return "no regions: 'aquifer region create' creates one".to_owned();
     }
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["NAME", "SIZE", "CACHE", "RESIDENT", "REMOTE", "ZERO", "STATE", "MAPPED BY"]);
-    for region in all {
+    let row = |region: &Listed| {
         let mut row = vec![
             region.name.to_string(),
             region.spec.as_ref().map_or_else(|| "-".to_owned(), |spec| spec.size.to_string()),
@@ -63,9 +61,12 @@ pub(crate) fn listed(all: &[Listed]) -> String {
             }
         };
         row.extend([state, programs]);
-        table.add_row(row);
-    }
-    table.to_string()
+        row
+    };
+    table(
+        ["NAME", "SIZE", "CACHE", "RESIDENT", "REMOTE", "ZERO", "STATE", "MAPPED BY"],
+        all.iter().map(row),
+    )
 }
 
 fn mapped_by(programs: &[String]) -> String {

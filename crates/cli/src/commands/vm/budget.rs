@@ -9,6 +9,7 @@ use clap::Args;
 use crate::commands::Common;
 use crate::failure::{OrFail, Result};
 use crate::output;
+use crate::table::table;
 
 /// Show or set the memory reserved for VMs of this host
 ///
@@ -47,15 +48,12 @@ fn text(accounts: &Accounts) -> String {
     lines.push(format!("the pool   {}", line(pool)));
     lines.push(format!("section    {section}"));
     if !vms.is_empty() {
-        let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
-        table.set_header(["VM", "MEMORY", "HERE", "IN THE POOL", "RESERVE"]);
-        for (vm, share) in vms {
+        let rows = vms.iter().map(|(vm, share)| {
             let Share { local, pool, reserve, .. } = share;
             let sizes = [share.memory(), *local, *pool, *reserve].map(|size| size.to_string());
-            table.add_row([vec![vm.to_string()], sizes.to_vec()].concat());
-        }
-        lines.push(table.to_string());
+            [vec![vm.to_string()], sizes.to_vec()].concat()
+        });
+        lines.push(table(["VM", "MEMORY", "HERE", "IN THE POOL", "RESERVE"], rows));
     }
     lines.join("\n")
 }

@@ -8,6 +8,7 @@ use aquifer_vm::process::{Ended, VmStatus, ended};
 use serde::Serialize;
 
 use crate::failure::{OrFail, Result};
+use crate::table::table;
 
 /// The VMs of a host, and those that have ended.
 #[derive(Debug, Serialize)]
@@ -42,13 +43,8 @@ pub(super) fn listed(all: &[Ended]) -> String {
     if all.is_empty() {
         return "no ended VM is on record".to_owned();
     }
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["ENDED", "AT", "WHY"]);
-    for ended in all {
-        table.add_row([ended.name.to_string(), at(ended), ended.cause.to_string()]);
-    }
-    table.to_string()
+    let row = |ended: &Ended| [ended.name.to_string(), at(ended), ended.cause.to_string()];
+    table(["ENDED", "AT", "WHY"], all.iter().map(row))
 }
 
 pub(super) fn text(Last { ended }: &Last) -> String {

@@ -14,6 +14,7 @@ use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
 use crate::output;
 use crate::progress::Progress;
+use crate::table::table;
 
 /// Grow or shrink a VM's memory while it runs
 ///
@@ -104,15 +105,13 @@ impl Spreads {
         let mut text = String::new();
         for (name, stages) in [("grown", &self.add), ("shrunk", &self.remove)] {
             let Some(Spread { count, .. }) = stages.get("total") else { continue };
-            let mut table = comfy_table::Table::new();
-            table.load_style(comfy_table::presets::NOTHING);
-            table.set_header([&format!("{name} {count} times"), "MIN ms", "MAX ms", "MEDIAN ms"]);
-            for (stage, Spread { min_us, max_us, median_us, .. }) in stages {
+            let row = |(stage, Spread { min_us, max_us, median_us, .. }): (&String, &Spread)| {
                 let [min, max, median] =
                     [min_us, max_us, median_us].map(|us| format!("{:.1}", *us as f64 / 1e3));
-                table.add_row([&stage.replace('_', " "), &min, &max, &median]);
-            }
-            text += &format!("\n{table}");
+                [stage.replace('_', " "), min, max, median]
+            };
+            let columns = [&format!("{name} {count} times"), "MIN ms", "MAX ms", "MEDIAN ms"];
+            text += &format!("\n{}", table(columns, stages.iter().map(row)));
         }
         text
     }

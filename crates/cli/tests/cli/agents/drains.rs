@@ -133,7 +133,7 @@ fn a_second_interrupt_ends_at_once_and_names_the_losses() {
     a.kill_agent();
     let answer = drain(b, &["--timeout", "500ms"]);
     answer.must_fail(1, &["still lent", "a does not answer", "--end"]);
-    b.interrupt();
+    b.signal(Signal::INT).unwrap();
     wait_until("b says that it waits for a", || b.log_text().contains("a does not answer"));
     let end = b.signal_agent(Signal::INT);
     assert_eq!(end.code(), Some(1));
@@ -200,7 +200,6 @@ fn an_agent_with_a_foreign_certificate_does_not_start() {
     let elsewhere = cluster.dir().join("elsewhere");
     init(&elsewhere, [("a", address())]);
     std::fs::copy(elsewhere.join("a/tls/ca.pem"), a.tls().join("ca.pem")).unwrap();
-    let answer =
-        Answer::of(&mut a.aquifer(&["serve", "agent", "--config", a.config().to_str().unwrap()]));
+    let answer = a.refusal();
     answer.must_fail(1, &["host.pem", "no peer would trust it", "aquifer cluster init"]);
 }

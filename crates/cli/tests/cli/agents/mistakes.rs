@@ -4,17 +4,11 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 
 use aquifer_api::status::Role;
+use aquifer_hosts::daemon::AGENT;
 use aquifer_page::Bytes;
 use toml::{Table, Value};
 
-use super::framework::{Answer, Cluster, Host, Spec, address, init, lacks_rights, wait_until};
-
-/// Runs an agent that cannot start, and returns its error; it must end soon.
-#[track_caller]
-fn refusal(host: &Host) -> Answer {
-    let config = host.config();
-    Answer::of(&mut host.aquifer(&["serve", "agent", "--config", config.to_str().unwrap()]))
-}
+use super::framework::{Answer, Cluster, Spec, address, init, lacks_rights, wait_until};
 
 #[test]
 fn a_wrong_configuration_is_refused_and_its_fault_named() {
@@ -48,7 +42,7 @@ fn a_wrong_configuration_is_refused_and_its_fault_named() {
             let section = config.entry(section).or_insert_with(|| Table::new().into());
             section.as_table_mut().unwrap().insert(key.to_owned(), value.clone());
         });
-        let answer = refusal(a);
+        let answer = a.refusal();
         answer.must_fail(1, &[named, path.to_str().unwrap()]);
         std::fs::write(&path, &right).unwrap();
     }
@@ -63,10 +57,10 @@ fn a_wrong_configuration_is_refused_and_its_fault_named() {
         ("host = 'a b'".to_owned(), "'a b' cannot be a host name"),
     ] {
         std::fs::write(&path, &text).unwrap();
-        refusal(a).must_fail(1, &[named, path.to_str().unwrap()]);
+        a.refusal().must_fail(1, &[named, path.to_str().unwrap()]);
     }
     std::fs::remove_file(&path).unwrap();
-    refusal(a).must_fail(1, &["No such file", path.to_str().unwrap(), "aquifer cluster init"]);
+    a.refusal().must_fail(1, &["No such file", path.to_str().unwrap(), "aquifer cluster init"]);
 }
 
 #[test]
@@ -80,7 +74,7 @@ fn a_missing_or_foreign_certificate_is_named() {
         a.configure(|config| {
             config.insert("tls".to_owned(), dir.to_str().unwrap().into());
         });
-        refusal(a)
+        a.refusal()
     };
     use_tls(&cluster["b"].tls()).must_fail(1, &["certificate of 'b'", "configuration is for 'a'"]);
     use_tls(&cluster.dir().join("nowhere"))
@@ -108,18 +102,18 @@ fn a_port_socket_or_store_in_use_is_named() {
     b.signal_agent(rustix::process::Signal::TERM);
     for port in [b.api(), b.pages()] {
         let _taken = TcpListener::bind(port).unwrap();
-        refusal(b).must_fail(1, &[&port.to_string(), "in use"]);
+        b.refusal().must_fail(1, &[&port.to_string(), "in use"]);
     }
     {
         // Another program listens on a socket in the place of the agent's.
         let _taken = UnixListener::bind(b.socket()).unwrap();
-        refusal(b).must_fail(1, &[b.socket().to_str().unwrap(), "another agent answers"]);
+        b.refusal().must_fail(1, &[b.socket().to_str().unwrap(), "another agent answers"]);
     }
     // Two agents on the same pages would destroy both stores.
     b.configure(|config| {
         config.insert("store".to_owned(), a.store().to_str().unwrap().into());
     });
-    refusal(b).must_fail(1, &[a.store().to_str().unwrap(), &a.status().pid.to_string()]);
+    b.refusal().must_fail(1, &[a.store().to_str().unwrap(), &a.status().pid.to_string()]);
 }
 
 #[test]
@@ -135,13 +129,13 @@ fn a_cgroup_or_a_store_that_cannot_be_used_is_named() {
         });
     };
     set_cgroup("/sys/fs/cgroup/memory/no-such-group");
-    refusal(a).must_fail(1, &["/sys/fs/cgroup/memory/no-such-group", "does not exist"]);
+    a.refusal().must_fail(1, &["/sys/fs/cgroup/memory/no-such-group", "does not exist"]);
     set_cgroup("/proc");
-    refusal(a).must_fail(1, &["/proc", "no memory controller"]);
+    a.refusal().must_fail(1, &["/proc", "no memory controller"]);
     a.configure(|config| {
         config.insert("store".to_owned(), "/sys/kernel".into());
     });
-    refusal(a).must_fail(1, &["/sys/kernel", "tmpfs"]);
+    a.refusal().must_fail(1, &["/sys/kernel", "tmpfs"]);
 }
 
 #[test]
@@ -151,7 +145,7 @@ fn a_senseless_command_line_is_misuse() {
     }
     let cluster = Cluster::admitted(["a"]);
     for (words, named) in [
-        (&["serve", "agent", "--confg", "x"] as &[&str], "--confg"),
+        (&[AGENT, &["--confg", "x"]].concat() as &[&str], "--confg"),
         (&["host", "borrow"], "SIZE"),
         (&["host", "borrow", "--size", "12parsecs"], "12parsecs"),
         (&["host", "borrow", "--size=-5G"], "-5G"),

@@ -16,7 +16,7 @@ use aquifer_volume::Protocol;
 use rustix::process::Signal;
 
 use super::framework::{
-    Answer, Cluster, Host, Identity, Load, STEP_TIMEOUT, Spec, lacks_rights, wait_until,
+    Cluster, Host, Identity, Load, STEP_TIMEOUT, Spec, lacks_rights, wait_until,
 };
 
 /// Starts a borrower `a` that swaps to a lender `b`, with `c` beside, and the load that swaps.
@@ -181,7 +181,6 @@ fn an_agent_says_at_once_that_its_kernel_cannot_lend() {
     }
     let cluster = Cluster::admitted([Spec::new("a").set("lend", "backend", "kernel").over_nvme()]);
     let a = &cluster["a"];
-    let refusal =
-        Answer::of(&mut a.aquifer(&["serve", "agent", "--config", a.config().to_str().unwrap()]));
+    let refusal = a.refusal();
     refusal.must_fail(1, &["backend = \"kernel\"", "modprobe nvmet-tcp"]);
 }

@@ -1,18 +1,20 @@
 //! The parts that the tests of the binary share.
 
-use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Output};
 
-use rustix::process::{Pid, Signal, kill_process};
+pub use aquifer_hosts::daemon::answer;
+pub use aquifer_hosts::{Binary, Export, wait_until};
 use serde_json::Value;
 
-/// Returns the binary under test, with a run directory of the test's own.
+/// Returns the binary under test.
+pub fn binary() -> Binary {
+    Binary::new(env!("CARGO_BIN_EXE_aquifer"))
+}
+
+/// Returns the command `aquifer`, with a run directory of the test's own.
 pub fn aquifer(run_dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
-    command.env("AQUIFER_RUN_DIR", run_dir).env_remove("AQUIFER_SOCKET");
-    command
+    binary().command(run_dir)
 }
 
 /// Returns whether this test cannot run here: it needs root and a memory cgroup hierarchy.
@@ -35,18 +37,6 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Waits until `condition` holds.
-///
-/// # Panics
-/// If it does not hold within two minutes.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !condition() {
-        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Returns whether this test cannot run here: it needs root and a way to make a block device.
 pub fn lacks_devices() -> bool {
     let lacks = !rustix::process::geteuid().is_root()
@@ -57,51 +47,20 @@ pub fn lacks_devices() -> bool {
     lacks
 }
 
-/// A running `aquifer serve export` that is ready; its drop kills it.
-pub struct Export {
-    /// The process.
-    pub child: Child,
-    /// Its answer when it was ready.
-    pub ready: Value,
+/// Runs a command that must succeed, with JSON as its output; returns that.
+#[track_caller]
+pub fn done(run_dir: &Path, words: &[&str]) -> Value {
+    answer(&mut binary().json(run_dir, words)).unwrap_or_else(|error| panic!("{error}"))
 }
 
-impl Export {
-    /// Starts an export with these arguments, its size first.
-    pub fn start(run_dir: &Path, words: &[&str]) -> Self {
-        let mut command = aquifer(run_dir);
-        let mut child = command
-            .args(["serve", "export", "--json", "--size"])
-            .args(words)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap();
-        Self { child, ready }
-    }
-
-    /// Returns its first URI.
-    pub fn uri(&self) -> &str {
-        self.ready["uri"].as_str().unwrap()
-    }
-
-    /// Returns the directory of its pages.
-    pub fn pages(&self) -> PathBuf {
-        Path::new("/dev/shm/aquifer").join(format!("export-{}", self.child.id()))
-    }
-
-    /// Ends it by a signal; returns its exit code.
-    pub fn end(&mut self, signal: Signal) -> Option<i32> {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        self.child.wait().unwrap().code()
-    }
+/// Makes a cluster in `dir` of the hosts `a` and `b`, both on loopback.
+pub fn init_two(dir: &Path) {
+    let hosts = [("a", [127, 0, 0, 1].into()), ("b", [127, 0, 0, 2].into())];
+    binary().init(dir, hosts).unwrap();
 }
 
-impl Drop for Export {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(self.pages());
-    }
+/// Starts an export with these arguments.
+#[track_caller]
+pub fn serve(run_dir: &Path, words: &[&str]) -> Export {
+    Export::start(Export::command(&binary(), run_dir).args(words)).unwrap()
 }

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::framework::{Setting, kill};
-use crate::common::{Export, aquifer, eventually, lacks_devices, stderr, stdout};
+use crate::common::{Export, init_two, lacks_devices, serve, stderr, stdout, wait_until};
 
 /// The way to reach a lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +33,7 @@ impl<'a> RestartableLender<'a> {
         let dir = setting.dir.path();
         let cluster = dir.join("cluster");
         if way == Way::Tls {
-            let hosts =
-                ["--host", "a", "--address", "127.0.0.1", "--host", "b", "--address", "127.0.0.2"];
-            let made = aquifer(dir)
-                .args(["cluster", "init", "--dir"])
-                .arg(&cluster)
-                .args(hosts)
-                .output()
-                .unwrap();
-            assert!(made.status.success(), "{}", stderr(&made));
+            init_two(&cluster);
         }
         let address = match way {
             Way::Unix => format!("unix:{}", dir.join("forgetful").display()),
@@ -70,12 +62,12 @@ impl<'a> RestartableLender<'a> {
         if way == Way::Tls {
             words.extend(["--tls", &tls]);
         }
-        Export::start(setting.dir.path(), &words)
+        serve(setting.dir.path(), &words)
     }
 
     /// Restarts the lender empty, as after a reboot of its host.
     fn comes_back_empty(&mut self) {
-        self.export.end(Signal::KILL);
+        self.export.end(Signal::KILL).unwrap();
         let address = match self.way {
             Way::Unix => format!("unix:{}", self.setting.dir.path().join("forgetful").display()),
             Way::Nvme => self.export.ready["nvme"]["addresses"][0].as_str().unwrap().to_owned(),
@@ -110,7 +102,7 @@ fn no_program_sees_zeroes_where_a_lender_forgot_its_pages() {
         assert_lease_is_lost(&setting, way);
         // The next engine must not believe the lender either.
         kill(&setting.show("held")["pid"]);
-        eventually("another engine serves the region", || {
+        wait_until("another engine serves the region", || {
             setting.aquifer(&["region", "show", "held"]).status.success()
         });
         let mut program = setting.start(&region);
@@ -118,7 +110,7 @@ fn no_program_sees_zeroes_where_a_lender_forgot_its_pages() {
         let end = program.child.wait().unwrap();
         assert_eq!(end.signal(), Some(7), "{way:?}, another engine: {end}");
         assert_lease_is_lost(&setting, way);
-        eventually("the region is removed", || {
+        wait_until("the region is removed", || {
             setting.aquifer(&["region", "rm", "held"]).status.success()
         });
     }
@@ -126,7 +118,7 @@ fn no_program_sees_zeroes_where_a_lender_forgot_its_pages() {
 
 /// Asserts that the status shows the lease as lost.
 fn assert_lease_is_lost(setting: &Setting, way: Way) {
-    eventually("the status shows the lease as lost", || {
+    wait_until("the status shows the lease as lost", || {
         setting.show("held")["volume"]["leases"][0]["state"] == "lost"
     });
     let shown = setting.show("held");

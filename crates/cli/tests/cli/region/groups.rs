@@ -2,18 +2,18 @@
 //! with another group.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
+use aquifer_hosts::daemon::{EXPORT, SCANNER};
 use aquifer_store::Store;
 use aquifer_store::tmpfs::stores;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::framework::{Scanner, Setting, kill};
-use crate::common::{Export, eventually, stderr};
+use crate::common::{serve, stderr, wait_until};
 
 /// Bytes of a region that are not zero after `write` (`framework/program.py`).
 const NONZERO_BYTES: u64 = (8192 - 8192 / 64) * 4096;
@@ -29,12 +29,9 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     let socket = format!("unix:{}", path("sharing"));
     let words = ["128M", "--nbd", &socket, "--name", "a", "--name", "b", "--name", "c"];
     let mut lender =
-        Export::start(setting.dir.path(), &[&words[..], &["--share", "--report", "50ms"]].concat());
-    let mut reports = BufReader::new(lender.child.stdout.take().unwrap()).lines();
-    // The first reader of the pipe may have taken a part of a line.
-    let mut report = || -> Value {
-        reports.by_ref().find_map(|line| serde_json::from_str(&line.unwrap()).ok()).unwrap()
-    };
+        serve(setting.dir.path(), &[&words[..], &["--share", "--report", "50ms"]].concat());
+    let pages = lender.pages();
+    let mut report = || lender.daemon.report().unwrap();
 
     let names = ["one", "two", "three"];
     for (at, (name, group)) in names.into_iter().zip(["blue", "blue", "red"]).enumerate() {
@@ -44,17 +41,17 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
         fill_and_persist(&setting, name, 1);
     }
     let counts = |report: &Value| ["stored", "saved"].map(|key| report[key].as_u64().unwrap());
-    eventually("the lender keeps equal pages of a group once", || {
+    wait_until("the lender keeps equal pages of a group once", || {
         counts(&report()) == [3 * NONZERO_BYTES, NONZERO_BYTES]
     });
     let now = report();
     assert_eq!(now["shared_frames"].as_u64().unwrap() * 4096, NONZERO_BYTES, "{now}");
     assert!(now["taken"].as_u64().unwrap() < 2 * NONZERO_BYTES + (8 << 20), "{now}");
-    assert!(holds_no_plaintext(&lender.pages()));
+    assert!(holds_no_plaintext(&pages));
 
     // A write to one region must not change the other.
     fill_and_persist(&setting, "two", 2);
-    eventually("writes have unshared the pages", || counts(&report()) == [3 * NONZERO_BYTES, 0]);
+    wait_until("writes have unshared the pages", || counts(&report()) == [3 * NONZERO_BYTES, 0]);
     assert_eq!(report()["breaks"].as_u64().unwrap() * 4096, NONZERO_BYTES);
     for (name, seed) in names.into_iter().zip([1, 2, 1]) {
         let region = setting.dir.path().join("regions").join(name);
@@ -76,7 +73,7 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
         setting.remove(name);
     }
     setting.done(&["group", "rm", "blue", "--groups", &groups]);
-    assert_eq!(lender.end(Signal::TERM), Some(0));
+    assert_eq!(lender.end(Signal::TERM).unwrap(), Some(0));
 }
 
 #[test]
@@ -88,7 +85,7 @@ fn a_killed_lender_has_all_shared_pages_when_it_is_back() {
     let socket = format!("unix:{}", setting.dir.path().join("sharing").display());
     let words = ["128M", "--nbd", &socket, "--name", "a", "--name", "b", "--share"];
     let words = [&words[..], &["--dir", pages.path().to_str().unwrap()]].concat();
-    let mut lender = Export::start(setting.dir.path(), &words);
+    let mut lender = serve(setting.dir.path(), &words);
     let mut programs = Vec::new();
     for (at, name) in ["one", "two"].into_iter().enumerate() {
         let uri = lender.ready["uris"][at].as_str().unwrap();
@@ -102,12 +99,12 @@ fn a_killed_lender_has_all_shared_pages_when_it_is_back() {
         programs[0].order("check 1");
         programs[1].order(&format!("write {seed}"));
         sleep(Duration::from_millis(100));
-        lender.end(Signal::KILL);
+        lender.end(Signal::KILL).unwrap();
         let store = Store::open(pages.path()).unwrap();
         store.audit().unwrap();
         assert!(store.findings().is_empty() && store.leases().len() == 2, "{:?}", store.findings());
         drop(store);
-        lender = Export::start(setting.dir.path(), &words);
+        lender = serve(setting.dir.path(), &words);
         assert_eq!(programs[0].answer(), "check 0");
         assert_eq!(programs[1].answer(), "write 0");
         programs[1].does(&format!("check {seed}"));
@@ -115,7 +112,7 @@ fn a_killed_lender_has_all_shared_pages_when_it_is_back() {
     for name in ["one", "two"] {
         setting.done(&["region", "persist", name]);
     }
-    lender.end(Signal::KILL);
+    lender.end(Signal::KILL).unwrap();
     let store = Store::open(pages.path()).unwrap();
     store.audit().unwrap();
     let shared = store.usage().groups[&"default".parse().unwrap()].shared;
@@ -125,17 +122,17 @@ fn a_killed_lender_has_all_shared_pages_when_it_is_back() {
     );
     drop(store);
     // The store refuses an export with other parameters, and its pages stay.
-    let other = setting.aquifer(&[&["serve", "export", "--size", "128M"], &words[8..]].concat());
+    let other = setting.aquifer(&[EXPORT, &["128M"], &words[8..]].concat());
     assert!(
         stderr(&other).contains("leases of an agent, or of an export with another name"),
         "{}",
         stderr(&other)
     );
-    lender = Export::start(setting.dir.path(), &words);
+    lender = serve(setting.dir.path(), &words);
     programs.iter_mut().for_each(|program| program.does("check 1"));
     drop(programs);
     ["one", "two"].iter().for_each(|name| setting.remove(name));
-    assert_eq!(lender.end(Signal::TERM), Some(0));
+    assert_eq!(lender.end(Signal::TERM).unwrap(), Some(0));
     assert_eq!(
         fs::read_dir(pages.path())
             .unwrap()
@@ -205,7 +202,7 @@ fn equal_pages_are_kept_once_in_a_group_and_not_across_groups() {
     programs[1].does("zero 100 50");
     blue.end(Signal::TERM);
     red.end(Signal::INT);
-    setting.done(&["serve", "dedup", "blue", "--undo", "--groups", &groups]);
+    setting.done(&[SCANNER, &["blue", "--undo", "--groups", &groups]].concat());
     let shown = setting.done(&["group", "show", "blue", "--groups", &groups]);
     assert_eq!(number(&shown["sharing"], "shared_bytes"), 0, "{shown}");
     programs[0].does("check 3");
@@ -222,7 +219,7 @@ fn fill_and_persist(setting: &Setting, name: &str, seed: u32) {
     let mut program = setting.start(&region);
     program.does(&format!("write {seed}"));
     drop(program);
-    eventually("no program maps the region", || {
+    wait_until("no program maps the region", || {
         setting.show(name)["programs"].as_array().unwrap().is_empty()
     });
     setting.done(&["region", "persist", name]);

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::framework::{GUESSING_PROGRAM, Program, Scanner, Setting};
-use crate::common::{Export, eventually};
+use crate::common::{Export, serve, wait_until};
 use crate::rank::{CHANCE, at_best, auc, by_chance};
 
 const PAGE_BYTES: u64 = 4096;
@@ -149,7 +148,7 @@ fn sharing_lender(setting: &Setting, names: &[&str]) -> Export {
     let names = names.iter().flat_map(|name| ["--name", *name]);
     let words: Vec<&str> =
         ["64M", "--nbd", &socket, "--share", "--report", "50ms"].into_iter().chain(names).collect();
-    Export::start(setting.dir.path(), &words)
+    serve(setting.dir.path(), &words)
 }
 
 /// Returns the pages of a device in its lender's files, by the table of the device's frames.
@@ -179,27 +178,23 @@ fn a_lender_holds_no_equal_page_of_two_groups() {
     let Some(tenants) = Tenants::new() else { return };
     let setting = &tenants.setting;
     let mut lender = sharing_lender(setting, &["a", "b", "c"]);
-    let mut reports = BufReader::new(lender.child.stdout.take().unwrap()).lines();
     for (at, group) in ["blue", "blue", "red"].into_iter().enumerate() {
         let (name, uri) = (["one", "two", "three"][at], lender.ready["uris"][at].as_str().unwrap());
         let mut program = tenants.program(name, group, &["--lender", uri]);
         program.does("fill 1 2 3");
         drop(program);
-        eventually("no program maps the region", || {
+        wait_until("no program maps the region", || {
             setting.show(name)["programs"].as_array().unwrap().is_empty()
         });
         setting.done(&["region", "persist", name]);
     }
-    let saved = |line: String| {
-        serde_json::from_str::<Value>(&line)
-            .is_ok_and(|report| number(&report, "saved") == 3 * PAGES_PER_KIND * PAGE_BYTES)
-    };
-    assert!(reports.by_ref().take(200).any(|line| saved(line.unwrap())));
+    let saved = |report: Value| number(&report, "saved") == 3 * PAGES_PER_KIND * PAGE_BYTES;
+    assert!((0..200).any(|_| saved(lender.daemon.report().unwrap())));
     let [one, two, three] = ["a", "b", "c"].map(|name| lender_pages(&lender.pages(), name));
     assert!(one.len() as u64 == 3 * PAGES_PER_KIND && one == two && three.len() == one.len());
     assert!(one.is_disjoint(&three));
     ["one", "two", "three"].iter().for_each(|name| setting.remove(name));
-    assert_eq!(lender.end(Signal::TERM), Some(0));
+    assert_eq!(lender.end(Signal::TERM).unwrap(), Some(0));
 }
 
 /// Makes a volume over a device of a lender, encrypted as a group's.
@@ -234,7 +229,7 @@ fn store_times_at_a_lender_reveal_no_page_of_another_group() {
     let socket = format!("unix:{}", dir.path().join("sharing").display());
     let words = ["64M", "--nbd", &socket, "--share", "--name", "a", "--name", "b", "--name", "c"];
     let measured = |round| {
-        let lender = Export::start(dir.path(), &words);
+        let lender = serve(dir.path(), &words);
         let [blue, red] = [0; 2]
             .map(|_| Encryption { mode: EncryptionMode::Deterministic, ..Encryption::random() });
         let [victim, mate, attacker] = [("a", &blue), ("b", &red), ("c", &red)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::framework::{Setting, kill};
-use crate::common::{aquifer, eventually, stderr};
+use crate::common::{aquifer, stderr, wait_until};
 
 #[test]
 fn caches_share_a_limit_by_their_needs() {
@@ -22,7 +22,7 @@ fn caches_share_a_limit_by_their_needs() {
     for busy in [1, 0, 1] {
         let name = ["one", "two"][busy];
         programs[busy].does("write 1");
-        eventually("the busy region has most of the limit", || {
+        wait_until("the busy region has most of the limit", || {
             programs[busy].does("check 1");
             let (caches, limits) =
                 ([cache("one"), cache("two")], setting.done(&["region", "limit"]));
@@ -116,7 +116,7 @@ fn an_emulated_link_takes_its_time_and_needs_no_lender() {
     assert!(median >= 198.0, "{status}");
     // The engine's pages are lost with it, and no program may read zeroes instead.
     kill(&status["pid"]);
-    eventually("no engine serves the region", || {
+    wait_until("no engine serves the region", || {
         !setting.aquifer(&["region", "show", "what-if"]).status.success()
     });
     drop(program);

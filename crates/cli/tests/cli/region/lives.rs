@@ -8,7 +8,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, pr
 use serde_json::Value;
 
 use super::framework::{Setting, kill, kill_processes};
-use crate::common::{Export, eventually, stderr, stdout};
+use crate::common::{serve, stderr, stdout, wait_until};
 
 fn process(answer: &str) -> Pid {
     Pid::from_raw(answer.rsplit(' ').next().unwrap().parse().unwrap()).unwrap()
@@ -16,7 +16,7 @@ fn process(answer: &str) -> Pid {
 
 /// Waits until another engine serves the region after `before`.
 fn another_serves(setting: &Setting, name: &str, before: &Value) {
-    eventually("another engine serves the region", || {
+    wait_until("another engine serves the region", || {
         let shown = setting.aquifer(&["--json", "region", "show", name]);
         serde_json::from_slice::<Value>(&shown.stdout).is_ok_and(|status| status["pid"] != *before)
     });
@@ -53,7 +53,7 @@ fn a_program_is_gone_when_it_ends_though_its_child_lives() {
     let _child = Ending(process(&program.answers_in_time()));
     program.signal(Signal::KILL);
     drop(program);
-    eventually("no program maps the region", || {
+    wait_until("no program maps the region", || {
         setting.show("orphan")["programs"].as_array().unwrap().is_empty()
     });
     let mut next = setting.lives(&region, &[]);
@@ -109,7 +109,7 @@ fn a_stopped_program_keeps_its_pages_and_others_are_served() {
 fn a_neighbour_of_a_stopped_program_is_told_so_and_served() {
     let Some(setting) = Setting::new() else { return };
     let socket = format!("unix:{}", setting.dir.path().join("second").display());
-    let second = Export::start(setting.dir.path(), &["64M", "--nbd", &socket]);
+    let second = serve(setting.dir.path(), &["64M", "--nbd", &socket]);
     let one = setting.create("one", &[]);
     let words =
         ["region", "create", "two", "--size", "32M", "--cache", "8M", "--lender", second.uri()];
@@ -178,7 +178,7 @@ fn an_engine_out_of_descriptors_serves_waiting_clients_later() {
     );
     setting.aquifer(&["region", "show", "full"]);
     let log = setting.dir.path().join("regions/.full/log");
-    eventually("the engine logs that it cannot accept", || {
+    wait_until("the engine logs that it cannot accept", || {
         let said = std::fs::read_to_string(&log).unwrap_or_default();
         said.contains("cannot accept clients") && said.contains("cannot accept programs")
     });
@@ -205,7 +205,7 @@ fn an_engine_without_its_lender_serves_its_local_pages() {
     let mut program = setting.lives(&region, &[]);
     program.does_in_time("write 1");
     program.does_in_time("some 2 500");
-    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    kill_process(setting.lender.daemon.pid(), Signal::STOP).unwrap();
     let before = setting.show("alone")["pid"].clone();
     kill(&before);
     another_serves(&setting, "alone", &before);
@@ -213,10 +213,10 @@ fn an_engine_without_its_lender_serves_its_local_pages() {
     let mut other = setting.lives(&region, &[]);
     other.does_in_time("see 2 500");
     program.order("check 1");
-    eventually("'region show' says that faults wait", || {
+    wait_until("'region show' says that faults wait", || {
         stdout(&setting.aquifer(&["region", "show", "alone"])).contains("WAITING")
     });
-    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    kill_process(setting.lender.daemon.pid(), Signal::CONT).unwrap();
     // All pages except those written since.
     assert_eq!(program.answers_in_time(), "check 500");
     program.does_in_time("see 2 500");
@@ -268,7 +268,7 @@ fn regions_that_come_and_go_at_once_are_on_one_file_system() {
             });
         }
     });
-    eventually("the tmpfs is gone", || setting.mounts() == 0);
+    wait_until("the tmpfs is gone", || setting.mounts() == 0);
     let left = std::fs::read_dir(setting.dir.path().join("regions")).map_or(0, Iterator::count);
     assert_eq!(left, 0);
 }

@@ -3,11 +3,11 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use super::framework::{Setting, kill, kill_processes};
-use crate::common::{eventually, stderr, stdout};
+use crate::common::{stderr, stdout, wait_until};
 
 #[test]
 fn engines_that_are_killed_under_load_lose_nothing() {
@@ -21,7 +21,7 @@ fn engines_that_are_killed_under_load_lose_nothing() {
                 let pid = setting.show(policy)["pid"].clone();
                 sleep(Duration::from_millis(60));
                 kill(&pid);
-                eventually("another engine serves the region", || {
+                wait_until("another engine serves the region", || {
                     let shown = setting.aquifer(&["--json", "region", "show", policy]);
                     serde_json::from_slice::<Value>(&shown.stdout)
                         .is_ok_and(|status| status["pid"] != pid)
@@ -55,7 +55,7 @@ fn leftovers_of_killed_processes_are_served_or_removed() {
     kill_processes(&setting, "left");
     drop(program);
     setting.done(&["region", "rm", "left"]);
-    eventually("the tmpfs is gone", || setting.mounts() == 0);
+    wait_until("the tmpfs is gone", || setting.mounts() == 0);
     let refused = setting.aquifer(&["region", "recover", "left"]);
     assert!(stderr(&refused).contains("there is no region 'left'"), "{}", stderr(&refused));
 }
@@ -66,13 +66,13 @@ fn a_program_waits_for_a_lender_that_is_away() {
     let region = setting.create("away", &[]);
     let mut program = setting.start(&region);
     program.does("write 5");
-    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    kill_process(setting.lender.daemon.pid(), Signal::STOP).unwrap();
     program.order("check 5");
-    eventually("'region show' says that faults wait", || {
+    wait_until("'region show' says that faults wait", || {
         stdout(&setting.aquifer(&["region", "show", "away"])).contains("WAITING")
     });
     assert!(stdout(&setting.aquifer(&["region", "list"])).contains("WAIT for a lender"));
-    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    kill_process(setting.lender.daemon.pid(), Signal::CONT).unwrap();
     assert_eq!(program.answer(), "check 0");
 }
 
@@ -88,11 +88,11 @@ fn a_program_that_is_not_to_wait_is_told_so() {
     program.does("check 6");
     // Lenders do not store pages of zeroes.
     assert!(setting.show("short")["usage"]["dirty"].as_u64().unwrap() < 256 << 10);
-    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    kill_process(setting.lender.daemon.pid(), Signal::STOP).unwrap();
     program.order("check 6");
     let end = program.child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(7), "{end}");
-    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    kill_process(setting.lender.daemon.pid(), Signal::CONT).unwrap();
     assert!(setting.show("short")["counts"]["given_up"].as_u64().unwrap() > 0);
     // The next program finds the pages unchanged.
     setting.start(&region).does("check 6");

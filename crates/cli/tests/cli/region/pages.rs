@@ -1,7 +1,7 @@
 //! Tests of `aquifer region pages` and `drop`.
 
 use super::framework::Setting;
-use crate::common::{eventually, stderr};
+use crate::common::{stderr, wait_until};
 
 #[test]
 fn it_is_known_where_each_page_is() {
@@ -10,7 +10,7 @@ fn it_is_known_where_each_page_is() {
     let mut program = setting.start(&region);
     program.does("write 1");
     drop(program);
-    eventually("no program maps the region", || {
+    wait_until("no program maps the region", || {
         setting.show("known")["programs"].as_array().unwrap().is_empty()
     });
     let pages = |more: &[&str]| {

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::framework::{HEAP_PROGRAM, Setting, compile, kill};
-use crate::common::{eventually, stderr, stdout};
+use crate::common::{stderr, stdout, wait_until};
 
 #[test]
 fn an_unmodified_program_has_its_memory_in_the_pool() {
@@ -53,8 +53,8 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
     program.does("check 2");
     drop(program);
     setting.remove("one");
-    eventually("the tmpfs is gone", || setting.mounts() == 0);
-    eventually("the lender's memory is free", || {
+    wait_until("the tmpfs is gone", || setting.mounts() == 0);
+    wait_until("the lender's memory is free", || {
         let files = fs::read_dir(setting.lender.pages())
             .unwrap()
             .map(|entry| entry.unwrap().metadata().unwrap());
@@ -82,7 +82,7 @@ fn a_program_can_allocate_its_memory_in_a_region() {
         let second = setting.aquifer(&["region", "exec", "--heap", "heap", "--", "true"]);
         assert!(stderr(&second).contains("in use by python3"), "{}", stderr(&second));
         drop(program);
-        eventually("no program maps the region", || {
+        wait_until("no program maps the region", || {
             setting.show("heap")["programs"].as_array().unwrap().is_empty()
         });
     }

@@ -6,6 +6,9 @@
     reason = "a test that cannot go on has failed, and does not use all of this"
 )]
 
+#[path = "../../../../hosts/src/wait.rs"]
+mod wait;
+
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,7 +21,7 @@ use aquifer_disk_cache::{self as cache, Options, Service};
 use aquifer_nbd::client::{Connection, NbdError, Target};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
-use aquifer_transport::Address;
+use wait::wait_until;
 
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 pub const PAGE: u64 = PAGE_SIZE as u64;
@@ -283,10 +286,6 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
 }
 
 /// Waits until `is` returns true.
-pub fn until(mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is() {
-        assert!(Instant::now() < deadline, "it never was so");
-        thread::sleep(Duration::from_millis(5));
-    }
+pub fn until(is: impl FnMut() -> bool) {
+    wait_until("the cache is as expected", is);
 }

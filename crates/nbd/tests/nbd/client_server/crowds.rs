@@ -12,7 +12,7 @@ use aquifer_transport::{Address, ConnectionLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
 use super::{NbdLender, TIMEOUT, tcp};
-use crate::common::eventually;
+use crate::common::wait_until;
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const SECOND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
@@ -52,7 +52,7 @@ impl NbdLender {
         let before = self.registry.connections.load(Ordering::Relaxed);
         let clients = (0..count).map(|_| self.client(from).unwrap()).collect();
         let now = || self.registry.connections.load(Ordering::Relaxed);
-        eventually("all are connected", || now() == before + count);
+        wait_until("all are connected", || now() == before + count);
         clients
     }
 }

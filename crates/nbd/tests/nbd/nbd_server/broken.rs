@@ -10,7 +10,7 @@ use aquifer_nbd::server::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::harness::{Client, Served, info_payload, request};
-use crate::common::{Raw, at_most, eventually, pattern};
+use crate::common::{Raw, at_most, pattern, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -42,7 +42,7 @@ fn garbage_and_lies_end_the_connection_that_tells_them() {
     bystander.write(0, b"unharmed");
     served.assert_serves();
     drop(bystander);
-    eventually("all connections are gone", || served.connections() == 0);
+    wait_until("all connections are gone", || served.connections() == 0);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn clients_may_vanish_at_any_byte() {
     client.put(&request(command::WRITE, 0, 1, 0, 3 << 20));
     client.put(&pattern(MIB + 100, 6));
     client.stream.shutdown(Shutdown::Both).unwrap();
-    eventually("all connections are gone", || served.connections() == 0);
+    wait_until("all connections are gone", || served.connections() == 0);
     let mut after = vec![0; MIB];
     served.lease.read(2 << 20, &mut after).unwrap();
     assert!(after == pattern(MIB, 5));
@@ -115,7 +115,7 @@ fn a_hundred_clients_are_served_and_the_next_one_is_refused() {
         assert_eq!(client.read((99 - at as u64) * 10, 10), [99 - at as u8; 10]);
     }
     drop(clients);
-    eventually("all connections are gone", || served.connections() == 0);
+    wait_until("all connections are gone", || served.connections() == 0);
     served.assert_serves();
 }
 
@@ -124,7 +124,7 @@ fn silent_clients_keep_no_other_client_out() {
     let limits = Limits { connections: at_most(10), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut steady = served.client(false);
-    eventually("the server knows that it has chosen an export", || served.connections() == 1);
+    wait_until("the server knows that it has chosen an export", || served.connections() == 1);
     let mut silent: Vec<_> = (0..50).map(|_| Client::connect(&served.socket())).collect();
     served.assert_serves();
     assert!(silent[0].is_closed(), "the one that was there the longest made room");

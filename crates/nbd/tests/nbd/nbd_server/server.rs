@@ -8,7 +8,7 @@ use aquifer_page::Bytes;
 use aquifer_transport::Address;
 
 use super::harness::{Served, tool};
-use crate::common::{Raw, eventually};
+use crate::common::{Raw, wait_until};
 
 #[test]
 fn a_dropped_server_ends_its_connections_and_its_socket() {
@@ -31,7 +31,7 @@ fn the_connections_of_one_lease_can_be_ended() {
     let mut mine = served.client(false);
     let mut others = super::harness::Client::greeted(&served.socket());
     others.go("other");
-    eventually("both are connected", || served.connections() == 2);
+    wait_until("both are connected", || served.connections() == 2);
     served.registry.leases.lock().unwrap().remove("");
     served.server.close_lease(served.lease.id());
     assert_eq!(served.connections(), 1);

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::harness::{Served, contents, run, tool};
-use crate::common::{eventually, pattern};
+use crate::common::{pattern, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -86,7 +86,7 @@ fn libnbd_finds_every_command_doing_what_it_should() {
     // Debian installs python3-libnbd for this interpreter; the path may name another one first.
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nbd/nbd_server/commands.py");
     run(tool("/usr/bin/python3").arg(script).arg(served.uri()));
-    eventually("both have left", || served.connections() == 0);
+    wait_until("both have left", || served.connections() == 0);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn nbdfuse_makes_a_file_of_it() {
     fs::write(&file, "").unwrap();
     let child = tool("nbdfuse").arg(&file).arg(served.uri()).spawn().unwrap();
     let _mounted = Mounted(&file, child);
-    eventually("mounted", || fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 16 << 20));
+    wait_until("mounted", || fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 16 << 20));
     let data = pattern(3 * MIB, 9);
     let opened = fs::File::options().read(true).write(true).open(&file).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&opened, &data, 12345).unwrap();

@@ -10,7 +10,7 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_transport::{Address, ConnectionLimits};
 
 use super::{read, target};
-use crate::common::{TIMEOUT, eventually, pattern};
+use crate::common::{TIMEOUT, pattern, wait_until};
 use crate::nvme_target::harness::{STRANGER, Served};
 
 const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
@@ -67,7 +67,7 @@ fn only_a_host_that_fails_repeatedly_must_pause() {
     assert!(is_refused, "a host that fails again and again is refused whatever it knows");
     let other = Target { secrets: secrets(HOST, None), ..target(&served) };
     Connection::connect(Arc::new(other), TIMEOUT).unwrap();
-    eventually("the pause is over", || over_tcp(HOST).is_ok());
+    wait_until("the pause is over", || over_tcp(HOST).is_ok());
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_wrong_or_missing_secret_is_reported() {
     *served.registry.secrets.lock().unwrap() = None;
     let error = with(secrets(HOST, Some(CONTROLLER)));
     assert!(error.to_string().contains("does not authenticate"), "{error}");
-    eventually("all of them are gone", || served.queues() == 0);
+    wait_until("all of them are gone", || served.queues() == 0);
 }
 
 #[test]
@@ -113,5 +113,5 @@ fn missing_and_foreign_subsystems_are_refused_by_name() {
             "{error}"
         );
     }
-    eventually("all of them are gone", || served.queues() == 0);
+    wait_until("all of them are gone", || served.queues() == 0);
 }

@@ -57,6 +57,23 @@ fn misbehaving(
     error
 }
 
+/// Asserts that each answer is found out, and ends the connection.
+#[track_caller]
+fn break_the_rules(
+    answers: &[(&str, Answer)],
+    use_it: fn(&mut Connection) -> Result<(), NvmeError>,
+) {
+    let served = Served::new(Bytes::mib(4));
+    for (what, answer) in answers {
+        let error = misbehaving(&served, false, *answer, use_it);
+        assert!(
+            matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(),
+            "{what}: {error}"
+        );
+    }
+    served.assert_serves();
+}
+
 fn a_read(connection: &mut Connection) -> Result<(), NvmeError> {
     connection.read(PAGE.into(), &mut [0; PAGE_SIZE])
 }
@@ -119,7 +136,6 @@ const DONE: u8 = flag::LAST | flag::SUCCESS;
 
 #[test]
 fn answers_to_a_read_that_break_the_rules_are_found_out() {
-    let served = Served::new(Bytes::mib(4));
     let answers: [(&str, Answer); 22] = [
         ("nothing but zeroes", |_| vec![0; 64]),
         ("an unknown type", |c| changed(completion(c, NvmeStatus::SUCCESS), 0, 0x42)),
@@ -148,19 +164,11 @@ fn answers_to_a_read_that_break_the_rules_are_found_out() {
         ("a data PDU of another length", |c| changed(data(c, 0, PAGE, DONE), 17, 8)),
         ("it asks for data", |c| r2t(c, 0, PAGE)),
     ];
-    for (what, answer) in answers {
-        let error = misbehaving(&served, false, answer, a_read);
-        assert!(
-            matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(),
-            "{what}: {error}"
-        );
-    }
-    served.assert_serves();
+    break_the_rules(&answers, a_read);
 }
 
 #[test]
 fn answers_to_a_write_that_break_the_rules_are_found_out() {
-    let served = Served::new(Bytes::mib(4));
     let answers: [(&str, Answer); 8] = [
         ("data", |c| data(c, 0, PAGE, DONE)),
         ("nothing is asked for", |c| completion(c, NvmeStatus::SUCCESS)),
@@ -171,14 +179,7 @@ fn answers_to_a_write_that_break_the_rules_are_found_out() {
         ("the same is asked for again", |c| [r2t(c, 0, PAGE), r2t(c, 0, PAGE)].concat()),
         ("another command's data", |c| r2t(other(c), 0, PAGE)),
     ];
-    for (what, answer) in answers {
-        let error = misbehaving(&served, false, answer, a_write);
-        assert!(
-            matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(),
-            "{what}: {error}"
-        );
-    }
-    served.assert_serves();
+    break_the_rules(&answers, a_write);
 }
 
 #[test]

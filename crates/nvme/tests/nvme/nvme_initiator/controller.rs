@@ -12,7 +12,7 @@ use aquifer_transport::Address;
 
 use super::middle::Middle;
 use super::{connect, read, target};
-use crate::common::{TIMEOUT, eventually, pattern};
+use crate::common::{TIMEOUT, pattern, wait_until};
 use crate::nvme_target::harness::Served;
 
 #[test]
@@ -34,7 +34,7 @@ fn threads_share_a_controller_and_do_not_disturb_each_other() {
             });
         }
     });
-    eventually("the controller has ended with its last queue", || served.queues() == 0);
+    wait_until("the controller has ended with its last queue", || served.queues() == 0);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn queues_that_are_left_make_room_for_others() {
         let third = session.connect(TIMEOUT).unwrap_err();
         assert!(third.to_string().contains("at most 2 I/O queues"), "{third}");
         drop(second);
-        eventually("the target knows", || served.queues() == 2);
+        wait_until("the target knows", || served.queues() == 2);
     }
 }
 
@@ -79,7 +79,7 @@ fn an_idle_controller_is_kept_alive() {
     let target = Target { keep_alive, address: middle.address.clone(), ..target(&served) };
     let mut connection = Connection::connect(Arc::new(target), TIMEOUT).unwrap();
     // Longer than the target's timeout without a Keep Alive.
-    eventually("signs of life", || middle.signs_of_life.load(Ordering::SeqCst) >= 9);
+    wait_until("signs of life", || middle.signs_of_life.load(Ordering::SeqCst) >= 9);
     assert!(read(&mut connection, 0, PAGE_SIZE) == vec![0; PAGE_SIZE]);
     assert_eq!(middle.admin_queues.load(Ordering::SeqCst), 1);
 }
@@ -94,7 +94,7 @@ fn a_broken_queue_ends_its_controller_and_a_new_one_follows() {
     assert!(matches!(one.flush().unwrap_err().failure, Failure::Lost(_)));
     let error = two.flush().unwrap_err();
     assert!(error.ends_connection(), "{error}");
-    eventually("the target knows", || served.queues() == 0);
+    wait_until("the target knows", || served.queues() == 0);
     let _three = session.connect(TIMEOUT).unwrap();
     assert_eq!(middle.admin_queues.load(Ordering::SeqCst), 2);
 }
@@ -112,7 +112,7 @@ fn a_lost_admin_queue_wakes_the_waiters_of_other_queues() {
         let started = Instant::now();
         (connection.read(0, &mut [0; PAGE_SIZE]).unwrap_err(), started.elapsed())
     });
-    eventually("its target's end is gone", || served.queues() == 1);
+    wait_until("its target's end is gone", || served.queues() == 1);
     served.target.close_lease(served.lease.id());
     let (error, waited) = waiting.join().unwrap();
     assert!(matches!(error.failure, Failure::Lost(_)) && waited < TIMEOUT / 2, "{error}");

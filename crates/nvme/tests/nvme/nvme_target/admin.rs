@@ -9,7 +9,7 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 use zerocopy::FromBytes;
 
 use super::harness::Served;
-use crate::common::{eventually, pattern};
+use crate::common::{pattern, wait_until};
 
 #[test]
 fn a_controller_and_its_namespace_are_identified() {
@@ -61,7 +61,7 @@ fn logs_can_be_read_whole_and_in_parts() {
     let mut io = served.io(controller, 1, 0);
     io.write(0, &pattern(16 * PAGE_SIZE, 1));
     io.read(0, 1);
-    eventually("the tally is told", || {
+    wait_until("the tally is told", || {
         let (mut host, _) = served.admin();
         let smart = Smart::read_from_bytes(&host.log(page::SMART, 0, 512).unwrap()).unwrap();
         assert_eq!(smart.spare, 100);

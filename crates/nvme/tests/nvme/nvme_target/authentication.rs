@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::harness::Served;
 use super::host::Host;
-use crate::common::{Raw, at_most, eventually, pattern};
+use crate::common::{Raw, at_most, pattern, wait_until};
 
 const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 /// The same key, bound to its owner's name.
@@ -261,7 +261,7 @@ fn an_unproved_host_gets_the_reason_and_stays_out() {
         let last = receive(&mut host);
         assert_failed(host, &last, explanation);
     }
-    eventually("all of them are gone", || served.queues() == 0);
+    wait_until("all of them are gone", || served.queues() == 0);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::harness::Served;
 use super::host::{Host, ic_req};
-use crate::common::{Raw, eventually, pattern};
+use crate::common::{Raw, pattern, wait_until};
 
 #[test]
 fn nonsense_before_connect_ends_the_link_with_the_reason() {
@@ -47,7 +47,7 @@ fn nonsense_before_connect_ends_the_link_with_the_reason() {
     bystander.write(0, &pattern(4096, 1));
     assert_eq!(admin.identify(1, 0).unwrap().len(), 4096);
     drop((admin, bystander));
-    eventually("all queues are gone", || served.queues() == 0);
+    wait_until("all queues are gone", || served.queues() == 0);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn hosts_may_vanish_at_any_byte() {
     let pdu = host.data(&request, 0, &pattern(32768, 2), false);
     host.put(&pdu[..pdu.len() - 1]);
     drop(host);
-    eventually("the queue is gone", || served.queues() == 1);
+    wait_until("the queue is gone", || served.queues() == 1);
     let mut there = vec![0; 1 << 20];
     served.lease.read(0, &mut there).unwrap();
     assert!(there == pattern(1 << 20, 1));
@@ -199,7 +199,7 @@ fn a_host_that_terminates_is_heard() {
     (bytes[0], bytes[2], bytes[4]) = (kind::H2C_TERM_REQ, 24, 24);
     host.put(&bytes);
     assert!(host.is_closed());
-    eventually("the queue is gone", || served.queues() == 1);
+    wait_until("the queue is gone", || served.queues() == 1);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_hundred_queues_are_served_at_once() {
         assert!(host.read(99 - number as u64, 1) == pattern(4096, 99 - number as u64));
     }
     drop(hosts);
-    eventually("all I/O queues are gone", || served.queues() == 2);
+    wait_until("all I/O queues are gone", || served.queues() == 2);
 }
 
 #[test]

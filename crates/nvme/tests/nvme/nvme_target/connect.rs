@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::harness::{STRANGER, Served};
 use super::host::{Host, ic_req};
-use crate::common::{Raw, at_most, eventually, pattern};
+use crate::common::{Raw, at_most, pattern, wait_until};
 
 #[test]
 fn a_controller_gets_ready_is_reset_and_shut_down() {
@@ -49,7 +49,7 @@ fn a_controller_gets_ready_is_reset_and_shut_down() {
     );
     drop(host);
     assert!(io.is_closed(), "without its admin queue no queue lives on");
-    eventually("all queues are gone", || served.queues() == 0);
+    wait_until("all queues are gone", || served.queues() == 0);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_silent_host_is_disconnected_and_any_command_counts() {
     let command = admin.command(admin::KEEP_ALIVE, Sgl::NONE);
     assert_eq!(admin.status(&command, &[]), NvmeStatus::SUCCESS);
     assert!(admin.is_closed() && io.is_closed());
-    eventually("all queues are gone", || served.queues() == 0);
+    wait_until("all queues are gone", || served.queues() == 0);
     served.assert_serves();
 }
 

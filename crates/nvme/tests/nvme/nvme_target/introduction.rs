@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::harness::Served;
 use super::host::Host;
-use crate::common::{Raw, eventually};
+use crate::common::{Raw, wait_until};
 
 fn visitor(owner: u128, epoch: u64) -> Visitor {
     Visitor {
@@ -71,7 +71,7 @@ fn a_second_owner_learns_the_name_of_the_first() {
     assert_eq!(introduce(&mut second, &by_force), NvmeStatus::SUCCESS);
     assert!(first.is_closed());
     drop((first, second));
-    eventually("both have left", || served.queues() == 0);
+    wait_until("both have left", || served.queues() == 0);
 }
 
 #[test]

@@ -295,7 +295,7 @@ fn a_queue_can_be_disconnected_and_connected_again() {
     assert_eq!(host.status(&command.with(10, 1), &[]), NvmeStatus::CONNECT_FORMAT);
     assert_eq!(host.status(&command, &[]), NvmeStatus::SUCCESS);
     assert!(host.is_closed());
-    crate::common::eventually("the queue is gone", || served.queues() == 1);
+    crate::common::wait_until("the queue is gone", || served.queues() == 1);
     served.io(controller, 3, 0).write(0, &pattern(4096, 1));
 }
 
@@ -315,5 +315,5 @@ fn a_host_that_does_not_read_holds_up_no_writer() {
         writer.write(block, &pattern(4096, 1));
     }
     drop(lazy);
-    crate::common::eventually("the lazy one is gone", || served.queues() == 2);
+    crate::common::wait_until("the lazy one is gone", || served.queues() == 2);
 }

@@ -1,5 +1,8 @@
 //! Helpers that the store's tests share.
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(dead_code, unused_imports, clippy::unwrap_used)]
+
+#[path = "../random/mod.rs"]
+mod random;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,6 +11,7 @@ use std::sync::Arc;
 
 use aquifer_page::Bytes;
 use aquifer_store::{Lease, LeaseRecord, Store};
+pub use random::Random;
 
 /// Creates a temporary directory on a tmpfs; it vanishes even if the test fails.
 pub fn shm_dir() -> tempfile::TempDir {
@@ -58,30 +62,6 @@ pub fn taken(dir: &Path, lease: &Lease) -> u64 {
 /// Returns the bytes that the kernel accounts to the frames of a group.
 pub fn frames_taken(dir: &Path, group: &str) -> Bytes {
     Bytes(fs::metadata(dir.join(format!("{group}.frames"))).unwrap().blocks() * 512)
-}
-
-/// A fast pseudo-random generator (splitmix64); the same seed repeats a failure.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    pub fn fill(&mut self, buf: &mut [u8]) {
-        for part in buf.chunks_mut(8) {
-            part.copy_from_slice(&self.next().to_le_bytes()[..part.len()]);
-        }
-    }
 }
 
 /// Returns a field of `/proc/self/smaps_rollup` (`Pss` counts each page once).

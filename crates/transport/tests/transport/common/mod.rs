@@ -1,32 +1,30 @@
 //! Helpers that the tests of all servers share.
 
 // Each test uses only a part of this module.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
+
+#[path = "../../../../store/tests/store/common/mod.rs"]
+mod store;
+#[path = "../../../../hosts/src/wait.rs"]
+mod wait;
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_transport::ConnectionLimits;
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use store::record;
+use store::shm_dir;
+pub use wait::wait_until;
 /// The upper limit for every wait of a test.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns limits of `all` connections in total.
 pub fn at_most(all: usize) -> ConnectionLimits {
     ConnectionLimits { all, ..ConnectionLimits::default() }
-}
-
-/// Waits until `is_so` returns true.
-pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// Returns pseudo-random bytes, so that no two places hold the same content.

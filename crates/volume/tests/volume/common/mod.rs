@@ -12,8 +12,12 @@ mod freezing;
 #[path = "../../../../nbd/tests/nbd/nbdkit/mod.rs"]
 pub mod nbdkit;
 pub mod ours;
+#[path = "../../../../store/tests/store/random/mod.rs"]
+mod random;
+#[path = "../../../../hosts/src/wait.rs"]
+mod wait;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_nbd::client::{Connection, Target};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
@@ -22,6 +26,8 @@ use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
 pub use certificates::Cluster;
 pub use nbdkit::Nbdkit;
 pub use ours::{Kind, OurLender};
+pub use random::Random;
+pub use wait::wait_until;
 
 pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -131,29 +137,4 @@ pub fn stored(server: &Nbdkit) -> u64 {
         }
     }
     stored
-}
-
-/// Waits until the condition is true.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Pseudo-random numbers, the same in each run.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
 }

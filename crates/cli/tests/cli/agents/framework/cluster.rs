@@ -4,12 +4,12 @@ use std::fs::File;
 use std::net::Ipv4Addr;
 use std::ops::Index;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tempfile::TempDir;
 
 use super::{Host, Spec, Stranger};
+use crate::common::binary;
 
 /// Some hosts that `aquifer cluster init` admitted; their drop ends them and removes all their
 /// files.
@@ -42,9 +42,11 @@ impl Cluster {
         let specs: Vec<(Spec, Ipv4Addr)> =
             specs.into_iter().map(|spec| (spec.into(), address())).collect();
         let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir().unwrap();
-        init(dir.path(), specs.iter().map(|(spec, address)| (spec.name, *address)));
+        let stores = Path::new("/dev/shm/aquifer").join(dir.path().file_name().unwrap());
+        let members: Vec<_> = specs.iter().map(|(spec, address)| (spec.name, *address)).collect();
+        let hosts = aquifer_hosts::Host::admit(&binary(), dir.path(), &stores, &members).unwrap();
         let hosts =
-            specs.iter().map(|(spec, address)| Host::new(spec, *address, dir.path())).collect();
+            specs.iter().zip(hosts).map(|((spec, _), host)| Host::new(spec, host)).collect();
         Self { hosts, dir, swap: None }
     }
 
@@ -82,7 +84,7 @@ impl Index<&str> for Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.hosts.iter().for_each(Host::show_logs);
+            self.hosts.iter().for_each(|host| eprintln!("{}", host.log_tails(40)));
         }
         // All loads first: their swapped pages then need not move, wherever they are.
         self.hosts.iter().for_each(Host::end_loads);
@@ -93,13 +95,7 @@ impl Drop for Cluster {
 
 /// Admits hosts by `aquifer cluster init`.
 pub fn init<'a>(dir: &Path, hosts: impl IntoIterator<Item = (&'a str, Ipv4Addr)>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
-    command.args(["cluster", "init"]).arg("--dir").arg(dir);
-    for (name, address) in hosts {
-        command.args(["--host", name, "--address", &address.to_string()]);
-    }
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    binary().init(dir, hosts).unwrap();
 }
 
 /// Returns a loopback address that no other host of this or another running test program has.

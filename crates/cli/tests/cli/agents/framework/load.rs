@@ -1,16 +1,15 @@
 //! Programs that need memory: `aquifer load`, which checks that every page follows from a seed.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::load::{Event, Verdict};
+use aquifer_hosts::Daemon;
 use aquifer_page::Bytes;
 
 /// How long a load may take to fill or to verify its memory while it swaps.
@@ -34,9 +33,7 @@ fn program() -> &'static Path {
 
 /// A running load; its drop kills it.
 pub struct Load {
-    process: Child,
-    orders: ChildStdin,
-    events: Receiver<Event>,
+    process: Daemon<Event>,
     bytes: Bytes,
 }
 
@@ -53,17 +50,8 @@ impl Load {
         if let Some(rate) = rate {
             command.arg("--rate").arg(rate.0.to_string());
         }
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let orders = process.stdin.take().unwrap();
-        let reports = BufReader::new(process.stdout.take().unwrap());
-        let (sender, events) = mpsc::channel();
-        std::thread::spawn(move || {
-            let lines = reports.lines().map_while(Result::ok);
-            let mut events = lines.map(|line| serde_json::from_str::<Event>(&line).unwrap());
-            // The receiver is gone once the test is over.
-            let _ = events.try_for_each(|event| sender.send(event));
-        });
-        Self { process, orders, events, bytes }
+        let process = Daemon::start(command.stdin(Stdio::piped())).unwrap();
+        Self { process, bytes }
     }
 
     /// Waits until all its memory is filled.
@@ -111,50 +99,18 @@ impl Load {
     /// Sends a command, and does not wait for its result.
     #[track_caller]
     pub fn order(&mut self, order: &str) {
-        if let Err(error) = writeln!(self.orders, "{order}") {
-            panic!("cannot send the load an order: {error}; {:?}", self.process.wait());
-        }
+        self.process.order(order).unwrap();
     }
 
     /// Waits until the load is killed.
     #[track_caller]
     pub fn killed(mut self) -> ExitStatus {
-        let deadline = Instant::now() + LOAD_TIMEOUT;
-        loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "the killed load is still running");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        self.process.ended_within(LOAD_TIMEOUT).expect("the killed load has ended")
     }
 
     #[track_caller]
     fn wait<T>(&mut self, what: &str, wanted: impl Fn(Event) -> Option<T>) -> T {
-        let deadline = Instant::now() + LOAD_TIMEOUT;
-        loop {
-            if let Some(found) = self.event(Duration::from_millis(100)).and_then(&wanted) {
-                return found;
-            }
-            assert!(Instant::now() < deadline, "the load has not {what} within {LOAD_TIMEOUT:?}");
-        }
-    }
-
-    #[track_caller]
-    fn event(&mut self, io_timeout: Duration) -> Option<Event> {
-        match self.events.recv_timeout(io_timeout) {
-            Ok(event) => Some(event),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => {
-                panic!("the load ended: {:?}", self.process.wait())
-            }
-        }
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let found = self.process.wait(Instant::now() + LOAD_TIMEOUT, wanted).unwrap();
+        found.unwrap_or_else(|| panic!("the load has not {what} within {LOAD_TIMEOUT:?}"))
     }
 }

@@ -17,8 +17,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use super::host::block_on;
-use super::{Host, STEP_TIMEOUT};
+use super::{Host, STEP_TIMEOUT, block_on};
 
 /// A caller that knows the hosts' addresses and has no certificate.
 pub struct Stranger {

@@ -9,7 +9,7 @@ use std::fs;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::eventually;
+use crate::common::wait_until;
 pub use program::{GUESSING_PROGRAM, HEAP_PROGRAM, Program, compile};
 pub use scanner::Scanner;
 pub use setting::Setting;
@@ -33,7 +33,7 @@ pub fn kill_processes(setting: &Setting, name: &str) {
     let supervisor =
         stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse::<i64>().unwrap();
     [Value::from(supervisor), engine].iter().for_each(kill);
-    eventually("no engine serves the region", || {
+    wait_until("no engine serves the region", || {
         !setting.aquifer(&["region", "show", name]).status.success()
     });
 }

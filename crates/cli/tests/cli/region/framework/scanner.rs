@@ -1,56 +1,32 @@
 //! A scanner of a group, for tests.
 
-use std::io::{BufRead as _, BufReader, Lines};
-use std::process::{Child, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use aquifer_hosts::Daemon;
+use aquifer_hosts::daemon::SCANNER;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::Setting;
-use crate::common::aquifer;
+use crate::common::binary;
 
 /// A running scanner with its reports; its drop kills it.
-pub struct Scanner {
-    child: Child,
-    reports: Lines<BufReader<ChildStdout>>,
-}
+pub struct Scanner(Daemon);
 
 impl Scanner {
     pub fn start(setting: &Setting, group: &str, groups: &str) -> Self {
-        let words = [
-            "--json", "serve", "dedup", group, "--groups", groups, "--scan", "400", "--report",
-            "1ms",
-        ];
-        let mut child =
-            aquifer(setting.dir.path()).args(words).stdout(Stdio::piped()).spawn().unwrap();
-        let reports = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, reports }
+        let words = [group, "--groups", groups, "--scan", "400", "--report", "1ms"];
+        let mut command = binary().json(setting.dir.path(), SCANNER);
+        Self(Daemon::start(command.args(words)).unwrap())
     }
 
     #[track_caller]
     pub fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + Duration::from_secs(180);
-        loop {
-            let line = self.reports.next().expect("the scanner ended early").unwrap();
-            let report: Value = serde_json::from_str(&line).unwrap();
-            if is(&report) {
-                return report;
-            }
-            assert!(Instant::now() < deadline, "timed out waiting for: {what}: {report}");
-        }
+        self.0.until(what, Duration::from_secs(180), is).unwrap()
     }
 
     pub fn end(mut self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        let status = self.child.wait().unwrap();
+        let status = self.0.end(signal).unwrap();
         assert!(signal == Signal::KILL || status.success(), "{status}");
-    }
-}
-
-impl Drop for Scanner {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::program::{MEMORY_PROGRAM, lives};
 use super::{Program, lacks_regions};
-use crate::common::{Export, aquifer, eventually, stderr, stdout};
+use crate::common::{Export, aquifer, done, serve, wait_until};
 
 /// A lender, and a directory of regions; its drop removes all regions.
 pub struct Setting {
@@ -26,7 +26,7 @@ impl Setting {
         }
         let dir = tempfile::tempdir().unwrap();
         let socket = format!("unix:{}", dir.path().join("lender").display());
-        let lender = Export::start(dir.path(), &["128M", "--nbd", &socket]);
+        let lender = serve(dir.path(), &["128M", "--nbd", &socket]);
         Some(Self { dir, lender })
     }
 
@@ -36,15 +36,13 @@ impl Setting {
 
     /// Runs a command that must succeed; returns its answer.
     pub fn done(&self, words: &[&str]) -> Value {
-        let output = self.aquifer(&[&["--json"], words].concat());
-        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
-        serde_json::from_str(&stdout(&output)).unwrap()
+        done(self.dir.path(), words)
     }
 
     /// Starts a second lender: an export serves one region only.
     pub fn another_lender(&self) -> Export {
         let socket = format!("unix:{}", self.dir.path().join("another").display());
-        Export::start(self.dir.path(), &["128M", "--nbd", &socket])
+        serve(self.dir.path(), &["128M", "--nbd", &socket])
     }
 
     pub fn create(&self, name: &str, more: &[&str]) -> PathBuf {
@@ -94,7 +92,7 @@ impl Setting {
     }
 
     pub fn remove(&self, name: &str) {
-        eventually("no program maps the region", || {
+        wait_until("no program maps the region", || {
             self.show(name)["programs"].as_array().unwrap().is_empty()
         });
         self.done(&["region", "rm", name]);

@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use aquifer_api::client::{CallError, Client};
-use aquifer_api::path;
 use aquifer_api::status::{Held, Lent, Role, Status, Volume};
 use aquifer_blockdev::swap::swaps;
 
@@ -12,15 +10,10 @@ use super::{Host, lives};
 use crate::agents::framework::wait_until;
 
 impl Host {
-    /// Returns the agent's status; `None` if it does not answer.
-    pub fn try_status(&self) -> Option<Status> {
-        block_on(Client::local(&self.socket()).get(path::STATUS)).ok()
-    }
-
     /// Returns the agent's status.
     #[track_caller]
     pub fn status(&self) -> Status {
-        self.try_status().unwrap_or_else(|| panic!("the agent of {} does not answer", self.name))
+        self.try_status().unwrap_or_else(|| panic!("the agent of {} does not answer", self.name()))
     }
 
     pub fn role(&self) -> Role {
@@ -95,9 +88,4 @@ impl Host {
         let mut files = fs::read_dir(self.state().join("volumes")).into_iter().flatten().flatten();
         files.any(|file| file.path().extension().is_some_and(|extension| extension == "json"))
     }
-}
-
-/// Waits for the answer to a call.
-pub fn block_on<T>(call: impl Future<Output = Result<T, CallError>>) -> Result<T, CallError> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(call)
 }

@@ -1,6 +1,7 @@
 //! Repeatable random numbers for tests.
 
 /// A small generator of repeatable random numbers (splitmix64).
+#[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
@@ -17,7 +18,7 @@ impl Random {
 
     pub fn fill(&mut self, data: &mut [u8]) {
         for chunk in data.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_ne_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
         }
     }
 }

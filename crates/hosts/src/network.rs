@@ -5,33 +5,31 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use aquifer_cli::failure::{Failure, OrFail, Result};
-use aquifer_cli::instance::Instance;
+use crate::error::{During as _, Error, Result};
 
 /// The directory in which ip(8) keeps named network namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// The addresses of the two ends. Every demo can use the same: no route leads out of the
+/// The addresses of the two ends. All networks can use the same: no route leads out of the
 /// namespaces.
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
 
-/// Two namespaces joined by a veth pair; its drop removes them and the pair.
+/// Two namespaces joined by a veth pair; its drop removes them and the pair, unless a host is left.
 #[derive(Debug)]
 pub struct Network {
-    hosts: [Namespace; 2],
+    hosts: [Arc<Namespace>; 2],
 }
 
 impl Network {
-    /// Makes the namespaces `aquifer-INSTANCE-a` and `aquifer-INSTANCE-b`, each with loopback and
-    /// one end of the veth pair.
+    /// Makes the namespaces `aquifer-NAME-a` and `aquifer-NAME-b`, each with loopback and one end
+    /// of the veth pair.
     ///
     /// # Errors
     /// If ip(8) is not installed or refuses; it takes root.
-    pub fn create(instance: &Instance) -> Result<Self> {
-        let make = |suffix: char, address| {
-            Namespace::create(format!("aquifer-{}-{suffix}", instance.name()), address)
-        };
+    pub fn create(name: &str) -> Result<Self> {
+        let make = |suffix, address| Namespace::create(named(name, suffix), address).map(Arc::new);
         let [a, b] = ADDRESSES;
         // If a step fails, the drop of the namespaces removes them.
         let network = Self { hosts: [make('a', a)?, make('b', b)?] };
@@ -41,12 +39,12 @@ impl Network {
             "-n", &a.name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns",
             &b.name,
         ])?;
-        network.hosts.iter().try_for_each(Namespace::configure)?;
+        network.hosts.iter().try_for_each(|host| host.configure())?;
         Ok(network)
     }
 
     /// Returns the two hosts' namespaces.
-    pub fn hosts(&self) -> &[Namespace; 2] {
+    pub fn hosts(&self) -> &[Arc<Namespace>; 2] {
         &self.hosts
     }
 
@@ -54,15 +52,28 @@ impl Network {
     ///
     /// # Errors
     /// If one cannot be removed.
-    pub fn clean_up(dead: &Instance) -> Result<()> {
+    pub fn clean_up(name: &str) -> Result<()> {
         for suffix in ['a', 'b'] {
-            let name = format!("aquifer-{}-{suffix}", dead.name());
+            let name = named(name, suffix);
             if Path::new(NAMESPACES).join(&name).exists() {
                 ip(&["netns", "delete", &name])?;
             }
         }
         Ok(())
     }
+
+    /// Mends the pair if `connected`, else cuts it.
+    ///
+    /// # Errors
+    /// If ip(8) refuses.
+    pub fn connect(&self, connected: bool) -> Result<()> {
+        let [a, _] = &self.hosts;
+        ip(&["-n", &a.name, "link", "set", "eth0", if connected { "up" } else { "down" }])
+    }
+}
+
+fn named(network: &str, suffix: char) -> String {
+    format!("aquifer-{network}-{suffix}")
 }
 
 /// One host's network.
@@ -101,7 +112,7 @@ impl Namespace {
     /// If the namespace is gone.
     pub fn enter(&self, command: &mut Command) -> Result<()> {
         let file =
-            File::open(self.path()).or_fail(|| format!("opening {}", self.path().display()))?;
+            File::open(self.path()).during(|| format!("opening {}", self.path().display()))?;
         crate::sys::start_in_network(command, file.into());
         Ok(())
     }
@@ -109,7 +120,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // A drop cannot report. The next demo removes the rest.
+        // A drop cannot report. `Network::clean_up` removes the rest.
         if ip(&["netns", "delete", &self.name]).is_err() {
             let _ = fs::remove_file(self.path());
         }
@@ -119,18 +130,14 @@ impl Drop for Namespace {
 fn ip(words: &[&str]) -> Result<()> {
     let what = || format!("running 'ip {}'", words.join(" "));
     let output = Command::new("ip").args(words).output().map_err(|error| {
-        let failure = Failure::new(what(), &error);
-        match error.kind() {
-            io::ErrorKind::NotFound => failure.help("install iproute2"),
-            _ => failure,
-        }
+        let help = (error.kind() == io::ErrorKind::NotFound).then_some("install iproute2");
+        Error { help, ..Error::new(what(), error) }
     })?;
     if output.status.success() {
         return Ok(());
     }
-    let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    let failure = Failure::new(what(), why);
-    Err(if rustix::process::geteuid().is_root() { failure } else { failure.help("run as root") })
+    let help = (!rustix::process::geteuid().is_root()).then_some("run as root");
+    Err(Error { help, ..Error::new(what(), String::from_utf8_lossy(&output.stderr).trim()) })
 }
 
 #[cfg(test)]
@@ -152,12 +159,9 @@ mod tests {
         skipped
     }
 
-    /// Makes a network under a name of the test's own.
-    fn network(kind: &str) -> (tempfile::TempDir, Instance, Network) {
-        let dir = tempfile::tempdir().unwrap();
-        let instance = Instance::claim(dir.path(), kind).unwrap();
-        let network = Network::create(&instance).unwrap();
-        (dir, instance, network)
+    /// Returns a name of the test's own.
+    fn own(kind: &str) -> String {
+        format!("{kind}-{}", std::process::id())
     }
 
     #[test]
@@ -165,7 +169,7 @@ mod tests {
         if skipped() {
             return;
         }
-        let (_dir, _instance, network) = network("test-reach");
+        let network = Network::create(&own("test-reach")).unwrap();
         let [a, b] = network.hosts();
         let mut inside = Command::new("ip");
         a.enter(inside.args(["-brief", "address", "show", "eth0"])).unwrap();
@@ -199,14 +203,11 @@ mod tests {
         if skipped() {
             return;
         }
-        let (_dir, instance, machine) = network("test-eth0");
-        let inner = tempfile::tempdir().unwrap();
+        let machine = Network::create(&own("test-eth0")).unwrap();
         // The machine here is a host of another network: its only link is eth0.
         within(&machine.hosts()[0], || {
-            let instance = Instance::claim(inner.path(), "test-inner").unwrap();
-            Network::create(&instance).map(drop).unwrap();
+            Network::create(&own("test-inner")).map(drop).unwrap();
         });
-        drop(instance);
     }
 
     #[test]
@@ -214,8 +215,8 @@ mod tests {
         if skipped() {
             return;
         }
-        let (_dir, _instance, network) = network("test-drop");
-        let paths = network.hosts().each_ref().map(Namespace::path);
+        let network = Network::create(&own("test-drop")).unwrap();
+        let paths = network.hosts().each_ref().map(|host| host.path());
         assert!(paths.iter().all(|path| path.exists()));
         drop(network);
         assert!(paths.iter().all(|path| !path.exists()));
@@ -226,11 +227,12 @@ mod tests {
         if skipped() {
             return;
         }
-        let (_dir, instance, network) = network("test-dead");
-        let paths = network.hosts().each_ref().map(Namespace::path);
+        let name = own("test-dead");
+        let network = Network::create(&name).unwrap();
+        let paths = network.hosts().each_ref().map(|host| host.path());
         std::mem::forget(network);
-        Network::clean_up(&instance).unwrap();
+        Network::clean_up(&name).unwrap();
         assert!(paths.iter().all(|path| !path.exists()));
-        Network::clean_up(&instance).unwrap();
+        Network::clean_up(&name).unwrap();
     }
 }

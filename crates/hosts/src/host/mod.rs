@@ -1,0 +1,209 @@
+//! A host: its files, its configuration, and the commands that an operator gives on it.
+
+mod agent;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+
+use aquifer_page::Bytes;
+use toml::Table;
+
+pub use agent::block_on;
+
+use crate::daemon::Binary;
+use crate::error::{During as _, Result};
+use crate::network::{Namespace, Network};
+
+/// A host; its drop ends its agent and removes its pages.
+#[derive(Debug)]
+pub struct Host {
+    name: &'static str,
+    address: Ipv4Addr,
+    aquifer: Binary,
+    dir: PathBuf,
+    store: PathBuf,
+    /// The network namespace; `None` for that of this process.
+    network: Option<Arc<Namespace>>,
+    agent: Mutex<Option<Child>>,
+}
+
+impl Host {
+    /// Admits hosts to the cluster in `dir`, but does not start their agents. Their pages lie below
+    /// `stores`.
+    ///
+    /// # Errors
+    /// If `aquifer cluster init` fails.
+    pub fn admit(
+        aquifer: &Binary,
+        dir: &Path,
+        stores: &Path,
+        members: &[(&'static str, Ipv4Addr)],
+    ) -> Result<Vec<Self>> {
+        aquifer.init(dir, members.iter().copied())?;
+        let host = |&(name, address): &(&'static str, Ipv4Addr)| {
+            let (dir, store) = (dir.join(name), stores.join(name));
+            let (aquifer, agent) = (aquifer.clone(), Mutex::new(None));
+            let host = Self { name, address, aquifer, dir, store, network: None, agent };
+            host.configure(|_| ()).map(|()| host)
+        };
+        members.iter().map(host).collect()
+    }
+
+    /// Admits the hosts `a` and `b`, as [`Host::admit`] does, each with its own network.
+    ///
+    /// # Errors
+    /// If `aquifer cluster init` fails.
+    pub fn admit_to(
+        network: &Network,
+        aquifer: &Binary,
+        dir: &Path,
+        stores: &Path,
+    ) -> Result<Vec<Self>> {
+        let [a, b] = network.hosts();
+        let members = [("a", a.address()), ("b", b.address())];
+        let mut hosts = Self::admit(aquifer, dir, stores, &members)?;
+        for (host, namespace) in hosts.iter_mut().zip([a, b]) {
+            host.network = Some(namespace.clone());
+        }
+        Ok(hosts)
+    }
+
+    /// Changes the configuration that `aquifer cluster init` wrote; the agent reads it at its next start.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written.
+    pub fn configure(&self, change: impl FnOnce(&mut Table)) -> Result<()> {
+        let what = || format!("configuring the agent of host {}", self.name);
+        let text = fs::read_to_string(self.config()).during(what)?;
+        let mut config: Table = text.parse().during(what)?;
+        for (key, path) in [
+            ("tls", self.tls()),
+            ("socket", self.socket()),
+            ("state", self.state()),
+            ("store", self.store.clone()),
+        ] {
+            config.insert(key.to_owned(), path.display().to_string().into());
+        }
+        change(&mut config);
+        fs::write(self.config(), config.to_string()).during(what)
+    }
+
+    /// Adds sections to the configuration, in place of those of these names.
+    ///
+    /// # Errors
+    /// If they are not TOML, or as [`Host::configure`].
+    pub fn set(&self, sections: &str) -> Result<()> {
+        let what = || format!("configuring the agent of host {}", self.name);
+        let sections: Table = sections.parse().during(what)?;
+        self.configure(|config| config.extend(sections))
+    }
+
+    /// Returns its name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the address of its agent for peers.
+    pub fn api(&self) -> SocketAddr {
+        (self.address, 7070).into()
+    }
+
+    /// Returns the address of its pages for borrowers.
+    pub fn pages(&self) -> SocketAddr {
+        (self.address, 7071).into()
+    }
+
+    /// Returns the directory of its files.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns the file of its agent's configuration.
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("agent.toml")
+    }
+
+    /// Returns the directory of its certificate.
+    pub fn tls(&self) -> PathBuf {
+        self.dir.join("tls")
+    }
+
+    /// Returns the directory of its sockets and logs.
+    pub fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    /// Returns the socket of its agent.
+    pub fn socket(&self) -> PathBuf {
+        self.state().join("agent.sock")
+    }
+
+    /// Returns the directory of the pages that it holds for others.
+    pub fn store(&self) -> &Path {
+        &self.store
+    }
+
+    /// Returns the command `aquifer` on this host.
+    ///
+    /// # Errors
+    /// If its network namespace is gone.
+    pub fn command(&self) -> Result<Command> {
+        let mut command = self.aquifer.command(&self.state());
+        command.env("AQUIFER_SOCKET", self.socket());
+        self.enter(&mut command)?;
+        Ok(command)
+    }
+
+    fn enter(&self, command: &mut Command) -> Result<()> {
+        self.network.as_ref().map_or(Ok(()), |network| network.enter(command))
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.join("agent.log")
+    }
+
+    /// Returns the log of all the host's agents.
+    pub fn log_text(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    /// Returns the last lines of the logs of the agent, and of its volumes, VMs and regions.
+    pub fn log_tails(&self, lines: usize) -> String {
+        let state = self.state();
+        let entries = |of: &str| {
+            let entries = fs::read_dir(state.join(of)).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path())
+        };
+        let volumes =
+            entries("volumes").filter(|path| path.extension().is_some_and(|e| e == "log"));
+        let guests = entries("vms").chain(entries("regions")).map(|dir| dir.join("log"));
+        let mut tails = String::new();
+        for log in [self.log()].into_iter().chain(volumes).chain(guests) {
+            let Ok(text) = fs::read_to_string(&log) else { continue };
+            let all: Vec<_> = text.lines().collect();
+            let _ = write!(tails, "\n{}, {}:", self.name, log.display());
+            for line in &all[all.len().saturating_sub(lines)..] {
+                let _ = write!(tails, "\n    {line}");
+            }
+        }
+        tails
+    }
+
+    /// Returns the RAM that those pages take, by the kernel's count.
+    pub fn stored(&self) -> Bytes {
+        stored(&self.store)
+    }
+}
+
+/// Returns the RAM that the pages in a store take.
+pub fn stored(store: &Path) -> Bytes {
+    let files = fs::read_dir(store).into_iter().flatten().flatten().map(|entry| entry.path());
+    let pages = files.filter(|path| path.extension().is_some_and(|extension| extension == "pages"));
+    // stat(2) counts blocks of 512 bytes.
+    Bytes(pages.filter_map(|path| fs::metadata(path).ok()).map(|pages| pages.blocks() * 512).sum())
+}
