@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_dedup::ScanReport;
-use aquifer_dedup::ScanReport;
 use aquifer_group::balance::{BalanceRound, Balanced};
 use aquifer_hosts::daemon::{GROUP_BALANCER, SCANNER};
 use aquifer_page::{Bytes, lock};

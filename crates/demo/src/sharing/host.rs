@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use aquifer_blockdev::process::client;
 use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::failure::{Failure, Result};
-use aquifer_page::{Bytes, lock};
+use aquifer_page::Bytes;
 use rustix::process::Signal;
 
 use super::{OVERLOAD, THRESHOLDS};

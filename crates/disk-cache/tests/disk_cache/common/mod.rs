@@ -21,6 +21,7 @@ use aquifer_disk_cache::{self as cache, Options, Service};
 use aquifer_nbd::client::{Connection, NbdError, Target};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
+use aquifer_transport::Address;
 use wait::wait_until;
 
 pub const TIMEOUT: Duration = Duration::from_secs(120);
