@@ -28,10 +28,8 @@
 
 pub mod client;
 mod control;
-mod control_call;
 mod file_lock;
 mod files;
-pub mod first_word;
 mod hand_over;
 mod message;
 mod oom_score;
@@ -43,7 +41,6 @@ mod regions;
 mod run;
 mod view;
 
-pub use control_call::{ControlCall, is_listening, next_answer};
 pub use file_lock::lock_file;
 pub use files::{Files, GroupFiles, RegionSpec};
 pub use message::{Bucket, Latency, RegionStatus};
