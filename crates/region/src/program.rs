@@ -1,7 +1,7 @@
 //! A program that has the region mapped, as its engine sees it.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_procfs::process;
 use aquifer_region_client::{
     Attach, Connection, Filled, Live, Order, Reply, Run, Shared, Userfault,
 };
@@ -89,11 +90,9 @@ const LOOK: u64 = 256;
 /// Returns how many mappings a process may add before it reaches `share` of the kernel's limit
 /// (`vm.max_map_count`). Beyond the limit, each mmap(2) of the program fails.
 pub fn mappings_left(pid: u32, share: f64) -> u64 {
-    let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    let most = most.and_then(|most| most.trim().parse().ok()).unwrap_or(65_530.0);
-    let have = fs::read_to_string(format!("/proc/{pid}/maps"))
-        .map_or(0, |maps| maps.lines().count() as u64);
-    ((most * share) as u64).saturating_sub(have)
+    let most = aquifer_procfs::number("/proc/sys/vm/max_map_count").unwrap_or(65_530);
+    let have = process::read(pid, "maps").map_or(0, |maps| maps.lines().count() as u64);
+    ((most as f64 * share) as u64).saturating_sub(have)
 }
 
 impl Program {
@@ -157,8 +156,7 @@ impl Program {
 
     /// Returns the name that the kernel has for it, and its process id.
     pub(crate) fn name(&self) -> String {
-        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
-        format!("{} (process {})", name.trim(), self.pid)
+        format!("{} (process {})", process::name(self.pid), self.pid)
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -450,10 +448,7 @@ impl Program {
     /// Returns the size of its pinned memory, to which devices may write regardless of its page
     /// table: fixed buffers of io_uring, RDMA. The memory may be the region's.
     pub(crate) fn pinned(&self) -> Bytes {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let pinned =
-            status.lines().find_map(|line| line.strip_prefix("VmPin:")?.strip_suffix("kB"));
-        Bytes(pinned.and_then(|pinned| pinned.trim().parse::<u64>().ok()).unwrap_or(0) << 10)
+        process::size(self.pid, "VmPin")
     }
 
     /// Adds the mapped pages with no mark of "not written since armed". The marks of a program that

@@ -2,7 +2,6 @@
 //!
 //! Only the roles come from the agents.
 
-use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +15,7 @@ use aquifer_blockdev::process::client;
 use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::failure::Result;
 use aquifer_page::Bytes;
+use aquifer_procfs::process::size;
 use tokio::runtime::Runtime;
 
 use super::THRESHOLDS;
@@ -96,7 +96,7 @@ impl Watch {
         let watched = |host: &Host| Watched {
             name: host.name(),
             samples: Vec::new(),
-            rss_before: rss(host.pid().as_raw_pid()),
+            rss_before: size(host.pid().as_raw_pid().cast_unsigned(), "VmRSS"),
             role_changes: Vec::new(),
         };
         let seen = Arc::new(Mutex::new(Seen {
@@ -197,7 +197,7 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
         period += 1;
         let samples: Vec<_> = eyes.iter().map(|eye| look(eye, began)).collect();
         let swap_on = swap_is_on(&eyes);
-        let rss: Vec<_> = eyes.iter().map(|eye| rss(eye.pid)).collect();
+        let rss: Vec<_> = eyes.iter().map(|eye| size(eye.pid.cast_unsigned(), "VmRSS")).collect();
         {
             let mut seen = lock();
             seen.note(&samples, &rss, swap_on);
@@ -270,12 +270,4 @@ fn swap_is_on(eyes: &[Eyes]) -> bool {
         ids.into_iter().filter_map(move |volume| client::record(&state, volume).ok())
     };
     eyes.iter().flat_map(volumes).any(|record| swaps.iter().any(|swap| swap.path == record.device))
-}
-
-/// Returns the RAM that a process holds.
-fn rss(pid: i32) -> Bytes {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
-    Bytes::kib(kib.unwrap_or_default())
 }

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use aquifer_control::group::scan_rate::{Config, Controller};
 use aquifer_page::Group;
+use aquifer_procfs::process::cpu_seconds;
 
 use super::cpu_billing::{self, CpuBilling};
 use super::totals::Totals;
 use super::{ScanError, ScanReport, Scanner, failed};
-use crate::member::{Members, cpu_seconds};
+use crate::member::Members;
 
 /// Pause between two batches, short enough that a batch keeps no thread waiting for a processor.
 const TICK: Duration = Duration::from_millis(10);

@@ -14,13 +14,13 @@ use aquifer_control_socket::first_word::{self, say};
 use aquifer_fabric::accepting;
 use aquifer_fabric::tls::Identity;
 use aquifer_page::RegionName;
+use aquifer_procfs::end_oom_exemption;
 use aquifer_region_client::{Listener, Reply, Request};
 use aquifer_volume::VolumeConfig;
 
 use super::control::Serving;
 use super::files::{Files, RegionSpec};
 use super::message::Response;
-use super::oom_score::end_oom_exemption;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::RegionError;
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_control_socket::{ControlCall, first_word};
 use aquifer_page::{Bytes, MigrationId, RegionName};
+use aquifer_procfs::available_memory;
 use aquifer_region::process::{RegionSpec, client as regions, record};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
@@ -22,7 +23,6 @@ use super::side_by_side;
 pub use super::stop::stop;
 use super::supervisor_call::{ANSWERING, SILENCE, answer, answers, unexpected};
 use crate::error::VmError;
-use crate::meminfo;
 use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
 use crate::migrate::{self, Arrival, HandedOver, Incoming, MigrationReport, Order, Progress};
 use crate::qmp::Qmp;
@@ -287,7 +287,8 @@ pub fn receive(
     if vm.name != memory.name || vm.max_memory != memory.size || vm.backing != Backing::Region {
         return Err(VmError::Misuse("the offered region does not match the VM".to_owned()));
     }
-    let spare = meminfo::available().map_err(VmError::io("cannot read /proc/meminfo"))?;
+    let spare =
+        available_memory().map_err(VmError::io("cannot tell how much memory is available"))?;
     if memory.cache > spare {
         return Err(VmError::Misuse(format!(
             "the VM needs a local cache of {}, but this host has only {spare} available: \

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use aquifer_control_socket::first_word::{self, say};
 use aquifer_control_socket::is_listening;
 use aquifer_page::RegionName;
+use aquifer_procfs::end_oom_exemption;
 use aquifer_region::RegionError;
 use aquifer_region::process::client as regions;
-use aquifer_region::process::end_oom_exemption;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
