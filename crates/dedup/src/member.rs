@@ -1,12 +1,12 @@
 //! The regions of a group on a host, as its scanner and the balancer see them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
+use aquifer_procfs::process::cpu_seconds;
 use aquifer_region::process::{Files, View, client};
 use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
 use aquifer_vm::process::client as vms;
@@ -228,17 +228,4 @@ impl Member {
 /// Returns how many more mappings each of these processes may have.
 fn room(processes: &[u32]) -> u64 {
     processes.iter().map(|pid| mappings_left(*pid, ROOM)).min().unwrap_or(0)
-}
-
-/// Returns the CPU time of a process, user and system: fields 14 and 15 of proc_pid_stat(5).
-pub(crate) fn cpu_seconds(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-    let ticks: u64 = fields
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .filter_map(|field| field.parse::<u64>().ok())
-        .sum();
-    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }

@@ -1,24 +1,16 @@
 //! The control socket of a disk cache: one JSON object a line, one request a connection.
 
-use std::fs::{self, Permissions};
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use aquifer_control_socket::{Answers, CallError, Client, ControlSocket, Serving};
 use aquifer_page::{Bytes, Group};
-use aquifer_region::process::{ControlCall, GroupFiles};
-use aquifer_transport::accepting;
+use aquifer_region::process::GroupFiles;
 use serde::{Deserialize, Serialize};
 
 use super::{CacheError, CacheStatus};
-
-/// Largest request, in bytes.
-const MAX_REQUEST: u64 = 64 << 10;
 
 /// Timeout of a client's request and of writing the answer: other clients wait meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -77,29 +69,14 @@ fn ask(
     request: &Request,
 ) -> Result<Option<CacheStatus>, CacheError> {
     let path = GroupFiles::new(regions_dir, group).cache_control();
-    let asking =
-        |source| CacheError::Io { what: "asking the cache at", path: path.clone(), source };
-    let mut call = match ControlCall::ask(&path, request, ANSWERING) {
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-            ) =>
-        {
-            return Ok(None);
+    match Answers::to(&path, request, ANSWERING).and_then(|mut answers| answers.receive()) {
+        Ok(Response::Status(status)) => Ok(Some(status)),
+        Ok(Response::Failed { error }) => Err(CacheError::Refused(error)),
+        Err(CallError::Absent(..)) => Ok(None),
+        Err(error) => {
+            Err(CacheError::Io { what: "asking the cache at", path, source: error.into() })
         }
-        call => call.map_err(asking)?,
-    };
-    match call.answer().map_err(asking)? {
-        Response::Status(status) => Ok(Some(status)),
-        Response::Failed { error } => Err(CacheError::Refused(error)),
     }
-}
-
-fn say(mut to: &UnixStream, what: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(what)?;
-    line.push(b'\n');
-    to.write_all(&line)
 }
 
 /// The operations that the socket serves.
@@ -108,66 +85,14 @@ pub(super) trait Asked: Send + Sync + 'static {
     fn resize(&self, size: Bytes);
 }
 
-/// The control socket and its thread. Dropping it ends both.
-#[derive(Debug)]
-pub(super) struct Control {
-    listener: UnixListener,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Control {
-    /// Binds the socket, replacing a stale one. The caller holds the group's cache lock.
-    pub(super) fn bind(path: &Path, asked: Arc<impl Asked>) -> io::Result<Self> {
-        let _ = fs::remove_file(path);
-        let listener = UnixListener::bind(path)?;
-        fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        let (theirs, ends) = (listener.try_clone()?, Arc::new(AtomicBool::new(false)));
-        let ended = ends.clone();
-        let thread = thread::Builder::new().name("control".to_owned()).spawn(move || {
-            accepting::each(
-                "clients",
-                || ended.load(Ordering::Acquire),
-                || theirs.accept(),
-                |(client, _)| {
-                    // Each client sends a single request at once, so that the next need not wait
-                    // long.
-                    if let Err(error) = answer(&client, &*asked) {
-                        tracing::warn!("a control connection ended early: {error}");
-                    }
-                    Ok(())
-                },
-            );
-        })?;
-        Ok(Self { listener, ends, thread: Some(thread) })
-    }
-}
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Release);
-        // Wakes the thread from accept(2).
-        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            // The panic hook has reported a panic there.
-            let _ = thread.join();
+/// Serves the socket, replacing a stale one. The caller holds the group's cache lock.
+///
+/// Each client sends a single request at once, so that the next need not wait long.
+pub(super) fn serve(path: &Path, asked: Arc<impl Asked>) -> io::Result<Serving> {
+    ControlSocket::bind(path)?.serve_in_turn(TIMEOUT, move |request, client: &Client| {
+        if let Request::Resize { size } = request {
+            asked.resize(size);
         }
-    }
-}
-
-fn answer(client: &UnixStream, asked: &impl Asked) -> io::Result<()> {
-    client.set_read_timeout(Some(TIMEOUT))?;
-    client.set_write_timeout(Some(TIMEOUT))?;
-    let mut line = String::new();
-    BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
-    let response = match serde_json::from_str(&line) {
-        Ok(request) => {
-            if let Request::Resize { size } = request {
-                asked.resize(size);
-            }
-            Response::Status(asked.status())
-        }
-        Err(error) => Response::Failed { error: format!("cannot understand the request: {error}") },
-    };
-    say(client, &response)
+        client.answer(&Response::Status(asked.status()))
+    })
 }

@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::Serving;
 use aquifer_nbd::client::Target;
 use aquifer_nbd::server::{Security, Server};
 use aquifer_page::{Bytes, Group, LeaseId};
 use aquifer_region::process::GroupFiles;
 use aquifer_transport::Address;
 
-use super::control::{Asked, Control};
+use super::control::{self, Asked};
 use super::disk_registry::{DiskRegistry, Disks};
 use super::lender::PageLender;
 use super::remote_export::{Borrowers, RemoteExports};
@@ -31,7 +32,7 @@ const STEP: Bytes = Bytes::mib(256);
 #[derive(Debug)]
 pub struct Service {
     inner: Arc<Inner>,
-    control: Option<Control>,
+    control: Option<Serving>,
     servers: Vec<Server>,
     files: GroupFiles,
     lock: Option<File>,
@@ -85,7 +86,7 @@ impl Service {
         let _ =
             inner.lends.set(this.servers.iter().map(|server| server.address().clone()).collect());
         this.control =
-            Some(Control::bind(&control, inner.clone()).map_err(io("listening at", &control))?);
+            Some(control::serve(&control, inner.clone()).map_err(io("listening at", &control))?);
         // Last, because VMs connect once this socket exists.
         let address = Address::Unix(this.files.cache_disks());
         let exports = Arc::new(Disks(inner.registry.clone()));

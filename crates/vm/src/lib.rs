@@ -7,7 +7,6 @@
 
 mod error;
 pub mod initrd;
-mod meminfo;
 pub mod memory;
 pub mod migrate;
 pub mod process;

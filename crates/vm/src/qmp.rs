@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use aquifer_region::process::{ControlCall, next_answer};
+use aquifer_control_socket::{ControlCall, next_answer};
 use serde_json::{Value, json};
 
 use crate::error::VmError;

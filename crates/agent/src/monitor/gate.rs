@@ -64,7 +64,7 @@ impl SwapGate {
     /// memory and swap together exceed the limit of memory.
     pub fn shut(&self) -> io::Result<()> {
         match &self.shut {
-            Shut::AsMuchAs(limit) => self.write(super::read_file(limit)?.trim()),
+            Shut::AsMuchAs(limit) => self.write(aquifer_procfs::read(limit)?.trim()),
             Shut::Zero => self.write("0"),
         }
     }

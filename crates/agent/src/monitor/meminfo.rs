@@ -1,40 +1,30 @@
 //! Memory figures of the whole host, from `/proc/meminfo`.
 
 use std::io;
-use std::path::Path;
 
-use aquifer_page::Bytes;
+use aquifer_procfs::memory;
 
-use super::{Reading, field, read_file};
+use super::Reading;
 
-/// `/proc/meminfo`, see proc_meminfo(5).
-#[derive(Clone, Copy, Debug)]
-pub struct Meminfo;
-
-impl Meminfo {
-    pub(super) fn read(self) -> io::Result<Reading> {
-        parse(&read_file(Path::new("/proc/meminfo"))?)
-    }
+pub(super) fn read() -> io::Result<Reading> {
+    parse(&aquifer_procfs::read("/proc/meminfo")?)
 }
 
 fn parse(text: &str) -> io::Result<Reading> {
-    let kib = |key: &str| {
-        let missing = || {
-            io::Error::new(io::ErrorKind::InvalidData, format!("/proc/meminfo has no line '{key}'"))
-        };
-        field(text, key).map(Bytes::kib).ok_or_else(missing)
-    };
-    let total = kib("MemTotal")?;
+    let get = |name| memory(text, name);
+    let total = get("MemTotal")?;
     // M_c, "page cache and slabs" ([Ge23], Table 1), less the shared memory that the kernel counts
     // in it.
-    let cache = (kib("Cached")? + kib("SReclaimable")?).saturating_sub(kib("Shmem")?);
-    let unused = kib("MemFree")? + kib("Buffers")? + cache;
-    let swap_used = kib("SwapTotal")?.saturating_sub(kib("SwapFree")?);
+    let cache = (get("Cached")? + get("SReclaimable")?).saturating_sub(get("Shmem")?);
+    let unused = get("MemFree")? + get("Buffers")? + cache;
+    let swap_used = get("SwapTotal")?.saturating_sub(get("SwapFree")?);
     Ok(Reading { total, used: total.saturating_sub(unused), swap_used })
 }
 
 #[cfg(test)]
 mod tests {
+    use aquifer_page::Bytes;
+
     use super::*;
 
     #[test]
@@ -55,7 +45,7 @@ mod tests {
 
     #[test]
     fn this_host_can_be_read() {
-        let reading = Meminfo.read().unwrap();
+        let reading = read().unwrap();
         assert!(reading.used > Bytes::ZERO && reading.used < reading.total, "{reading:?}");
     }
 }

@@ -13,9 +13,8 @@ use std::io;
 use std::path::Path;
 
 use aquifer_page::Bytes;
-
-pub use cgroup::Cgroup;
-pub use meminfo::Meminfo;
+pub use aquifer_procfs::Cgroup;
+use aquifer_procfs::{field, read};
 
 /// One reading of the memory figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +31,7 @@ pub struct Reading {
 #[derive(Debug)]
 pub enum Source {
     /// The whole host.
-    Host(Meminfo),
+    Host,
     /// One memory cgroup.
     Cgroup(Cgroup),
 }
@@ -44,8 +43,8 @@ impl Source {
     /// If the cgroup does not exist or has no memory controller; says which.
     pub fn open(cgroup: Option<&Path>) -> io::Result<Self> {
         Ok(match cgroup {
-            Some(path) => Self::Cgroup(Cgroup::open(path)?),
-            None => Self::Host(Meminfo),
+            Some(path) => Self::Cgroup(cgroup::open(path)?),
+            None => Self::Host,
         })
     }
 
@@ -55,8 +54,8 @@ impl Source {
     /// Names the file that cannot be read or parsed.
     pub fn read(&self) -> io::Result<Reading> {
         match self {
-            Self::Host(meminfo) => meminfo.read(),
-            Self::Cgroup(cgroup) => cgroup.read(),
+            Self::Host => meminfo::read(),
+            Self::Cgroup(cgroup) => cgroup::read(cgroup),
         }
     }
 
@@ -64,16 +63,16 @@ impl Source {
     /// not count them.
     pub fn oom_kills(&self) -> Option<u64> {
         match self {
-            Self::Host(_) => field(&read_file(Path::new("/proc/vmstat")).ok()?, "oom_kill"),
-            Self::Cgroup(cgroup) => cgroup.oom_kills(),
+            Self::Host => field(&read("/proc/vmstat").ok()?, "oom_kill"),
+            Self::Cgroup(cgroup) => cgroup.oom_kills().ok()?,
         }
     }
 
     /// Returns the source's name for people.
     pub fn name(&self) -> String {
         match self {
-            Self::Host(_) => "host".to_owned(),
-            Self::Cgroup(cgroup) => cgroup.path().display().to_string(),
+            Self::Host => "host".to_owned(),
+            Self::Cgroup(cgroup) => cgroup.path.display().to_string(),
         }
     }
 
@@ -81,22 +80,10 @@ impl Source {
     /// pages that the process holds for borrowers to M_u.
     pub fn contains_self(&self) -> bool {
         match self {
-            Self::Host(_) => true,
-            Self::Cgroup(cgroup) => cgroup.contains_self(),
+            Self::Host => true,
+            Self::Cgroup(cgroup) => {
+                cgroup.processes().is_ok_and(|all| all.contains(&std::process::id()))
+            }
         }
     }
-}
-
-fn read_file(path: &Path) -> io::Result<String> {
-    std::fs::read_to_string(path).map_err(|error| {
-        io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()))
-    })
-}
-
-/// Returns the number after `key` in lines of `key value` or `key: value kB`.
-fn field(text: &str, key: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        let (name, value) = line.split_once(|c: char| c == ':' || c.is_whitespace())?;
-        (name == key).then(|| value.split_whitespace().next()?.parse().ok())?
-    })
 }

@@ -9,15 +9,15 @@
 //! memory. `/proc/vmstat` leaves out reclaim at a cgroup's limit, and `memory.events.local` of a
 //! cgroup counts only its own limits.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use aquifer_procfs::{arm_trigger, fields, pressure, read};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::read_file;
 use crate::sys::watch_priority;
 
 /// A watcher of one pressure file.
@@ -121,32 +121,18 @@ impl Shortage {
 
 /// Sums the numbers in lines of `name number` for which `is_meant` accepts the name.
 fn sum(path: &Path, is_meant: impl Fn(&str) -> bool) -> u64 {
-    let text = read_file(path).unwrap_or_default();
-    let numbers = text.lines().filter_map(|line| line.split_once(' '));
-    numbers
-        .filter(|(name, _)| is_meant(name))
-        .filter_map(|(_, number)| number.parse::<u64>().ok())
-        .sum()
+    let text = read(path).unwrap_or_default();
+    fields(&text).filter(|(name, _)| is_meant(name)).map(|(_, number)| number).sum()
 }
 
-/// Arms a trigger for `threshold` of a 2 s window. Without CAP_SYS_RESOURCE a window must be a
-/// multiple of 2 s.
+/// Arms a trigger for `threshold` of a 2 s window.
 fn arm(path: &Path, threshold: f64) -> io::Result<AsyncFd<File>> {
-    const WINDOW_US: u32 = 2_000_000;
-    let mut file = OpenOptions::new().read(true).write(true).open(path)?;
-    let stall_us = (f64::from(WINDOW_US) * threshold) as u32;
-    file.write_all(format!("some {stall_us} {WINDOW_US}\0").as_bytes())?;
-    watch_priority(file)
+    const WINDOW: Duration = Duration::from_secs(2);
+    watch_priority(arm_trigger(path, WINDOW.mul_f64(threshold), WINDOW)?)
 }
 
 fn stalled(path: &Path) -> io::Result<Duration> {
-    let text = read_file(path)?;
-    let total = text
-        .lines()
-        .find(|line| line.starts_with("some "))
-        .and_then(|line| line.rsplit_once("total="));
-    let total = total.and_then(|(_, us)| us.trim().parse().ok());
-    total.map(Duration::from_micros).ok_or_else(|| {
+    pressure(&read(path)?, "some", "total").map(Duration::from_micros).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{} has no 'some' line", path.display()))
     })
 }

@@ -1,15 +1,14 @@
 //! Functions that start volume processes and send requests to them. All calls block.
 
 use std::fs::OpenOptions;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::{Answers, CallError, first_word};
 use aquifer_page::{LeaseId, VolumeId};
 use aquifer_volume::LeaseTarget;
 
@@ -128,28 +127,19 @@ fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started
         .map_err(fail())?;
     let pipe = child.stdin.take().ok_or_else(|| fail()(io::ErrorKind::BrokenPipe.into()));
     let told = pipe.and_then(|mut pipe| pipe.write_all(&task).map(|()| pipe).map_err(fail()));
-    let first = child.stdout.take().map(first_line);
+    let first = first_word::heard(&mut child, START_TIMEOUT);
     // This child forks the serving process and exits.
     child.wait().map_err(fail())?;
     let pipe = told?;
-    match first.transpose().map_err(fail())?.flatten().map(|line| serde_json::from_str(&line)) {
-        Some(Ok(Response::Status(status))) => {
+    match first {
+        Ok(Some(Response::Status(status))) => {
             Ok(Started { files: files.clone(), record: status.record, pipe })
         }
-        Some(Ok(Response::Failed { error })) => Err(ProcessError::Refused(error)),
-        Some(_) => Err(silent(files, "did not report that it serves the volume")),
-        None => Err(silent(files, "ended, or did not serve the volume in time")),
+        Ok(Some(Response::Failed { error })) => Err(ProcessError::Refused(error)),
+        Ok(Some(_)) => Err(silent(files, "did not report that it serves the volume")),
+        Err(error) if error.kind() != io::ErrorKind::TimedOut => Err(fail()(error)),
+        Ok(None) | Err(_) => Err(silent(files, "ended, or did not serve the volume in time")),
     }
-}
-
-/// Returns the first line that the process prints, or `None` if it ends before or takes too long.
-fn first_line(output: ChildStdout) -> io::Result<Option<String>> {
-    let (lines, first) = mpsc::channel();
-    thread::Builder::new().name("volume-start".to_owned()).spawn(move || {
-        // The receiver is gone after a timeout.
-        let _ = lines.send(BufReader::new(output).lines().next().transpose());
-    })?;
-    first.recv_timeout(START_TIMEOUT).unwrap_or(Ok(None))
 }
 
 /// Lists all volumes under a state directory, served or left behind.
@@ -262,35 +252,30 @@ fn ask(
     io_timeout: Duration,
     mut progress: impl FnMut(Response),
 ) -> Result<Response, ProcessError> {
-    let mut stream = open(files)?;
-    let broken = |error: io::Error| silent(files, &format!("sent no complete answer ({error})"));
-    let mut line = serde_json::to_vec(request).map_err(|error| broken(error.into()))?;
-    line.push(b'\n');
-    stream.set_read_timeout(Some(io_timeout)).map_err(broken)?;
-    stream.write_all(&line).map_err(broken)?;
-    let mut lines = BufReader::new(stream).lines();
-    while let Some(line) = lines.next() {
-        match serde_json::from_str(&line.map_err(broken)?).map_err(|error| broken(error.into()))? {
+    let failed = |error| match error {
+        CallError::Absent(..) => ProcessError::NotServed(files.id),
+        CallError::Unreachable(socket, source) => {
+            ProcessError::io(format!("cannot connect to {}", socket.display()))(source)
+        }
+        CallError::Silent(_, source) if source.kind() == io::ErrorKind::UnexpectedEof => {
+            silent(files, "ended without an answer")
+        }
+        CallError::Silent(_, source) => {
+            silent(files, &format!("sent no complete answer ({source})"))
+        }
+    };
+    let mut answers = Answers::to(&files.socket(), request, io_timeout).map_err(failed)?;
+    loop {
+        match answers.receive().map_err(failed)? {
             Response::Failed { error } => return Err(ProcessError::Refused(error)),
             now @ (Response::SwapOff(_) | Response::Evacuating(_)) => progress(now),
             last => {
-                // Wait for the end of the connection: after a detach, it is the end of the process.
-                lines.next();
+                // After a detach, the end of the connection is the end of the process.
+                answers.wait_for_end();
                 return Ok(last);
             }
         }
     }
-    Err(silent(files, "ended without an answer"))
-}
-
-fn open(files: &Files) -> Result<UnixStream, ProcessError> {
-    let path = files.socket();
-    UnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            ProcessError::NotServed(files.id)
-        }
-        _ => ProcessError::io(format!("cannot connect to {}", path.display()))(error),
-    })
 }
 
 fn unexpected(files: &Files, response: &Response) -> ProcessError {

@@ -1,23 +1,23 @@
 //! The body of a volume process and of its swapoff helper.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
+use aquifer_control_socket::first_word::{is_said, say};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::control::Control;
 use super::message::{KEEP, Response};
 use super::serving::Serving;
 use super::spec::VolumeSpec;
-use super::{ProcessError, swap_off};
+use super::{ProcessError, control, swap_off};
 use crate::{safety, sys};
 
 /// The task of the process: one JSON object on a line of its standard input.
@@ -61,13 +61,6 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn say(response: &Response) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, response)?;
-    out.write_all(b"\n")?;
-    out.flush()
-}
-
 /// Detaches from the starter, makes the device, reports to the starter, and serves until the volume
 /// is detached.
 fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
@@ -96,7 +89,7 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     );
     // A failed write is ignored: `listen_to_starter` notices that the starter is gone.
     let _ = say(&Response::Status(Box::new(serving.status())));
-    let _ = rustix::stdio::dup2_stdout(io::stderr());
+    let _ = is_said();
     listen_to_starter(serving, finish).map_err(ProcessError::io("cannot watch the starter"))?;
     // The thread that detaches the volume sends this message once it has answered.
     let _ = finished.recv();
@@ -106,7 +99,7 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
 
 /// Turns swap on, if requested, and starts to accept requests and signals.
 fn open_to_requests(serving: &Arc<Serving>, finish: &mpsc::Sender<()>) -> Result<(), ProcessError> {
-    let control = Control::bind(serving, finish.clone())?;
+    let socket = control::bind(serving)?;
     watch_signals(serving.clone(), finish.clone())
         .map_err(ProcessError::io("cannot watch for signals"))?;
     if starter_has_left().map_err(ProcessError::io("cannot check whether the starter runs"))? {
@@ -115,7 +108,7 @@ fn open_to_requests(serving: &Arc<Serving>, finish: &mpsc::Sender<()>) -> Result
         ));
     }
     serving.swap_on()?;
-    control.listen()
+    control::listen(socket, serving.clone(), finish.clone())
 }
 
 /// Continues in a forked child with a session of its own, so that it survives the starter and the

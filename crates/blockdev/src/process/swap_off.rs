@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use aquifer_control_socket::first_word::say;
 use serde::{Deserialize, Serialize};
 
 use super::run::Task;
@@ -70,17 +71,11 @@ pub(super) fn by_helper(
 pub(super) fn helper(device: &Path) -> io::Result<()> {
     // If this fails, the process lacks the privilege and so never had the protection.
     let _ = safety::renounce();
-    let say = |report: SwapOffReport| -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, &report)?;
-        out.write_all(b"\n")?;
-        out.flush()
-    };
     let result = swap::off(device, |progress| {
         // If the reader is gone, swapoff continues.
-        let _ = say(SwapOffReport::Progress(progress));
+        let _ = say(&SwapOffReport::Progress(progress));
     });
-    say(match result {
+    say(&match result {
         Ok(()) => SwapOffReport::Done,
         Err(error) => SwapOffReport::Failed { errno: error.errno(), error: error.to_string() },
     })

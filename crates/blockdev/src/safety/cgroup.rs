@@ -6,13 +6,15 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use aquifer_procfs::mounts;
 
 /// Moves the process to the root of the hierarchy that limits memory, v1 or v2.
 pub(super) fn leave() -> io::Result<()> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
-    let mounts = fs::read_to_string("/proc/self/mounts")?;
-    match memory_hierarchy(&own, &mounts) {
+    let mounted = fs::read_to_string("/proc/self/mounts")?;
+    match memory_hierarchy(&own, &mounted) {
         Place::Root | Place::Unlimited => Ok(()),
         Place::Below(root) => fs::write(root.join("cgroup.procs"), "0"),
         Place::Hidden => Err(io::Error::new(
@@ -36,7 +38,7 @@ enum Place {
 
 /// Finds the process's memory cgroup in `/proc/self/cgroup` (`id:controllers:path`, without
 /// controllers for v2), and the mount of its root in `/proc/self/mounts`.
-fn memory_hierarchy(own: &str, mounts: &str) -> Place {
+fn memory_hierarchy(own: &str, mounted: &str) -> Place {
     let groups = || {
         own.lines().filter_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -45,30 +47,19 @@ fn memory_hierarchy(own: &str, mounts: &str) -> Place {
     };
     let v1 = groups().find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"));
     let (group, mount) = match v1 {
-        Some((_, group)) => (
-            group,
-            find_mount(mounts, |kind, options| {
-                kind == "cgroup" && options.split(',').any(|option| option == "memory")
-            }),
-        ),
+        Some((_, group)) => {
+            (group, mounts(mounted).find(|mount| mount.kind == "cgroup" && mount.has("memory")))
+        }
         None => match groups().find(|(controllers, _)| controllers.is_empty()) {
-            Some((_, group)) => (group, find_mount(mounts, |kind, _| kind == "cgroup2")),
+            Some((_, group)) => (group, mounts(mounted).find(|mount| mount.kind == "cgroup2")),
             None => return Place::Unlimited,
         },
     };
     match (group, mount) {
         ("/", _) => Place::Root,
-        (_, Some(mount)) => Place::Below(mount.to_owned()),
+        (_, Some(mount)) => Place::Below(mount.path),
         (_, None) => Place::Hidden,
     }
-}
-
-fn find_mount(mounts: &str, matches: impl Fn(&str, &str) -> bool) -> Option<&Path> {
-    mounts.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(' ').collect();
-        let [_, place, kind, options, ..] = fields[..] else { return None };
-        matches(kind, options).then(|| Path::new(place))
-    })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub(crate) use self::reserve::fill as fill_reserve;
 
 use std::io;
 
+use aquifer_procfs::{EXEMPT, set_oom_score};
 use rustix::mm::MlockAllFlags;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -94,7 +95,7 @@ pub fn protect_agent() -> SafetyReport {
 }
 
 fn never_out_of_memory() -> io::Result<()> {
-    std::fs::write("/proc/self/oom_score_adj", "-1000").map_err(needs("CAP_SYS_RESOURCE"))
+    set_oom_score(EXEMPT).map_err(needs("CAP_SYS_RESOURCE"))
 }
 
 /// Sets `PR_SET_IO_FLUSHER`: allocations by this thread, and by threads that it starts, do not wait

@@ -16,6 +16,7 @@ use std::fs;
 use std::io;
 
 use aquifer_page::Bytes;
+use aquifer_procfs::number;
 
 use crate::sys;
 
@@ -42,7 +43,7 @@ pub(crate) fn fill() -> io::Result<()> {
     let host = rustix::system::sysinfo();
     let total = Bytes(host.totalram * u64::from(host.mem_unit));
     let wanted = RESERVE.min(Bytes(total.0 / LARGEST_SHARE)).0 >> 10;
-    let now: u64 = fs::read_to_string(MIN_FREE)?.trim().parse().map_err(io::Error::other)?;
+    let now = number(MIN_FREE)?;
     if now >= wanted {
         return Ok(());
     }

@@ -2,7 +2,6 @@
 
 mod header;
 mod room;
-mod table;
 
 use std::ffi::CString;
 use std::io;
@@ -13,11 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_page::Bytes;
+pub use aquifer_procfs::swaps::{Swap, swaps, usage};
 use serde::{Deserialize, Serialize};
 
 pub use self::header::format;
 pub(crate) use self::room::check_room;
-pub use self::table::{Swap, swaps, usage};
 use crate::sys;
 
 /// Interval of progress reports during swapoff.

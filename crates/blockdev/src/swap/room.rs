@@ -1,9 +1,9 @@
 //! The check that swapoff can succeed.
 
-use std::io;
 use std::path::Path;
 
 use aquifer_page::Bytes;
+use aquifer_procfs::available_memory;
 
 use super::{SwapError, swaps};
 
@@ -23,17 +23,4 @@ pub(crate) fn check_room(device: &Path) -> Result<Bytes, SwapError> {
         return Err(SwapError::NoRoom { device: device.to_owned(), used });
     }
     Ok(used)
-}
-
-/// Returns the kernel's estimate of available memory.
-fn available_memory() -> io::Result<Bytes> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    text.lines()
-        .find_map(|line| {
-            line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok()
-        })
-        .map(Bytes::kib)
-        .ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable")
-        })
 }

@@ -3,17 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{CgroupError, failed};
+use aquifer_procfs::Version;
 
-/// The two interfaces to cgroups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Version {
-    /// One hierarchy for each controller; the limit is `memory.limit_in_bytes`.
-    V1,
-    /// One hierarchy for all controllers; the limit is `memory.max`.
-    V2,
-}
+use super::{CgroupError, failed};
 
 /// The hierarchy that has the memory controller.
 #[derive(Debug, Clone)]
@@ -69,19 +61,13 @@ impl Hierarchy {
 
     /// Finds the hierarchy with the memory controller in a text like /proc/self/mounts.
     fn among(mounts: &str) -> Option<Self> {
-        mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let root = PathBuf::from(fields.next()?);
-            let (kind, options) = (fields.next()?, fields.next()?);
-            match kind {
-                "cgroup" if options.split(',').any(|option| option == "memory") => {
-                    Some(Self { root, version: Version::V1 })
-                }
-                "cgroup2" if has_memory(&root.join("cgroup.controllers")) => {
-                    Some(Self { root, version: Version::V2 })
-                }
-                _ => None,
-            }
+        aquifer_procfs::mounts(mounts).find_map(|mount| {
+            let version = match mount.kind {
+                "cgroup" if mount.has("memory") => Version::V1,
+                "cgroup2" if has_memory(&mount.path.join("cgroup.controllers")) => Version::V2,
+                _ => return None,
+            };
+            Some(Self { root: mount.path, version })
         })
     }
 

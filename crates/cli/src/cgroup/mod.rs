@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use hierarchy::{Hierarchy, Version};
+pub use aquifer_procfs::Version;
+pub use hierarchy::Hierarchy;
 
 /// The limits of a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +58,9 @@ pub enum CgroupError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A file of the cgroup file system has a text that is not a number.
-    #[error("{0} should hold a number, but holds '{1}'")]
-    Strange(PathBuf, String),
+    /// A file of the cgroup file system cannot be read, or does not hold a number.
+    #[error(transparent)]
+    Unreadable(#[from] io::Error),
     /// Processes of the cgroup live on after SIGKILL.
     #[error("{count} processes of {path} are still alive after SIGKILL")]
     Undead {
@@ -76,8 +77,7 @@ const DEATH: Duration = Duration::from_secs(20);
 /// A memory cgroup made by this program; its drop kills the processes in it and removes it.
 #[derive(Debug)]
 pub struct Cgroup {
-    path: PathBuf,
-    version: Version,
+    files: aquifer_procfs::Cgroup,
     removed: bool,
 }
 
@@ -90,7 +90,7 @@ impl Cgroup {
         let path = hierarchy.root().join(name);
         fs::create_dir(&path).map_err(|source| failed("making", &path, source))?;
         // If a limit fails, the drop of `cgroup` removes the directory.
-        let cgroup = Self { path, version: hierarchy.version(), removed: false };
+        let cgroup = Self::at(hierarchy, path);
         cgroup.limit(limits)?;
         Ok(cgroup)
     }
@@ -98,17 +98,22 @@ impl Cgroup {
     /// Takes over the cgroup of a dead process, to remove it; `None` if it is gone.
     pub fn adopt(hierarchy: &Hierarchy, name: &str) -> Option<Self> {
         let path = hierarchy.root().join(name);
-        path.is_dir().then(|| Self { path, version: hierarchy.version(), removed: false })
+        path.is_dir().then(|| Self::at(hierarchy, path))
+    }
+
+    fn at(hierarchy: &Hierarchy, path: PathBuf) -> Self {
+        let files = aquifer_procfs::Cgroup { path, version: hierarchy.version() };
+        Self { files, removed: false }
     }
 
     /// Returns its directory.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.files.path
     }
 
     fn limit(&self, limits: Limits) -> Result<(), CgroupError> {
         let memory = limits.memory.0;
-        match self.version {
+        match self.files.version {
             Version::V1 => {
                 self.write("memory.limit_in_bytes", &memory.to_string())?;
                 // Version 1 limits the sum of memory and swap.
@@ -140,10 +145,7 @@ impl Cgroup {
     /// # Errors
     /// If the kernel's file cannot be read.
     pub fn memory_used(&self) -> Result<Bytes, CgroupError> {
-        match self.version {
-            Version::V1 => self.read_number("memory.usage_in_bytes"),
-            Version::V2 => self.read_number("memory.current"),
-        }
+        Ok(self.files.memory_used()?)
     }
 
     /// Returns the swap in use.
@@ -151,10 +153,7 @@ impl Cgroup {
     /// # Errors
     /// If the kernel's file cannot be read.
     pub fn swap_used(&self) -> Result<Bytes, CgroupError> {
-        match self.version {
-            Version::V1 => self.read_field("memory.stat", "total_swap"),
-            Version::V2 => self.read_number("memory.swap.current"),
-        }
+        Ok(self.files.swap_used()?)
     }
 
     /// Returns how many of its processes the kernel has killed for lack of memory.
@@ -162,11 +161,7 @@ impl Cgroup {
     /// # Errors
     /// If the kernel's file cannot be read.
     pub fn oom_kills(&self) -> Result<u64, CgroupError> {
-        let file = match self.version {
-            Version::V1 => "memory.oom_control",
-            Version::V2 => "memory.events",
-        };
-        self.read_field(file, "oom_kill").map(|count| count.0)
+        Ok(self.files.oom_kills()?.unwrap_or(0))
     }
 
     /// Returns whether a process of the cgroup failed to get swap, by its limit or for lack of
@@ -175,11 +170,11 @@ impl Cgroup {
     /// # Errors
     /// If the kernel's file cannot be read.
     pub fn swap_ran_out(&self) -> Result<bool, CgroupError> {
-        let failures = match self.version {
-            Version::V1 => self.read_number("memory.memsw.failcnt"),
-            Version::V2 => self.read_field("memory.swap.events", "fail"),
+        let failures = match self.files.version {
+            Version::V1 => Some(self.files.size("memory.memsw.failcnt")?.0),
+            Version::V2 => self.files.field("memory.swap.events", "fail")?,
         };
-        failures.map(|count| count > Bytes::ZERO)
+        Ok(failures.is_some_and(|count| count > 0))
     }
 
     /// Moves a running process into the cgroup; memory charged elsewhere stays charged there.
@@ -195,7 +190,7 @@ impl Cgroup {
     /// # Errors
     /// If the file cannot be opened.
     pub fn entrance(&self) -> Result<File, CgroupError> {
-        let path = self.path.join("cgroup.procs");
+        let path = self.path().join("cgroup.procs");
         OpenOptions::new()
             .write(true)
             .open(&path)
@@ -207,8 +202,8 @@ impl Cgroup {
     /// # Errors
     /// If the kernel's list cannot be read.
     pub fn processes(&self) -> Result<Vec<Pid>, CgroupError> {
-        let text = self.read("cgroup.procs")?;
-        Ok(text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect())
+        let all = self.files.processes()?.into_iter();
+        Ok(all.filter_map(|pid| Pid::from_raw(pid.cast_signed())).collect())
     }
 
     /// Kills the processes in the cgroup and waits until they are gone, also from swap.
@@ -225,7 +220,7 @@ impl Cgroup {
             }
             if Instant::now() > deadline {
                 return Err(CgroupError::Undead {
-                    path: self.path.clone(),
+                    path: self.path().to_owned(),
                     count: processes.len(),
                 });
             }
@@ -250,7 +245,7 @@ impl Cgroup {
         self.kill_all()?;
         let deadline = Instant::now() + DEATH;
         loop {
-            match fs::remove_dir(&self.path) {
+            match fs::remove_dir(self.path()) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 // A zombie that its parent has not waited for is in no list, but holds the cgroup
@@ -260,13 +255,13 @@ impl Cgroup {
                 {
                     thread::sleep(Duration::from_millis(5));
                 }
-                Err(source) => return Err(failed("removing", &self.path, source)),
+                Err(source) => return Err(failed("removing", self.path(), source)),
             }
         }
     }
 
     fn write(&self, file: &str, text: &str) -> Result<(), CgroupError> {
-        let path = self.path.join(file);
+        let path = self.path().join(file);
         let write =
             || OpenOptions::new().write(true).open(&path).and_then(|file| write_whole(&file, text));
         write().map_err(|source| failed("writing", &path, source))
@@ -274,34 +269,12 @@ impl Cgroup {
 
     /// Writes a file that exists only if the kernel counts swap by cgroup.
     fn write_swap(&self, file: &str, text: &str) -> Result<(), CgroupError> {
-        let path = self.path.join(file);
+        let path = self.path().join(file);
         if path.exists() {
             self.write(file, text)
         } else {
             Err(CgroupError::NoSwapAccounting(path))
         }
-    }
-
-    fn read(&self, file: &str) -> Result<String, CgroupError> {
-        let path = self.path.join(file);
-        fs::read_to_string(&path).map_err(|source| failed("reading", &path, source))
-    }
-
-    fn read_number(&self, file: &str) -> Result<Bytes, CgroupError> {
-        let text = self.read(file)?;
-        let number = text.trim().parse().map(Bytes);
-        number.map_err(|_| CgroupError::Strange(self.path.join(file), text.trim().to_owned()))
-    }
-
-    /// Returns the number of `field` in a file of lines `field number`, or zero if the field is
-    /// missing.
-    fn read_field(&self, file: &str, field: &str) -> Result<Bytes, CgroupError> {
-        let text = self.read(file)?;
-        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(' '));
-        value.map_or(Ok(Bytes::ZERO), |number| {
-            let strange = |_| CgroupError::Strange(self.path.join(file), number.to_owned());
-            number.trim().parse().map(Bytes).map_err(strange)
-        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The checks of memory: its limits, its accounting, and the memory that lends.
 
 use aquifer_page::Bytes;
+use aquifer_procfs::swaps::swaps;
 use rustix::fs::StatFs;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
@@ -148,16 +149,16 @@ fn overcommit() -> Check {
 }
 
 fn swap() -> Check {
-    match read("/proc/swaps") {
-        None => Check::missing(
+    match swaps() {
+        Err(_) => Check::missing(
             "swap",
             "the kernel has no /proc/swaps",
             "use a kernel built with CONFIG_SWAP",
         )
         .essential(),
-        Some(text) => {
+        Ok(swaps) => {
             let devices: Vec<_> =
-                text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+                swaps.iter().map(|swap| swap.path.display().to_string()).collect();
             let found = if devices.is_empty() {
                 "none in use".to_owned()
             } else {

@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus};
 
+use aquifer_procfs::process::ignored_signals;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::signal::{
     SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -30,7 +31,7 @@ impl Supervisor {
     /// # Errors
     /// If the kernel refuses a handler.
     pub fn new() -> io::Result<Self> {
-        let ignored = ignored()?;
+        let ignored = ignored_signals()?;
         let heeded = FORWARDED.iter().filter(|signal| ignored & (1 << (**signal - 1)) == 0);
         Ok(Self { signals: SignalsInfo::new(heeded.chain(&[SIGCHLD]))? })
     }
@@ -77,13 +78,6 @@ fn forward(child: &Child, signal: i32) {
         // A failure means that the command has just ended.
         let _ = kill_process(Pid::from_child(child), signal);
     }
-}
-
-/// Returns the signals that this program inherited as ignored, as the bits of /proc/self/status.
-fn ignored() -> io::Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    Ok(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
 }
 
 /// Returns the exit code of an ended command as shells do: its own, or 128 plus its signal.

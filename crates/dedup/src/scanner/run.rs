@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use aquifer_control::group::scan_rate::{Config, Controller};
 use aquifer_page::Group;
+use aquifer_procfs::process::cpu_seconds;
 
 use super::Scanner;
 use super::totals::Totals;
 use crate::cpu_billing::{self, CpuBilling};
-use crate::member::cpu_seconds;
 use crate::{Members, ScanError, ScanReport, failed};
 
 /// Pause between two batches, short enough that a batch keeps no thread waiting for a processor.

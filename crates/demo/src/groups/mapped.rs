@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt as _;
 
 use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_procfs::process::{self, Mapping, mappings};
 use aquifer_region::process::{Files, GroupFiles, client};
-use rustix::fs::{major, minor};
 
 use super::stage::{GROUPS, Stage, VMS, name};
 
@@ -22,7 +22,7 @@ pub(super) struct Mapped {
 }
 
 /// A file as `/proc/PID/maps` names it: device and inode.
-type Id = (String, u64);
+type Id = (u64, u64);
 
 /// Looks at all guests of each group.
 pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
@@ -32,7 +32,7 @@ pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
         let group = group.parse().or_fail(what)?;
         let file =
             fs::metadata(GroupFiles::new(&stage.regions(), &group).frames()).or_fail(what)?;
-        frames.push((format!("{:02x}:{:02x}", major(file.dev()), minor(file.dev())), file.ino()));
+        frames.push((file.dev(), file.ino()));
     }
     if frames[0] == frames[1] {
         return Err(Failure::new(what(), "both groups have the same frames"));
@@ -44,7 +44,7 @@ pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
         let group = GROUPS.iter().position(|group| *group == vm.group).unwrap_or_default();
         // The engine, too, may map frames of its region's group only.
         for process in status.processes.iter().chain([&status.pid]) {
-            let maps = fs::read_to_string(format!("/proc/{process}/maps")).or_fail(what)?;
+            let maps = process::read(*process, "maps").or_fail(what)?;
             add(&mut all[group], &maps, &frames, group);
         }
     }
@@ -53,23 +53,14 @@ pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
 
 /// Adds the mappings of one process of this group.
 fn add(mapped: &mut Mapped, maps: &str, frames: &[Id], group: usize) {
-    for (id, length) in maps.lines().filter_map(mapping) {
-        match frames.iter().position(|frames| *frames == id) {
+    for Mapping { addresses, file } in mappings(maps) {
+        let length = addresses.end.saturating_sub(addresses.start);
+        match frames.iter().position(|frames| *frames == file) {
             Some(own) if own == group => mapped.own += Bytes(length),
             Some(_) => mapped.others += length / PAGE_SIZE as u64,
             None => {}
         }
     }
-}
-
-/// Parses a line of `/proc/PID/maps` (proc_pid_maps(5)): the file, and the mapping's length in
-/// bytes.
-fn mapping(line: &str) -> Option<(Id, u64)> {
-    let mut words = line.split_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let (device, inode) = (words.nth(2)?, words.next()?);
-    let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16));
-    Some(((device.to_owned(), inode.parse().ok()?), end.ok()?.checked_sub(start.ok()?)?))
 }
 
 #[cfg(test)]
@@ -82,7 +73,7 @@ mod tests {
                     7f0000001000-7f0000003000 rw-p 00005000 00:2b 17 /run/regions/@blue/frames\n\
                     7f0000003000-7f0000004000 rw-s 00000000 00:2b 16 /run/regions/blue-1\n\
                     7f0000004000-7f0000005000 rw-p 00001000 00:2b 18 /run/regions/@red/frames\n";
-        let frames = [("00:2b".to_owned(), 17), ("00:2b".to_owned(), 18)];
+        let frames = [17, 18].map(|inode| (rustix::fs::makedev(0, 0x2b), inode));
         let mut mapped = Mapped::default();
         add(&mut mapped, maps, &frames, 0);
         assert_eq!(mapped, Mapped { own: Bytes::kib(8), others: 1 });

@@ -2,7 +2,6 @@
 //!
 //! Only the roles come from the agents.
 
-use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,6 +16,7 @@ use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::failure::Result;
 use aquifer_hosts::stored;
 use aquifer_page::{Bytes, lock};
+use aquifer_procfs::process::size;
 use tokio::runtime::Runtime;
 
 use super::THRESHOLDS;
@@ -97,7 +97,7 @@ impl Watch {
         let watched = |host: &Host| Watched {
             name: host.name(),
             samples: Vec::new(),
-            rss_before: rss(pid(host)),
+            rss_before: size(pid(host).cast_unsigned(), "VmRSS"),
             role_changes: Vec::new(),
         };
         let seen = Arc::new(Mutex::new(Seen {
@@ -197,7 +197,7 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
         period += 1;
         let samples: Vec<_> = eyes.iter().map(|eye| look(eye, began)).collect();
         let swap_on = swap_is_on(&eyes);
-        let rss: Vec<_> = eyes.iter().map(|eye| rss(eye.pid)).collect();
+        let rss: Vec<_> = eyes.iter().map(|eye| size(eye.pid.cast_unsigned(), "VmRSS")).collect();
         {
             let mut seen = lock(seen);
             seen.note(&samples, &rss, swap_on);
@@ -275,12 +275,4 @@ fn swap_is_on(eyes: &[Eyes]) -> bool {
 /// Returns the process of a host's agent.
 fn pid(host: &Host) -> i32 {
     host.pid().map_or(0, |pid| pid.as_raw_pid())
-}
-
-/// Returns the RAM that a process holds.
-fn rss(pid: i32) -> Bytes {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
-    Bytes::kib(kib.unwrap_or_default())
 }

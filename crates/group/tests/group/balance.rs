@@ -5,11 +5,12 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
+use aquifer_control_socket::ControlCall;
 use aquifer_disk_cache::{Options, Service};
 use aquifer_group::balance::{BalanceRound, Balancing};
 use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group};
-use aquifer_region::process::{ControlCall, GroupFiles};
+use aquifer_region::process::GroupFiles;
 
 fn is_root() -> bool {
     let is = rustix::process::geteuid().is_root();

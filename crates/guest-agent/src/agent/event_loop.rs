@@ -1,18 +1,16 @@
 //! The agent's event loop.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use aquifer_procfs::arm_trigger;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink, recv, socket_with,
@@ -35,9 +33,8 @@ const PRESSURE: u64 = 2;
 const EVENTS: u64 = 3;
 pub(super) const FIRST_APPLICATION: u64 = 4;
 
-/// Asks the kernel for an event once tasks have stalled for 150 ms within 1 s (kernel's
-/// accounting/psi.rst). The terminating zero is part of the format.
-const TRIGGER: &[u8] = b"some 150000 1000000\0";
+/// The stall, and the window in which it makes the kernel send an event.
+const TRIGGER: [Duration; 2] = [Duration::from_millis(150), Duration::from_secs(1)];
 
 /// The netlink group of the kernel's own events.
 const KERNEL: u32 = 1;
@@ -78,7 +75,9 @@ impl Agent {
         if let Err(error) = Blocks::new(&options.root).keep_online(options.online) {
             eprintln!("aquifer-guest: cannot make the kernel bring memory online: {error}");
         }
-        let pressure = pressure(&options.root)
+        let [stall, window] = TRIGGER;
+        let pressure = options.root.join("proc/pressure/memory");
+        let pressure = arm_trigger(&pressure, stall, window)
             .inspect_err(|error| {
                 eprintln!(
                     "aquifer-guest: the kernel cannot report memory pressure ({error}): boot the \
@@ -229,17 +228,6 @@ fn kernel_events() -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
     bind(&socket, &netlink::SocketAddrNetlink::new(0, KERNEL))?;
     Ok(socket)
-}
-
-/// Opens the pressure file, and asks the kernel for events of it.
-fn pressure(root: &Path) -> io::Result<File> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(OFlags::NONBLOCK.bits() as i32)
-        .open(root.join("proc/pressure/memory"))?;
-    file.write_all(TRIGGER)?;
-    Ok(file)
 }
 
 /// Adds a file to epoll, with `number` as its data.

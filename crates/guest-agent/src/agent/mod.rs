@@ -15,10 +15,10 @@ mod socket;
 mod tests;
 
 use std::convert::Infallible;
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 
+use aquifer_procfs::set_oom_score;
 use rustix::mm::{MlockAllFlags, mlockall};
 
 use crate::application_message::SOCKET;
@@ -27,7 +27,7 @@ use event_loop::Agent;
 
 /// The kernel kills the agent last, except for processes that it must not kill: the agent can get
 /// more memory.
-const OOM_SCORE_ADJ: &str = "-900";
+const OOM_SCORE_ADJ: i32 = -900;
 
 /// The agent's options.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ pub fn run(options: Options) -> io::Result<Infallible> {
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         eprintln!("aquifer-guest: cannot lock the agent's memory: {error}");
     }
-    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+    if let Err(error) = set_oom_score(OOM_SCORE_ADJ) {
         eprintln!("aquifer-guest: cannot lower the agent's OOM score: {error}");
     }
     let mut agent = Agent::start(options)?;

@@ -86,7 +86,7 @@ impl Figures {
         if let Some(pressure) = &self.pressure
             && let Ok(text) = read(pressure, &mut self.buffer)
         {
-            parse::pressure(text, &mut report);
+            parse::stalls(text, &mut report);
         }
         let count = self.count(report.total);
         let Count { online, offline, block } = count;

@@ -1,14 +1,14 @@
 //! Parsers of the kernel's files in `/proc` and `/sys`.
 
 use aquifer_page::Bytes;
+use aquifer_procfs::{fields, pressure};
 
 use crate::message::GuestReport;
 
 /// Reads the text of `/proc/meminfo` (proc_meminfo(5)) into `report`.
 pub(crate) fn meminfo(text: &str, report: &mut GuestReport) {
     let mut swap_free = Bytes::ZERO;
-    for line in text.lines() {
-        let Some((name, value)) = line.split_once(':') else { continue };
+    for (name, kib) in fields(text) {
         let field = match name {
             "MemTotal" => &mut report.total,
             "MemFree" => &mut report.free,
@@ -17,8 +17,7 @@ pub(crate) fn meminfo(text: &str, report: &mut GuestReport) {
             "SwapFree" => &mut swap_free,
             _ => continue,
         };
-        let number = value.trim().trim_end_matches(" kB").parse();
-        *field = number.map_or(Bytes::ZERO, |kib: u64| Bytes(kib.saturating_mul(1024)));
+        *field = Bytes(kib.saturating_mul(1024));
     }
     report.swap_used = report.swap_total.saturating_sub(swap_free);
 }
@@ -26,36 +25,22 @@ pub(crate) fn meminfo(text: &str, report: &mut GuestReport) {
 /// Reads the text of `/proc/vmstat` (proc_vmstat(5)) into `report`. `page` is the size of a page in
 /// bytes.
 pub(crate) fn vmstat(text: &str, page: u64, report: &mut GuestReport) {
-    for line in text.lines() {
-        let Some((name, value)) = line.split_once(' ') else { continue };
+    for (name, count) in fields(text) {
         let (field, unit) = match name {
             "pswpin" => (&mut report.swap_in, page),
             "pswpout" => (&mut report.swap_out, page),
             "oom_kill" => (&mut report.oom_kills, 1),
             _ => continue,
         };
-        *field = value.trim().parse().map_or(0, |count: u64| count.saturating_mul(unit));
+        *field = count.saturating_mul(unit);
     }
 }
 
 /// Reads the text of `/proc/pressure/memory` (kernel's accounting/psi.rst) into `report`.
-pub(crate) fn pressure(text: &str, report: &mut GuestReport) {
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let some = match words.next() {
-            Some("some") => true,
-            Some("full") => false,
-            _ => continue,
-        };
-        for (name, value) in words.filter_map(|word| word.split_once('=')) {
-            match (name, some) {
-                ("avg10", true) => report.pressure_some = value.parse().ok(),
-                ("avg10", false) => report.pressure_full = value.parse().ok(),
-                ("total", true) => report.stalled_us = value.parse().ok(),
-                _ => {}
-            }
-        }
-    }
+pub(crate) fn stalls(text: &str, report: &mut GuestReport) {
+    report.pressure_some = pressure(text, "some", "avg10");
+    report.pressure_full = pressure(text, "full", "avg10");
+    report.stalled_us = pressure(text, "some", "total");
 }
 
 /// Parses the number in `block_size_bytes`: hexadecimal, without a prefix.
@@ -81,7 +66,7 @@ mod tests {
             4096,
             &mut report,
         );
-        pressure(
+        stalls(
             "some avg10=1.53 avg60=0.40 avg300=0.09 total=123456\n\
              full avg10=0.25 avg60=0.10 avg300=0.02 total=65432\n",
             &mut report,
@@ -108,7 +93,7 @@ mod tests {
         let mut report = GuestReport::default();
         meminfo("", &mut report);
         vmstat("oom_kill many\n", 4096, &mut report);
-        pressure("", &mut report);
+        stalls("", &mut report);
         assert_eq!(report, GuestReport::default());
     }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{PAGE_SIZE, file};
+use aquifer_procfs::process::{self, Mapping, mappings};
 use aquifer_region_client::Run;
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +40,7 @@ pub(super) struct SurvivingMappings {
 
 impl Mapped {
     pub(super) fn new(pid: u32, address: u64, pages: Run) -> io::Result<Self> {
-        let started = started(pid).ok_or(io::ErrorKind::NotFound)?;
+        let started = process::started(pid).ok_or(io::ErrorKind::NotFound)?;
         Ok(Self { pid, started, address, pages: Some(pages) })
     }
 
@@ -52,14 +53,12 @@ impl Mapped {
     fn is_there(&self, files: &[PathBuf; 2]) -> bool {
         let identity = |file: &PathBuf| fs::metadata(file).map(|data| (data.dev(), data.ino()));
         let files: Vec<_> = files.iter().filter_map(|file| identity(file).ok()).collect();
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
-        let is_part = |line: &str| {
-            parse(line).is_some_and(|(at, file)| {
-                let all = self.addresses();
-                at.start < all.end && all.start < at.end && files.contains(&file)
-            })
+        let maps = process::read(self.pid, "maps").unwrap_or_default();
+        let is_part = |Mapping { addresses: at, file }: Mapping| {
+            let all = self.addresses();
+            at.start < all.end && all.start < at.end && files.contains(&file)
         };
-        started(self.pid) == Some(self.started) && maps.lines().any(is_part)
+        process::started(self.pid) == Some(self.started) && mappings(&maps).any(is_part)
     }
 
     /// Adds those of the pages that are in the program's page table. Returns `None` if they are
@@ -76,19 +75,8 @@ impl Mapped {
     }
 
     fn name(&self) -> String {
-        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
-        format!("{} (process {}, not reattached)", name.trim(), self.pid)
+        format!("{} (process {}, not reattached)", process::name(self.pid), self.pid)
     }
-}
-
-/// Parses the address range, the device and the inode of a line of proc_pid_maps(5).
-fn parse(line: &str) -> Option<(Range<u64>, (u64, u64))> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let (major, minor) = fields.nth(2)?.split_once(':')?;
-    let hex = |digits| u64::from_str_radix(digits, 16).ok();
-    let device = rustix::fs::makedev(hex(major)? as u32, hex(minor)? as u32);
-    Some((hex(start)?..hex(end)?, (device, fields.next()?.parse().ok()?)))
 }
 
 /// Returns the names of the programs that wait for an engine of the region. `mapped` is the
@@ -100,14 +88,6 @@ pub fn waiting_programs(mapped: &Path, files: [PathBuf; 2]) -> io::Result<Vec<St
     let mut surviving_mappings = SurvivingMappings::open(mapped.to_owned(), files)?;
     surviving_mappings.look();
     Ok(surviving_mappings.missing_names())
-}
-
-/// Returns the start time of a process, field 22 of proc_pid_stat(5). Field 2 is a name with
-/// arbitrary characters, and ends with the last bracket.
-fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
 }
 
 impl SurvivingMappings {

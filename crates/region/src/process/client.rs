@@ -9,12 +9,11 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::{Answers, CallError, first_word};
 use aquifer_page::{Bytes, Group};
 use aquifer_region_client::Run;
 
-use super::control_call::ControlCall;
 use super::files::{Files, GroupFiles, RegionSpec};
-use super::first_word;
 use super::message::{RegionStatus, Request, Response};
 use super::pages::{self, Extent, PageState, Pages};
 use super::quota::{Book, Limits};
@@ -120,7 +119,7 @@ pub fn start(program: &Path, files: &Files) -> Result<RegionStatus, RegionError>
         .stderr(log)
         .spawn()
         .map_err(fail())?;
-    match first_word::heard(&mut supervisor).map_err(fail())? {
+    match first_word::heard(&mut supervisor, first_word::TIMEOUT).map_err(fail())? {
         Some(Response::Status(status)) => Ok(*status),
         Some(Response::Failed { error }) => {
             let _ = supervisor.wait();
@@ -428,24 +427,26 @@ fn asked(
     request: &Request,
     io_timeout: Duration,
 ) -> Result<(Response, UnixStream), RegionError> {
-    let name = || files.name().clone();
-    let broken = || {
-        let name = files.name();
-        RegionError::io(format!(
-            "the engine of region '{name}' did not answer within {io_timeout:?}"
-        ))
-    };
-    let mut call = ControlCall::ask(&files.control(), request, io_timeout).map_err(|error| {
-        match error.kind() {
-            io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                RegionError::Unserved { name: name(), log: files.log() }
-            }
-            io::ErrorKind::TimedOut => broken()(error),
-            _ => RegionError::io(format!("cannot connect to {}", files.control().display()))(error),
+    let failed = |error| match error {
+        CallError::Absent(_, error)
+            if error.kind() == io::ErrorKind::NotFound && !files.record().exists() =>
+        {
+            RegionError::Unknown(files.name().clone())
         }
-    })?;
-    let answer = call.answer().map_err(broken())?;
-    let stream = call.into_stream().map_err(broken())?;
-    Ok((answer, stream))
+        CallError::Absent(..) => {
+            RegionError::Unserved { name: files.name().clone(), log: files.log() }
+        }
+        CallError::Unreachable(socket, error) => {
+            RegionError::io(format!("cannot connect to {}", socket.display()))(error)
+        }
+        CallError::Silent(_, error) => {
+            let name = files.name();
+            RegionError::io(format!(
+                "the engine of region '{name}' did not answer within {io_timeout:?}"
+            ))(error)
+        }
+    };
+    let mut answers = Answers::to(&files.control(), request, io_timeout).map_err(failed)?;
+    let answer = answers.receive().map_err(failed)?;
+    Ok((answer, answers.into_stream().map_err(failed)?))
 }

@@ -1,16 +1,12 @@
-//! The control socket of an engine, and its answers.
+//! The requests that an engine answers on its control socket.
 
-use std::fs::{self, Permissions};
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
 use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::{Client, ControlSocket};
 use aquifer_page::Bytes;
 use aquifer_region_client::Run;
-use aquifer_transport::accepting;
 use aquifer_volume::LeaseState;
 
 use super::files::{Files, RegionSpec};
@@ -19,9 +15,6 @@ use super::quota::Member;
 use crate::engine::Engine;
 use crate::error::RegionError;
 use crate::lock;
-
-/// The longest request, in bytes.
-const MAX_REQUEST: u64 = 64 << 10;
 
 /// How long a client may take to send a request, or to read an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,102 +104,49 @@ impl Serving {
     }
 }
 
-/// The control socket of an engine.
-pub(super) struct Control {
-    listener: UnixListener,
-    serving: Arc<Serving>,
-}
-
-impl Control {
-    pub(super) fn bind(serving: Arc<Serving>) -> io::Result<Self> {
-        let path = serving.files.control();
-        let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-        Ok(Self { listener, serving })
-    }
-
-    /// Answers each client on a thread of its own, until the region is removed.
-    pub(super) fn serve_until_removed(self) {
+impl Serving {
+    /// Answers requests until the region is removed.
+    pub(super) fn serve_until_removed(self: Arc<Self>, socket: ControlSocket) {
         let (removed, is_removed) = mpsc::channel();
-        let Self { listener, serving } = self;
-        let accepting = thread::Builder::new().name("control".to_owned()).spawn(move || {
-            accepting::each(
-                "clients",
-                || false,
-                || listener.accept(),
-                |(client, _)| {
-                    let (serving, removed) = (serving.clone(), removed.clone());
-                    let answering =
-                        thread::Builder::new().name("answer".to_owned()).spawn(move || {
-                            match serving.converse(&client) {
-                                // The receiver outlives all senders.
-                                Ok(true) => _ = removed.send(()),
-                                Ok(false) => {}
-                                Err(error) => {
-                                    tracing::warn!("a control connection ended early: {error}")
-                                }
-                            }
-                        });
-                    answering.map(drop)
-                },
-            );
-        });
-        match accepting {
-            Ok(_) => _ = is_removed.recv(),
+        let answer = move |request, client: &Client| self.answer(request, client, &removed);
+        match socket.serve(TIMEOUT, answer) {
+            Ok(()) => _ = is_removed.recv(),
             Err(error) => tracing::error!("cannot start the thread that accepts clients: {error}"),
         }
     }
-}
 
-impl Serving {
-    /// Reads one request and answers it. Returns true if the region was removed.
-    fn converse(&self, client: &UnixStream) -> io::Result<bool> {
-        client.set_read_timeout(Some(TIMEOUT))?;
-        client.set_write_timeout(Some(TIMEOUT))?;
-        let mut line = String::new();
-        BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
-        let done = |result: Result<(), RegionError>| {
-            result.map_or_else(
-                |error| Response::Failed { error: error.to_string() },
-                |()| Response::Done,
-            )
-        };
-        let mut removed = false;
-        let response = match serde_json::from_str(&line) {
-            Ok(Request::Status) => Response::Status(Box::new(self.status())),
-            Ok(Request::ResizeCache { cache }) => done(self.resize_cache(cache)),
-            Ok(Request::Quota { most }) => {
+    fn answer(
+        &self,
+        request: Request,
+        client: &Client,
+        removed: &mpsc::Sender<()>,
+    ) -> io::Result<()> {
+        let failed = |error: RegionError| Response::Failed { error: error.to_string() };
+        let done =
+            |result: Result<(), RegionError>| result.map_or_else(failed, |()| Response::Done);
+        let is_removal = request == Request::Remove;
+        let response = match request {
+            Request::Status => Response::Status(Box::new(self.status())),
+            Request::ResizeCache { cache } => done(self.resize_cache(cache)),
+            Request::Quota { most } => {
                 let spec = lock(&self.spec).clone();
                 done(self.member.have(&spec, most))
             }
-            Ok(Request::Persist) => done(self.engine.persist().map(drop)),
-            Ok(Request::Drop { pages }) => done(self.engine.discard(pages)),
-            Ok(Request::Remove) => {
-                let done = self.remove();
-                removed = done.is_ok();
-                done.map_or_else(|refused| refused, |()| Response::Done)
+            Request::Persist => done(self.engine.persist().map(drop)),
+            Request::Drop { pages } => done(self.engine.discard(pages)),
+            Request::Remove => self.remove().map_or_else(|refused| refused, |()| Response::Done),
+            Request::Share { proposals } => {
+                self.engine.share(&proposals).map_or_else(failed, Response::Merged)
             }
-            Ok(Request::Share { proposals }) => match self.engine.share(&proposals) {
-                Ok(merged) => Response::Merged(merged),
-                Err(error) => Response::Failed { error: error.to_string() },
-            },
-            Ok(Request::Unshare) => done(self.engine.unshare_all()),
-            Ok(Request::Own) => done(self.own()),
-            Ok(request @ (Request::Send | Request::Receive)) => {
-                self.hand_over(&request, client)?;
-                return Ok(false);
-            }
-            Err(error) => {
-                Response::Failed { error: format!("cannot understand the request: {error}") }
-            }
+            Request::Unshare => done(self.engine.unshare_all()),
+            Request::Own => done(self.own()),
+            Request::Send | Request::Receive => return self.hand_over(&request, client),
         };
-        answer(client, &response).map(|()| removed).or(if removed { Ok(true) } else { Ok(false) })
+        let answered = client.answer(&response);
+        if is_removal && response == Response::Done {
+            // The receiver outlives all senders.
+            let _ = removed.send(());
+        }
+        answered
     }
-}
-
-pub(super) fn answer(mut client: &UnixStream, response: &Response) -> io::Result<()> {
-    let mut line = serde_json::to_vec(response)?;
-    line.push(b'\n');
-    client.write_all(&line)
 }

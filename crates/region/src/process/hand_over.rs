@@ -4,7 +4,9 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use super::control::{Serving, answer};
+use aquifer_control_socket::Client;
+
+use super::control::Serving;
 use super::message::{Request, Response};
 use crate::engine::Incoming;
 use crate::error::RegionError;
@@ -23,18 +25,20 @@ impl Serving {
 
     /// Sends or receives frames until the other end closes. A region that was not given away by
     /// then stays here.
-    pub(super) fn hand_over(&self, request: &Request, client: &UnixStream) -> io::Result<()> {
+    pub(super) fn hand_over(&self, request: &Request, client: &Client) -> io::Result<()> {
         let sends = *request == Request::Send;
         // If the region was given away already, the peer only fetches pages that were left behind.
         let begins = sends && !self.files.is_foreign();
         let begun = if begins { self.engine.begin_outgoing() } else { Ok(()) };
         if let Err(error) = begun {
-            return answer(client, &Response::Failed { error: error.to_string() });
+            return client.answer(&Response::Failed { error: error.to_string() });
         }
-        let done = answer(client, &Response::Done)
-            .and_then(|()| client.set_read_timeout(None))
-            .and_then(|()| client.set_write_timeout(None))
-            .and_then(|()| if sends { self.send(client) } else { self.receive(client) });
+        let stream = client.stream();
+        let done = client
+            .answer(&Response::Done)
+            .and_then(|()| stream.set_read_timeout(None))
+            .and_then(|()| stream.set_write_timeout(None))
+            .and_then(|()| if sends { self.send(stream) } else { self.receive(stream) });
         if sends && !self.files.is_foreign() {
             self.engine.own();
         }

@@ -28,13 +28,10 @@
 
 pub mod client;
 mod control;
-mod control_call;
 mod file_lock;
 mod files;
-pub mod first_word;
 mod hand_over;
 mod message;
-mod oom_score;
 mod pages;
 mod preload_library;
 mod quota;
@@ -43,11 +40,9 @@ mod regions;
 mod run;
 mod view;
 
-pub use control_call::{ControlCall, is_listening, next_answer};
 pub use file_lock::lock_file;
 pub use files::{Files, GroupFiles, RegionSpec};
 pub use message::{Bucket, Latency, RegionStatus};
-pub use oom_score::end_oom_exemption;
 pub use pages::{Extent, PageState, Pages};
 pub use preload_library::preload_library;
 pub use quota::{Limits, Quota};

@@ -9,17 +9,18 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::ControlSocket;
+use aquifer_control_socket::first_word::{self, say};
 use aquifer_page::RegionName;
+use aquifer_procfs::end_oom_exemption;
 use aquifer_region_client::{Listener, Reply, Request};
 use aquifer_transport::accepting;
 use aquifer_transport::tls::Identity;
 use aquifer_volume::VolumeConfig;
 
-use super::control::{Control, Serving};
+use super::control::Serving;
 use super::files::{Files, RegionSpec};
-use super::first_word::{self, say};
 use super::message::Response;
-use super::oom_score::end_oom_exemption;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::RegionError;
 
@@ -41,7 +42,7 @@ pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            say(&Response::Failed { error: error.to_string() });
+            let _ = say(&Response::Failed { error: error.to_string() });
             ExitCode::from(REFUSED)
         }
     }
@@ -114,16 +115,16 @@ fn engine(files: &Files) -> Result<(), RegionError> {
     let growing = serving.clone();
     thread::Builder::new().name("quota".to_owned()).spawn(move || growing.grow()).map_err(fail())?;
     let listener = Listener::bind(&files.programs()).map_err(fail())?;
-    let control = Control::bind(serving.clone()).map_err(fail())?;
+    let control = ControlSocket::bind(&files.control()).map_err(fail())?;
     let programs = engine.clone();
     thread::Builder::new()
         .name("programs".to_owned())
         .spawn(move || welcome(&programs, &listener))
         .map_err(fail())?;
     tracing::info!(region = %files.name(), "serving");
-    say(&Response::Status(Box::new(serving.status())));
+    let _ = say(&Response::Status(Box::new(serving.status())));
     first_word::is_said().map_err(fail())?;
-    control.serve_until_removed();
+    serving.serve_until_removed(control);
     engine.end();
     threads.into_iter().for_each(|thread| _ = thread.join());
     drop(lock);

@@ -1,12 +1,12 @@
 //! The process of a program.
 
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_page::Bytes;
+use aquifer_procfs::process;
 use aquifer_region_client::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -28,11 +28,9 @@ const LOOK: u64 = 256;
 /// Returns how many mappings a process may add before it reaches `share` of the kernel's limit
 /// (`vm.max_map_count`). Beyond the limit, each mmap(2) of the program fails.
 pub fn mappings_left(pid: u32, share: f64) -> u64 {
-    let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    let most = most.and_then(|most| most.trim().parse().ok()).unwrap_or(65_530.0);
-    let have = fs::read_to_string(format!("/proc/{pid}/maps"))
-        .map_or(0, |maps| maps.lines().count() as u64);
-    ((most * share) as u64).saturating_sub(have)
+    let most = aquifer_procfs::number("/proc/sys/vm/max_map_count").unwrap_or(65_530);
+    let have = process::read(pid, "maps").map_or(0, |maps| maps.lines().count() as u64);
+    ((most as f64 * share) as u64).saturating_sub(have)
 }
 
 impl Process {
@@ -54,8 +52,7 @@ impl Process {
 
     /// Returns the name that the kernel has for it, and its process id.
     pub(super) fn name(&self) -> String {
-        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
-        format!("{} (process {})", name.trim(), self.pid)
+        format!("{} (process {})", process::name(self.pid), self.pid)
     }
 
     /// Returns whether its process has ended, or ends within this time.
@@ -67,10 +64,7 @@ impl Process {
     /// Returns the size of its pinned memory, to which devices may write regardless of its page
     /// table: fixed buffers of io_uring, RDMA. The memory may be the region's.
     pub(crate) fn pinned(&self) -> Bytes {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let pinned =
-            status.lines().find_map(|line| line.strip_prefix("VmPin:")?.strip_suffix("kB"));
-        Bytes(pinned.and_then(|pinned| pinned.trim().parse::<u64>().ok()).unwrap_or(0) << 10)
+        process::size(self.pid, "VmPin")
     }
 }
 

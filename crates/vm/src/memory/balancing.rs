@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use aquifer_control::balance::{Balancer, Because, Config, Host, Move, Plan, Reading};
 use aquifer_page::{Bytes, RegionName};
+use aquifer_procfs::{available_memory, total_memory};
 
 use super::budget::{Accounts, Budget, Kind};
 use super::figures::{self, Figures};
 use super::resize::{Order, Resized};
 use crate::error::VmError;
-use crate::meminfo;
 use crate::process::{Files, client, side_by_side};
 
 /// How long a guest that does not give up its surplus is asked again. The time is short, because
@@ -256,7 +256,7 @@ impl Balancing {
 }
 
 fn is_short() -> bool {
-    match (meminfo::available(), meminfo::total()) {
+    match (available_memory(), total_memory()) {
         (Ok(available), Ok(total)) => available.0 < total.0 / SHORT,
         _ => false,
     }

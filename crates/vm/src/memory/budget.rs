@@ -10,11 +10,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{Bytes, RegionName};
+use aquifer_procfs::total_memory;
 use aquifer_region::process::{lock_file, record};
 use serde::{Deserialize, Serialize};
 
 use crate::error::VmError;
-use crate::meminfo;
 use crate::process::Files;
 
 /// The place of a VM's memory.
@@ -343,7 +343,7 @@ impl Budget {
         change: impl FnOnce(&mut Book, Bytes) -> Result<T, VmError>,
     ) -> Result<T, VmError> {
         let fail = || VmError::io("cannot read or write the budget of guests' memory");
-        let all = meminfo::total().map_err(fail())?;
+        let all = total_memory().map_err(fail())?;
         fs::create_dir_all(&self.run_dir).map_err(fail())?;
         // The lock's holder only reads and writes small files, and never blocks on another process.
         let _lock = lock_file(&self.run_dir.join("guests.lock")).map_err(fail())?;

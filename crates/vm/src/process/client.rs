@@ -9,8 +9,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::{ControlCall, first_word};
 use aquifer_page::{Bytes, MigrationId, RegionName};
-use aquifer_region::process::{ControlCall, RegionSpec, client as regions, first_word, record};
+use aquifer_procfs::available_memory;
+use aquifer_region::process::{RegionSpec, client as regions, record};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 
@@ -19,9 +21,8 @@ use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
 use super::run::{SUBCOMMAND, remove_region};
 use super::side_by_side;
 pub use super::stop::stop;
-use super::supervisor_call::{ANSWERING, Answers, SILENCE, answer, unexpected};
+use super::supervisor_call::{ANSWERING, SILENCE, answer, answers, unexpected};
 use crate::error::VmError;
-use crate::meminfo;
 use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
 use crate::migrate::{self, Arrival, HandedOver, Incoming, MigrationReport, Order, Progress};
 use crate::qmp::Qmp;
@@ -142,7 +143,7 @@ pub fn release(files: &Files) -> Result<(), VmError> {
     }
     if files.is_supervised() {
         // The supervisor exits without an answer.
-        let _ = Answers::to(files, &Request::Release, TIMEOUT)?.next();
+        let _ = answers(files, &Request::Release, TIMEOUT)?();
         wait_until(CLEARING, || !files.is_supervised()).map_err(|()| {
             let why =
                 format!("the supervisor of VM '{}' did not exit in {CLEARING:?}", files.name());
@@ -186,9 +187,9 @@ pub fn resize(
         start_supervisor(program, files)?;
     }
     let silence = SILENCE + order.retry;
-    let mut answers = Answers::to(files, &Request::Resize(order.clone()), silence)?;
+    let mut next = answers(files, &Request::Resize(order.clone()), silence)?;
     loop {
-        match answers.next() {
+        match next() {
             Ok(Told::Has { size }) => tell(size),
             Ok(Told::Resized(resized)) => return Ok(*resized),
             Ok(other) => return Err(unexpected(other)),
@@ -286,7 +287,8 @@ pub fn receive(
     if vm.name != memory.name || vm.max_memory != memory.size || vm.backing != Backing::Region {
         return Err(VmError::Misuse("the offered region does not match the VM".to_owned()));
     }
-    let spare = meminfo::available().map_err(VmError::io("cannot read /proc/meminfo"))?;
+    let spare =
+        available_memory().map_err(VmError::io("cannot tell how much memory is available"))?;
     if memory.cache > spare {
         return Err(VmError::Misuse(format!(
             "the VM needs a local cache of {}, but this host has only {spare} available: \
@@ -338,7 +340,7 @@ fn start_supervisor(program: &Path, files: &Files) -> Result<Option<SocketAddr>,
         .stderr(log)
         .spawn()
         .map_err(fail())?;
-    let error = match first_word::heard(&mut supervisor).map_err(fail())? {
+    let error = match first_word::heard(&mut supervisor, first_word::TIMEOUT).map_err(fail())? {
         Some(Response::Started) => return Ok(None),
         Some(Response::Awaits { address }) => return Ok(Some(address)),
         Some(Response::Failed { error }) => error,
@@ -391,9 +393,9 @@ pub fn migrate(
     order: &Order,
     mut tell: impl FnMut(&Progress) -> bool,
 ) -> Result<MigrationReport, VmError> {
-    let mut answers = Answers::to(files, &Request::Migrate(Box::new(order.clone())), SILENCE)?;
+    let mut next = answers(files, &Request::Migrate(Box::new(order.clone())), SILENCE)?;
     loop {
-        match answers.next()? {
+        match next()? {
             Told::Progress(progress) => {
                 if !tell(&progress) {
                     // Once the VM is handed over, the supervisor completes the migration without

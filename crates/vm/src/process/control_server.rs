@@ -1,17 +1,13 @@
-//! The supervisor's control socket, and the requests that it serves.
+//! The requests that a supervisor answers on its control socket.
 
-use std::fs::{self, Permissions};
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::{Client, ControlSocket};
 use aquifer_page::{Bytes, lock};
-use aquifer_transport::accepting;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::files::Files;
 use super::message::{Record, Request, Told};
@@ -22,9 +18,6 @@ use crate::qmp::Qmp;
 
 /// Timeout of a client's request and of writing an answer to it, and of a conflicting resize.
 const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Largest request, in bytes.
-const MAX_REQUEST: u64 = 64 << 10;
 
 /// The supervisor's control server.
 #[derive(Clone)]
@@ -47,28 +40,9 @@ impl ControlServer {
             cancelled: Arc::default(),
             memory,
         };
-        let path = files.supervisor();
-        let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         let serving = server.clone();
-        thread::Builder::new().name("control".to_owned()).spawn(move || {
-            accepting::each(
-                "clients",
-                || false,
-                || listener.accept(),
-                |(client, _)| {
-                    let serving = serving.clone();
-                    let answering =
-                        thread::Builder::new().name("answer".to_owned()).spawn(move || {
-                            if let Err(error) = serving.answer(&client) {
-                                tracing::warn!("a control connection ended early: {error}");
-                            }
-                        });
-                    answering.map(drop)
-                },
-            );
-        })?;
+        ControlSocket::bind(&files.supervisor())?
+            .serve(TIMEOUT, move |request, client| serving.answer(request, client))?;
         let resizing = server.clone();
         // A VM that has moved away makes no requests.
         server
@@ -89,7 +63,7 @@ impl ControlServer {
         }
     }
 
-    fn resize(&self, order: &memory::Order, client: &UnixStream) -> Told {
+    fn resize(&self, order: &memory::Order, client: &Client) -> Told {
         // A resize ends soon, so wait for it; a migration takes longer, and this request fails.
         let deadline = Instant::now() + TIMEOUT;
         let _busy = loop {
@@ -107,8 +81,8 @@ impl ControlServer {
         };
         let mut has = None;
         let mut told = |size: Bytes| {
-            !has_gone(client)
-                && (has.replace(size) == Some(size) || tell(client, &Told::Has { size }).is_ok())
+            !client.has_gone()
+                && (has.replace(size) == Some(size) || client.answer(&Told::Has { size }).is_ok())
         };
         match self.memory.resize(order, &mut told) {
             Ok(resized) => {
@@ -128,41 +102,26 @@ impl ControlServer {
         lock(&self.moving)
     }
 
-    fn answer(&self, client: &UnixStream) -> io::Result<()> {
-        client.set_read_timeout(Some(TIMEOUT))?;
-        client.set_write_timeout(Some(TIMEOUT))?;
-        let mut line = String::new();
-        BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
-        match serde_json::from_str(&line) {
-            Ok(Request::Migrate(order)) => {
-                let told = self.migrate(&order, client);
-                tell(client, &told)
-            }
-            Ok(Request::Cancel) => tell(client, &self.cancel()),
-            Ok(Request::Resize(order)) => {
-                let told = self.resize(&order, client);
-                tell(client, &told)
-            }
+    fn answer(&self, request: Request, client: &Client) -> io::Result<()> {
+        client.answer(&match request {
+            Request::Migrate(order) => self.migrate(&order, client),
+            Request::Cancel => self.cancel(),
+            Request::Resize(order) => self.resize(&order, client),
             // Nothing but the adopted VM is to remain, so that the supervisor just exits.
-            Ok(Request::Release) => std::process::exit(0),
-            Ok(Request::Reading) => tell(
-                client,
-                &self.memory.reading().map_or_else(|error| failed(&error), Told::Reading),
-            ),
-            Ok(Request::Balloon { target }) => {
+            Request::Release => std::process::exit(0),
+            Request::Reading => {
+                self.memory.reading().map_or_else(|error| failed(&error), Told::Reading)
+            }
+            Request::Balloon { target } => {
                 // A VM in migration keeps the balloon that it has.
                 let target = target.filter(|_| self.moving.try_lock().is_ok());
                 let ballooned = self.memory.balloon(target);
-                tell(client, &ballooned.map_or_else(|error| failed(&error), Told::Balloon))
+                ballooned.map_or_else(|error| failed(&error), Told::Balloon)
             }
-            Err(error) => tell(
-                client,
-                &Told::Failed { error: format!("cannot understand the request: {error}") },
-            ),
-        }
+        })
     }
 
-    fn migrate(&self, order: &Order, client: &UnixStream) -> Told {
+    fn migrate(&self, order: &Order, client: &Client) -> Told {
         let _moving = match self.moving.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 return Told::Failed {
@@ -175,7 +134,7 @@ impl ControlServer {
         self.cancelled.store(false, Ordering::Relaxed);
         // The client hears of progress. If it hangs up, the migration is cancelled.
         let mut goes_on = |progress: &Progress| {
-            tell(client, &Told::Progress(progress.clone())).is_ok()
+            client.answer(&Told::Progress(progress.clone())).is_ok()
                 && !self.cancelled.load(Ordering::Relaxed)
         };
         match migrate::migrate(&self.files, order, &mut goes_on) {
@@ -241,19 +200,6 @@ impl ControlServer {
     }
 }
 
-/// Returns whether the client has hung up.
-fn has_gone(client: &UnixStream) -> bool {
-    let mut ends = [PollFd::new(client, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut ends, Some(&now)).is_ok_and(|count| count > 0)
-}
-
 fn failed(error: &VmError) -> Told {
     Told::Failed { error: error.to_string() }
-}
-
-fn tell(mut client: &UnixStream, told: &Told) -> io::Result<()> {
-    let mut line = serde_json::to_vec(told)?;
-    line.push(b'\n');
-    client.write_all(&line)
 }

@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use aquifer_control_socket::is_listening;
 use aquifer_page::{Group, RegionName};
-use aquifer_region::process::{Files as RegionFiles, GroupFiles, is_listening, record};
+use aquifer_region::process::{Files as RegionFiles, GroupFiles, record};
 use rustix::process::{Pid, test_kill_process};
 
 use super::message::{Origin, Record};

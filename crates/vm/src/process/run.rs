@@ -11,11 +11,12 @@ use std::process::{Child, ExitCode, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use aquifer_control_socket::first_word::{self, say};
+use aquifer_control_socket::is_listening;
 use aquifer_page::RegionName;
+use aquifer_procfs::end_oom_exemption;
 use aquifer_region::RegionError;
 use aquifer_region::process::client as regions;
-use aquifer_region::process::first_word::{self, say};
-use aquifer_region::process::{end_oom_exemption, is_listening};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -50,7 +51,7 @@ pub fn run(run_dir: &Path, name: &RegionName) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            say(&Response::Failed { error: error.to_string() });
+            let _ = say(&Response::Failed { error: error.to_string() });
             ExitCode::FAILURE
         }
     }
@@ -77,7 +78,7 @@ fn supervise(files: &Files) -> Result<(), VmError> {
     let mut fetching = None;
     match &record.incoming {
         None => {
-            say(&Response::Started);
+            let _ = say(&Response::Started);
             first_word::is_said().map_err(fail())?;
         }
         Some(incoming) => {
@@ -155,7 +156,7 @@ fn adopt(files: &Files, pid: u32) -> Result<(), VmError> {
     control.serve_postcopy();
     control.settle();
     let bounding = Bounding::start(files).map_err(fail())?;
-    say(&Response::Started);
+    let _ = say(&Response::Started);
     first_word::is_said().map_err(fail())?;
     let mut ends = [PollFd::new(&process, PollFlags::IN)];
     while poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
@@ -175,7 +176,7 @@ fn take_in(
     record: &Record,
 ) -> Result<Outcome, VmError> {
     let fail = || VmError::io(format!("cannot listen at {}", incoming.listen));
-    say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
+    let _ = say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
     first_word::is_said().map_err(fail())?;
     let mut note = |incoming: &Incoming| {
         files.write(&Record { incoming: Some(incoming.clone()), ..record.clone() })

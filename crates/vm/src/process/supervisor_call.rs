@@ -1,10 +1,9 @@
 //! Requests to a VM's supervisor. Each wait has a deadline; its error names the VM, the request and
 //! the time.
 
-use std::io::{self, BufReader};
 use std::time::Duration;
 
-use aquifer_region::process::{ControlCall, next_answer};
+use aquifer_control_socket::{Answers, CallError};
 
 use super::files::Files;
 use super::message::{Request, Told};
@@ -17,37 +16,22 @@ pub(super) const ANSWERING: Duration = Duration::from_secs(5);
 /// another host.
 pub(super) const SILENCE: Duration = Duration::from_secs(90);
 
-/// The answers to one request.
-pub(super) struct Answers<'a> {
+/// Sends a request to a VM's supervisor, and returns a function that waits for the next answer, at
+/// most for `silence`.
+pub(super) fn answers<'a>(
     files: &'a Files,
-    lines: BufReader<ControlCall>,
-    /// Timeout of the next answer.
+    request: &Request,
     silence: Duration,
-}
-
-impl<'a> Answers<'a> {
-    /// Sends a request to a VM's supervisor. `silence` is the timeout of each answer.
-    pub(super) fn to(
-        files: &'a Files,
-        request: &Request,
-        silence: Duration,
-    ) -> Result<Self, VmError> {
-        files.read()?;
-        let call =
-            ControlCall::ask(&files.supervisor(), request, silence).map_err(no_answer(files))?;
-        Ok(Self { files, lines: BufReader::new(call), silence })
-    }
-
-    /// Waits for the next answer.
-    pub(super) fn next(&mut self) -> Result<Told, VmError> {
-        self.lines.get_mut().wait(self.silence);
-        next_answer(&mut self.lines).map_err(no_answer(self.files))
-    }
+) -> Result<impl FnMut() -> Result<Told, VmError> + use<'a>, VmError> {
+    files.read()?;
+    let mut answers =
+        Answers::to(&files.supervisor(), request, silence).map_err(no_answer(files))?;
+    Ok(move || answers.receive().map_err(no_answer(files)))
 }
 
 /// Sends a request that has one answer, and waits for it.
 pub(super) fn answer(files: &Files, request: &Request, timeout: Duration) -> Result<Told, VmError> {
-    Answers::to(files, request, timeout)?.next()
+    answers(files, request, timeout)?()
 }
 
 /// Makes an error of an unexpected answer.
@@ -58,6 +42,7 @@ pub(super) fn unexpected(told: Told) -> VmError {
     }
 }
 
-fn no_answer(files: &Files) -> impl FnOnce(io::Error) -> VmError {
-    VmError::io(format!("the supervisor of VM '{}' does not answer", files.name()))
+fn no_answer(files: &Files) -> impl FnOnce(CallError) -> VmError {
+    let what = format!("the supervisor of VM '{}' does not answer", files.name());
+    move |error| VmError::io(what)(error.into())
 }

@@ -6,7 +6,7 @@
 //! write-back, and the thread that would issue the writes waits for memory. A few free pages
 //! resolve the deadlock, so this module keeps some locked for it.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -133,8 +133,7 @@ struct Ballast {
 
 impl Ballast {
     fn new(memory: File) -> io::Result<Self> {
-        let min_free = fs::read_to_string("/proc/sys/vm/min_free_kbytes")?;
-        let min_free = min_free.trim().parse::<u64>().map_err(io::Error::other)? << 10;
+        let min_free = aquifer_procfs::number("/proc/sys/vm/min_free_kbytes")? << 10;
         let mut chunks = Vec::with_capacity(CHUNKS);
         for _ in 0..CHUNKS {
             chunks.push(LockedMemory::new(CHUNK)?);

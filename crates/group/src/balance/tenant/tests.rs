@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 
-use aquifer_region::process::ControlCall;
+use aquifer_control_socket::ControlCall;
 use aquifer_vm::{Backing, VmSpec};
 use serde_json::json;
 

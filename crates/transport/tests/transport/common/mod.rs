@@ -3,8 +3,6 @@
 // Each test uses only a part of this module.
 #![allow(dead_code, unused_imports)]
 
-#[path = "../../../../store/tests/store/common/mod.rs"]
-mod store;
 #[path = "../../../../hosts/src/wait.rs"]
 mod wait;
 
@@ -16,9 +14,8 @@ use std::time::Duration;
 use aquifer_transport::ConnectionLimits;
 use zerocopy::{FromBytes, IntoBytes};
 
-pub use store::record;
-use store::shm_dir;
 pub use wait::wait_until;
+
 /// The upper limit for every wait of a test.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 

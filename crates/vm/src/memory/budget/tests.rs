@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use aquifer_region::process::ControlCall;
+use aquifer_control_socket::ControlCall;
 
 use super::*;
 

@@ -1,12 +1,12 @@
-//! Calls to another process of this host over its control socket: one JSON object a line, each way.
+//! The client of a control socket.
 //!
-//! One deadline ends every wait of a call. So it does not matter whether the other process is
+//! One deadline ends every wait for an answer. So it does not matter whether the other process is
 //! stopped, busy with other callers, or sends its answer byte by byte. The error names the order
 //! and the time waited; the caller adds the name of the process.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -51,29 +51,6 @@ impl ControlCall {
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-
-    /// Connects and sends a request. Its tag `request` names the order.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect), and as `write`.
-    pub fn ask(path: &Path, request: &impl Serialize, io_timeout: Duration) -> io::Result<Self> {
-        let request = serde_json::to_value(request)?;
-        let order = request["request"].as_str().or(request.as_str()).unwrap_or("request");
-        let mut call = Self::connect(path, order, io_timeout)?;
-        let mut line = serde_json::to_vec(&request)?;
-        line.push(b'\n');
-        call.write_all(&line)?;
-        Ok(call)
-    }
-
-    /// Receives the only answer.
-    ///
-    /// # Errors
-    /// The system's; `TimedOut`; `UnexpectedEof` if the other process closes the connection;
-    /// `InvalidData`.
-    pub fn answer<T: DeserializeOwned>(&mut self) -> io::Result<T> {
-        next_answer(&mut BufReader::new(self))
     }
 
     /// Starts a wait for this order, of at most `io_timeout`.
@@ -123,10 +100,102 @@ impl ControlCall {
     }
 }
 
-/// Receives the next of several answers to one call.
+/// The reason why a call to a socket has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// No process listens there.
+    #[error("no process listens at {path}: {1}", path = .0.display())]
+    Absent(PathBuf, io::Error),
+    /// This process cannot connect.
+    #[error("cannot connect to {path}: {1}", path = .0.display())]
+    Unreachable(PathBuf, io::Error),
+    /// The process does not answer in time, closes the connection, or sends no valid answer.
+    #[error("the process at {path} does not answer: {1}", path = .0.display())]
+    Silent(PathBuf, io::Error),
+}
+
+impl CallError {
+    fn of_connect(socket: &Path, source: io::Error) -> Self {
+        let of = match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Self::Absent,
+            io::ErrorKind::TimedOut => Self::Silent,
+            _ => Self::Unreachable,
+        };
+        of(socket.to_owned(), source)
+    }
+}
+
+impl From<CallError> for io::Error {
+    fn from(error: CallError) -> Self {
+        let (CallError::Absent(_, source)
+        | CallError::Unreachable(_, source)
+        | CallError::Silent(_, source)) = error;
+        source
+    }
+}
+
+/// The answers to one request.
+#[derive(Debug)]
+pub struct Answers {
+    socket: PathBuf,
+    lines: BufReader<ControlCall>,
+    /// Timeout of each answer; that of the first includes the connect.
+    silence: Duration,
+    answered: bool,
+}
+
+impl Answers {
+    /// Connects to `socket` and sends a request. Its tag `request` names the order.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn to(
+        socket: &Path,
+        request: &impl Serialize,
+        silence: Duration,
+    ) -> Result<Self, CallError> {
+        let silent = |error| CallError::Silent(socket.to_owned(), error);
+        let request = serde_json::to_value(request).map_err(|error| silent(error.into()))?;
+        let order = request["request"].as_str().or(request.as_str()).unwrap_or("request");
+        let mut call = ControlCall::connect(socket, order, silence)
+            .map_err(|error| CallError::of_connect(socket, error))?;
+        call.write_all(format!("{request}\n").as_bytes()).map_err(silent)?;
+        let lines = BufReader::new(call);
+        Ok(Self { socket: socket.to_owned(), lines, silence, answered: false })
+    }
+
+    /// Waits for the next answer.
+    ///
+    /// # Errors
+    /// [`CallError::Silent`].
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, CallError> {
+        if std::mem::replace(&mut self.answered, true) {
+            self.lines.get_mut().wait(self.silence);
+        }
+        next_answer(&mut self.lines).map_err(|error| CallError::Silent(self.socket.clone(), error))
+    }
+
+    /// Waits until the process closes the connection, or for another `silence`.
+    pub fn wait_for_end(mut self) {
+        self.lines.get_mut().wait(self.silence);
+        let _ = self.lines.read_line(&mut String::new());
+    }
+
+    /// Returns the connection, without timeouts. The process sends nothing unasked.
+    ///
+    /// # Errors
+    /// [`CallError::Silent`].
+    pub fn into_stream(self) -> Result<UnixStream, CallError> {
+        let silent = |error| CallError::Silent(self.socket, error);
+        self.lines.into_inner().into_stream().map_err(silent)
+    }
+}
+
+/// Receives the next line of a connection.
 ///
 /// # Errors
-/// As [`ControlCall::answer`].
+/// The system's; `TimedOut`; `UnexpectedEof` if the other process closes the connection;
+/// `InvalidData`.
 pub fn next_answer<T: DeserializeOwned>(lines: &mut BufReader<impl Read>) -> io::Result<T> {
     let mut line = String::new();
     if lines.read_line(&mut line)? == 0 {
@@ -218,11 +287,11 @@ mod tests {
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let mut call =
-            ControlCall::ask(&path, &serde_json::json!({ "request": "show" }), SHORT).unwrap();
-        let error = call.answer::<serde_json::Value>().unwrap_err();
+        let request = serde_json::json!({ "request": "show" });
+        let mut answers = Answers::to(&path, &request, SHORT).unwrap();
+        let error = io::Error::from(answers.receive::<serde_json::Value>().unwrap_err());
         assert_eq!(error.to_string(), "no answer to 'show' within 300ms");
-        drop(call);
+        drop(answers);
         trickling.join().unwrap();
     }
 }

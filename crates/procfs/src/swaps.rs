@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::{invalid, unescape};
+
 /// A line of `/proc/swaps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swap {
@@ -34,10 +36,7 @@ fn parse(text: &str) -> io::Result<Vec<Swap>> {
 }
 
 fn malformed(line: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("cannot understand this line of /proc/swaps: {line}"),
-    )
+    invalid(format!("cannot understand this line of /proc/swaps: {line}"))
 }
 
 /// Parses `path type size used priority`, sizes in KiB. The path is padded with spaces, and its own
@@ -52,13 +51,6 @@ fn parse_line(line: &str) -> Option<Swap> {
         used: Bytes::kib(fields.next()?.parse().ok()?),
         priority: fields.next()?.parse().ok()?,
     })
-}
-
-/// Undoes the kernel's octal escapes of space, tab, newline and backslash.
-fn unescape(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(text.to_owned(), |text, (escape, character)| text.replace(escape, character))
 }
 
 #[cfg(test)]

@@ -13,15 +13,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// How long a process may take until it serves. It reads all records, and lenders may not answer.
-const TIMEOUT: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Writes the word. An error means that the starter is gone.
-pub fn say(word: &impl Serialize) {
+/// Writes the word.
+///
+/// # Errors
+/// The starter is gone.
+pub fn say(word: &impl Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let _ = serde_json::to_writer(&mut out, word)
-        .map_err(io::Error::from)
-        .and_then(|()| out.write_all(b"\n"));
-    let _ = out.flush();
+    serde_json::to_writer(&mut out, word)?;
+    out.write_all(b"\n")?;
+    out.flush()
 }
 
 /// Closes the pipe to the starter: standard output goes to standard error from now on.
@@ -36,18 +38,11 @@ pub fn is_said() -> io::Result<()> {
 /// ended without one.
 ///
 /// # Errors
-/// The system's. `TimedOut` if the process is silent for five minutes; this function then kills it,
-/// with its process group if it leads one.
-pub fn heard<T: DeserializeOwned>(child: &mut Child) -> io::Result<Option<T>> {
-    heard_within(child, TIMEOUT)
-}
-
-fn heard_within<T: DeserializeOwned>(
-    child: &mut Child,
-    io_timeout: Duration,
-) -> io::Result<Option<T>> {
+/// The system's. `TimedOut` if the process is silent for so long; this function then kills it, with
+/// its process group if it leads one.
+pub fn heard<T: DeserializeOwned>(child: &mut Child, timeout: Duration) -> io::Result<Option<T>> {
     let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let line = read_line(output, Instant::now() + io_timeout).inspect_err(|_| {
+    let line = read_line(output, Instant::now() + timeout).inspect_err(|_| {
         // An error means that the process leads no group, or has ended.
         let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
         let _ = child.kill();
@@ -95,18 +90,18 @@ mod tests {
     #[test]
     fn a_word_in_pieces_and_the_end_without_one_are_heard() {
         let mut child = start("printf 4; sleep 0.1; echo 2; exec sleep 60");
-        assert_eq!(heard::<u32>(&mut child).unwrap(), Some(42));
+        assert_eq!(heard::<u32>(&mut child, TIMEOUT).unwrap(), Some(42));
         child.kill().unwrap();
         child.wait().unwrap();
         let mut child = start("exit 0");
-        assert_eq!(heard::<u32>(&mut child).unwrap(), None);
+        assert_eq!(heard::<u32>(&mut child, TIMEOUT).unwrap(), None);
         child.wait().unwrap();
     }
 
     #[test]
     fn a_process_that_says_nothing_is_given_up_and_ended() {
         let mut child = start("exec sleep 600");
-        let error = heard_within::<u32>(&mut child, Duration::from_millis(50)).unwrap_err();
+        let error = heard::<u32>(&mut child, Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(!child.wait().unwrap().success());
     }
