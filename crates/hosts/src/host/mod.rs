@@ -73,7 +73,8 @@ impl Host {
         Ok(hosts)
     }
 
-    /// Changes the configuration that `aquifer cluster init` wrote; the agent reads it at its next start.
+    /// Changes the configuration that `aquifer cluster init` wrote; the agent reads it at its next
+    /// start.
     ///
     /// # Errors
     /// If the file cannot be read or written.
