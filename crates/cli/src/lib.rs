@@ -33,10 +33,14 @@ pub mod volumes;
 pub fn main() -> ExitCode {
     panics::end_the_process();
     let line: Vec<_> = std::env::args_os().collect();
-    if let Some(code) = commands::complete(&line) {
+    let worker = commands::worker::Worker::of(&line);
+    // A worker that inherits a shell's variable completes nothing.
+    if let Ok(None) = worker
+        && let Some(code) = commands::complete(&line)
+    {
         return code;
     }
-    let (ended, json) = match commands::worker::Worker::of(&line) {
+    let (ended, json) = match worker {
         Ok(Some(worker)) => (worker.run(), false),
         Ok(None) => match commands::parse(line) {
             Ok(cli) => {

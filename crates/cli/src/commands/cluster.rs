@@ -24,7 +24,7 @@ enum What {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[(
-        "aquifer cluster init --dir ./cluster --host a --address 192.0.2.1 \
+        "aquifer cluster init --dir cluster --host a --address 192.0.2.1 \
          --host b --address 192.0.2.2",
         "Create a cluster of two hosts",
     )],

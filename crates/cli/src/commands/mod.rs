@@ -42,7 +42,7 @@ use crate::manual::Manual;
 /// changes.
 ///
 /// You can also do this by hand, without agents. 'aquifer serve export' offers RAM as a network
-/// block device, 'aquifer volume attach' swaps to it, and 'aquifer run' runs one program with
+/// block device, and 'aquifer volume attach' swaps to it. 'aquifer run' runs one program with
 /// limited RAM and the rest of its memory in the pool.
 ///
 /// A command line is 'aquifer NOUN VERB', then a name if the verb needs one, then options. Sizes

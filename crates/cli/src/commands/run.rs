@@ -35,8 +35,8 @@ const KILLED_BY_SIGBUS: u8 = 128 + 7;
 /// The command runs in a memory cgroup with --local of RAM. The kernel swaps the rest to memory
 /// that this host's agent borrows, or to one --lender.
 ///
-/// The command runs as if the shell had started it. Signals reach it, the terminal is its own, its
-/// children and threads share the limit, and its exit code is the exit code of 'aquifer run'.
+/// The command runs as if the shell had started it: signals reach it, and the terminal is its own.
+/// Its children and threads share the limit. Its exit code is the exit code of 'aquifer run'.
 #[derive(Debug, Args)]
 pub struct Run {
     /// Maximum RAM for the command
@@ -113,10 +113,10 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "Events",
-            "While the command runs, standard error gets a line for each event: a lender is \
-             silent, lost or back, a page is lost, or pages move to or from the local spill file. \
-             With --json each line is an object {\"event\": ...}. A page is lost when its lender \
-             is silent for --io-timeout: a program that touches it gets SIGBUS.",
+            "While the command runs, standard error gets a line for each event. Events are a \
+             silent, lost or returned lender, a lost page, and moves of pages to or from the local \
+             spill file. With --json each line is an object {\"event\": ...}. A page is lost when \
+             its lender is silent for --io-timeout: a program that touches it gets SIGBUS.",
         ),
         (
             "Costs",

@@ -73,3 +73,11 @@ fn bash_completes_the_names_that_this_host_has() {
     check("aquifer run --lender ", &[&socket]);
     check("aquifer --run-dir /nowhere vm stop ", &[]);
 }
+
+#[test]
+fn a_shells_variable_does_not_turn_a_worker_into_a_completer() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut worker = aquifer(dir.path());
+    let output = worker.args(["serve", "region"]).env("AQUIFER_COMPLETE", "bash").output().unwrap();
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""));
+}

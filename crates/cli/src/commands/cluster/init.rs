@@ -44,13 +44,13 @@ pub struct Init {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
-            "aquifer cluster init --dir ./cluster --host a --address 192.0.2.1 \
+            "aquifer cluster init --dir cluster --host a --address 192.0.2.1 \
              --host b --address 192.0.2.2",
             "Create a cluster of two hosts",
         ),
-        ("scp -r ./cluster/a/. root@192.0.2.1:/etc/aquifer/", "Copy a host's directory to it"),
+        ("scp -r cluster/a/. root@192.0.2.1:/etc/aquifer/", "Copy a host's directory to it"),
         (
-            "aquifer cluster init --dir ./cluster --host c --address c.example.org",
+            "aquifer cluster init --dir cluster --host c --address c.example.org",
             "Admit a third host",
         ),
     ],

@@ -6,7 +6,7 @@ use aquifer_control::group::reprovision::Policy;
 use aquifer_control::group::scan_rate::{Rate, Variant};
 use aquifer_group::{Agreement, GroupEncryption};
 use aquifer_page::Bytes;
-use clap::builder::BoolishValueParser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use crate::commands::or_none::OrNone;
@@ -44,7 +44,7 @@ pub(super) struct Terms {
     ///
     /// With 'yes' the group may also borrow from other groups of the host that allow it, and then
     /// pays for their scanners. A new group has 'no'.
-    #[arg(long, value_name = "YES|NO", value_parser = BoolishValueParser::new())]
+    #[arg(long, value_name = "YES|NO", value_parser = yes_or_no())]
     allow_lending: Option<bool>,
     /// Cgroup on each host, charged for the group's CPU, or 'none'
     ///
@@ -84,6 +84,11 @@ pub(in crate::commands) fn rate(text: &str) -> Result<Variant, String> {
             Err(_) => Err("write csd, cs, c, or a number of pages per millisecond".to_owned()),
         },
     }
+}
+
+/// Parses 'yes' or 'no'.
+fn yes_or_no() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["yes", "no"]).map(|word| word == "yes")
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -23,10 +23,10 @@ pub struct Drop {
 
 /// Show where each page and extent of a region is
 ///
-/// A page is 'zero' (stored nowhere), 'remote' (only with a lender), 'resident' (in local RAM and
-/// with a lender), 'dirty' (newer in local RAM) or 'shared' (kept once for several regions of the
-/// group, see 'aquifer serve dedup'). A write to a resident page shows as dirty only when the
-/// engine evicts that page. Extents are 64 MiB.
+/// A page is 'zero' (stored nowhere), 'remote' (only at a lender), 'resident' (in local RAM and at
+/// a lender), 'dirty' (newer in local RAM) or 'shared'. A shared page is kept once for several
+/// regions of the group ('aquifer serve dedup'). A write to a resident page shows as dirty only
+/// when the engine scans or evicts that page. Extents are 64 MiB.
 #[derive(Debug, Args)]
 pub struct Pages {
     #[command(flatten)]

@@ -21,8 +21,9 @@ pub(in crate::commands) const MANUAL: Manual = Manual {
     ],
     notes: &[(
         "As a service",
-        "Run each of these under systemd with Restart=always. Each continues where a killed one \
-         stopped; an export does so only with --dir.",
+        "Run each under systemd with KillMode=process and Restart=always; for the agent, use \
+         Restart=on-failure. Each continues where a killed one stopped; an export does so only \
+         with --dir.",
     )],
     ..Manual::NONE
 };
@@ -75,10 +76,7 @@ const DISK_CACHE: Manual = Manual {
          restarts: run it under systemd with Restart=always and an OOMScoreAdjust.",
     )],
     files: &[
-        (
-            "/run/aquifer/regions/@NAME/cache.nbd",
-            "disks over NBD, one export per path (ro:PATH is read-only)",
-        ),
+        ("/run/aquifer/regions/@NAME/cache.nbd", "disks over NBD by path (ro:PATH is read-only)"),
         ("/run/aquifer/regions/@NAME/cache.control", "control socket, for 'serve reprovision'"),
     ],
     see_also: &["aquifer-group(1)", "aquifer-serve-reprovision(1)"],

@@ -25,7 +25,7 @@ use crate::output;
 ///
 /// The VMs' balloons move the memory. A VM of a group always gets its --min. Beyond that, up to its
 /// --max, it gets part of what its group saves by sharing ('serve dedup'). The group's policy
-/// decides how much: 'demand' gives VMs that swap a step each period, 'fair' gives all VMs the
+/// decides how much. 'demand' gives VMs that swap a step each period, 'fair' gives all VMs the
 /// same, and 'entitlement' gives in proportion to contribution. When writes unshare pages and
 /// savings fall, VMs give memory back.
 ///

@@ -88,7 +88,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Attach a block device without swap",
         ),
         (
-            "aquifer volume attach --direct nvme+tcp://192.0.2.1:4420/NQN --swap",
+            "aquifer volume attach nvme+tcp://192.0.2.1:4420/NQN --direct --swap",
             "Swap to an NVMe subsystem without a process of Aquifer's",
         ),
     ],
