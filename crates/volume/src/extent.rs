@@ -3,13 +3,12 @@
 use std::array;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
-
-use aquifer_transport::sleep::going_to_sleep;
+use std::sync::{Arc, Mutex, RwLockReadGuard, RwLockWriteGuard};
 
 use aquifer_page::EXTENT_SIZE;
 
 use crate::bitmap::Bitmap;
+use crate::fair_lock::FairLock;
 use crate::holder::{HolderError, Piece};
 use crate::lease::{Lease, Slot};
 use crate::lock;
@@ -31,8 +30,8 @@ const PART: u64 = EXTENT_SIZE / PARTS as u64;
 /// fault waits for a discard.
 #[derive(Debug)]
 pub(crate) struct Extent {
-    place: RwLock<Place>,
-    parts: [RwLock<()>; PARTS],
+    place: FairLock<Place>,
+    parts: [FairLock<()>; PARTS],
     pub(crate) written: Bitmap,
     pub(crate) nonzero: NonZero,
 }
@@ -127,37 +126,42 @@ impl Place {
 impl Extent {
     pub(crate) fn new() -> Self {
         Self {
-            place: RwLock::new(Place::Nowhere),
-            parts: Default::default(),
+            place: FairLock::new(Place::Nowhere),
+            parts: array::from_fn(|_| FairLock::new(())),
             written: Bitmap::new(),
             nonzero: NonZero::new(),
         }
     }
 
     pub(crate) fn shared(&self) -> RwLockReadGuard<'_, Place> {
-        shared(&self.place)
+        self.place.read()
     }
 
     pub(crate) fn alone(&self) -> RwLockWriteGuard<'_, Place> {
-        alone(&self.place)
+        self.place.write()
+    }
+
+    /// Waits until the threads that wait for the place have it.
+    pub(crate) fn let_waiting_in(&self) {
+        self.place.let_waiting_in();
     }
 
     /// Keeps discards away from these bytes during a write.
     fn keep(&self, bytes: &Range<u64>) -> [Option<RwLockReadGuard<'_, ()>>; PARTS] {
         let wanted = parts(bytes);
-        array::from_fn(|part| wanted.contains(&part).then(|| shared(&self.parts[part])))
+        array::from_fn(|part| wanted.contains(&part).then(|| self.parts[part].read()))
     }
 
     /// Keeps writes and other discards away from these bytes.
     fn claim(&self, bytes: &Range<u64>) -> [Option<RwLockWriteGuard<'_, ()>>; PARTS] {
         let wanted = parts(bytes);
-        array::from_fn(|part| wanted.contains(&part).then(|| alone(&self.parts[part])))
+        array::from_fn(|part| wanted.contains(&part).then(|| self.parts[part].write()))
     }
 
     /// Returns whether the extent has a place, without waiting. If another thread holds the place
     /// exclusively, the extent almost certainly has one, so this returns `true`.
     pub(crate) fn is_placed(&self) -> bool {
-        self.place.try_read().map_or(true, |place| place.slot().is_some())
+        self.place.try_read().is_none_or(|place| place.slot().is_some())
     }
 
     /// Returns whether the extent is on `lease`, moving or not.
@@ -295,24 +299,6 @@ impl Extent {
             *place = Place::Nowhere;
         }
     }
-}
-
-fn shared<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    match lock.try_read() {
-        Ok(guard) => return guard,
-        Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => going_to_sleep(),
-    }
-    lock.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn alone<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    match lock.try_write() {
-        Ok(guard) => return guard,
-        Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => going_to_sleep(),
-    }
-    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 const _: () = assert!(EXTENT_SIZE <= u32::MAX as u64);

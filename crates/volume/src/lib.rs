@@ -13,6 +13,7 @@ mod encryption;
 mod error;
 mod events;
 mod extent;
+mod fair_lock;
 pub mod holder;
 mod lease;
 mod ledger;

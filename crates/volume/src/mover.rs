@@ -336,6 +336,7 @@ fn copy(
         copy_chunk(extent, moving, worker, &chunk, buffer)?;
         moving.copied = chunk.end;
         drop(place);
+        extent.let_waiting_in();
         if !go_on() {
             return Err(Halt::Destination(None));
         }

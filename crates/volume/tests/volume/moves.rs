@@ -62,7 +62,7 @@ fn an_extent_moving_to_a_departing_lease_is_not_left_there() {
 
 #[test]
 fn an_extent_that_is_emptied_while_it_moves_gives_its_slot_back() {
-    let destination = slow("wdelay=20ms");
+    let destination = slow("wdelay=100ms");
     let (volume, lenders) = volume(config(1), &[1]);
     dense().for_each(|page| write(&volume, page * PAGE, 1));
     volume.add_lease(lease(&destination, 2, 1)).unwrap();
