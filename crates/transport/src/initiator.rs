@@ -28,7 +28,7 @@ pub trait Connector: fmt::Debug + fmt::Display + Send + Sync {
 /// A connection to a lease, for one thread at a time, which accepts any range of bytes.
 ///
 /// After an error that [ends the connection](InitiatorError::ends_connection) every further call
-/// fails. `read`, `write`, `write_zeroes` and `write_all` are on the page path: they MUST NOT
+/// fails. `read`, `write`, `write_zeroes` and `transfer` are on the page path: they MUST NOT
 /// allocate unless they fail.
 pub trait Initiator: fmt::Debug + Send {
     /// Returns the visitor's epoch to which the connection belongs, or a newer one; 0 without a
@@ -50,8 +50,8 @@ pub trait Initiator: fmt::Debug + Send {
     /// Returns whether [`flush`](Self::flush) works and has an effect.
     fn can_flush(&self) -> bool;
 
-    /// Returns the longest single write that the lender accepts.
-    fn longest_write(&self) -> Bytes;
+    /// Returns the longest single read or write that the lender accepts.
+    fn longest_transfer(&self) -> Bytes;
 
     /// Sets the timeout of an operation, for all its requests and answers together.
     fn set_io_timeout(&mut self, io_timeout: Duration);
@@ -88,12 +88,12 @@ pub trait Initiator: fmt::Debug + Send {
     /// [`InitiatorError`].
     fn flush(&mut self) -> Result<(), InitiatorError>;
 
-    /// Runs writes, many in flight. None may be longer than
-    /// [`longest_write`](Self::longest_write).
+    /// Runs reads and writes, many in flight and in any order. None may be longer than
+    /// [`longest_transfer`](Self::longest_transfer).
     ///
     /// # Errors
-    /// As [`write`](Self::write).
-    fn write_all(&mut self, writes: &mut [Operation<'_>]) -> Result<(), InitiatorError>;
+    /// As [`read`](Self::read) and [`write`](Self::write).
+    fn transfer(&mut self, operations: &mut [Operation<'_>]) -> Result<(), InitiatorError>;
 }
 
 /// A failure of a connection to a lease.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_page::{EXTENT_SIZE, LeaseId};
 
-use crate::holder::{Holder, HolderError, Piece};
+use crate::holder::{Holder, HolderError, Piece, PieceMut};
 use crate::lock;
 use crate::target::LeaseTarget;
 
@@ -210,6 +210,16 @@ impl Slot {
         self.lease.holder.read(worker, self.offset() + at, into)
     }
 
+    /// Fills many buffers. It changes the offsets in `pieces` to those in the holder.
+    pub(crate) fn read_many(
+        &self,
+        worker: usize,
+        pieces: &mut [PieceMut<'_>],
+    ) -> Result<(), HolderError> {
+        pieces.iter_mut().for_each(|(offset, _)| *offset += self.offset());
+        self.lease.holder.read_many(worker, pieces)
+    }
+
     pub(crate) fn write(&self, worker: usize, at: u64, data: &[u8]) -> Result<(), HolderError> {
         let result = self.lease.holder.write(worker, self.offset() + at, data);
         self.note(&result);
@@ -226,9 +236,7 @@ impl Slot {
         worker: usize,
         pieces: &mut [Piece<'_>],
     ) -> Result<(), HolderError> {
-        for (offset, _) in &mut *pieces {
-            *offset += self.offset();
-        }
+        pieces.iter_mut().for_each(|(offset, _)| *offset += self.offset());
         let result = self.lease.holder.write_many(worker, pieces);
         self.note(&result);
         result

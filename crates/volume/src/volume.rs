@@ -1,6 +1,7 @@
 //! The volume: it cuts requests at extents, and places an extent at its first write.
 
 use std::fmt;
+use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,7 @@ use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Fault, Place};
-use crate::holder::{EncryptedHolder, FileHolder, HolderError, Piece};
+use crate::holder::{EncryptedHolder, FileHolder, HolderError, Piece, PieceMut};
 use crate::lease::Lease;
 use crate::mover;
 use crate::placement::Leases;
@@ -107,17 +108,41 @@ impl Volume {
         for (index, bytes) in pieces(offset, rest.len() as u64) {
             let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
             rest = later;
-            match self.extents[index].read(worker, bytes.start, now) {
-                Ok(()) => {}
-                Err(Fault::Nowhere) => now.fill(0),
-                Err(Fault::Holder(lease, error)) => {
-                    let error = self.holder_error(index, bytes.start, &lease, error);
-                    self.lost_page(&lease, &error);
-                    return Err(error);
-                }
-            }
+            self.extents[index]
+                .read(worker, bytes.start, now)
+                .or_else(|fault| self.read_failed(index, bytes.start, fault))?;
         }
         self.counters.read(into.len());
+        Ok(())
+    }
+
+    /// Fills many buffers, with the reads of one extent in flight together. Allocates.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), for all buffers.
+    pub fn read_many(&self, worker: usize, runs: &mut [PieceMut<'_>]) -> Result<(), VolumeError> {
+        let worker = worker % self.config.workers;
+        let mut parts = Vec::with_capacity(runs.len());
+        for (offset, into) in runs {
+            self.check(*offset, into.len() as u64)?;
+            self.counters.read(into.len());
+            let mut rest = &mut **into;
+            for (index, bytes) in pieces(*offset, rest.len() as u64) {
+                let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
+                rest = later;
+                parts.push((index, (bytes.start, now)));
+            }
+        }
+        let mut parts = parts.into_iter().peekable();
+        while let Some((index, first)) = parts.next() {
+            let others = iter::from_fn(|| parts.next_if(|(next, _)| *next == index));
+            let mut together: Vec<_> =
+                iter::once(first).chain(others.map(|(_, piece)| piece)).collect();
+            let at = together[0].0;
+            self.extents[index]
+                .read_many(worker, &mut together)
+                .or_else(|fault| self.read_failed(index, at, fault))?;
+        }
         Ok(())
     }
 
@@ -356,6 +381,18 @@ impl Volume {
         away == 0
     }
 
+    fn read_failed(&self, index: usize, at: u64, fault: Fault) -> Result<(), VolumeError> {
+        match fault {
+            // An extent without a place reads as zeroes.
+            Fault::Nowhere => Ok(()),
+            Fault::Holder(lease, error) => {
+                let error = self.holder_error(index, at, &lease, error);
+                self.lost_page(&lease, &error);
+                Err(error)
+            }
+        }
+    }
+
     /// Counts a failed read, and reports a lost page once for each loss of a lender.
     fn lost_page(&self, lease: &Lease, error: &VolumeError) {
         self.counters.failed_read();
@@ -432,7 +469,7 @@ impl Volume {
 fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (usize, Range<u64>)> {
     let end = offset + length;
     let mut at = offset;
-    std::iter::from_fn(move || {
+    iter::from_fn(move || {
         if at >= end {
             return None;
         }

@@ -44,7 +44,7 @@ impl Initiator for Connection {
         Self::can_flush(self)
     }
 
-    fn longest_write(&self) -> Bytes {
+    fn longest_transfer(&self) -> Bytes {
         self.max_payload()
     }
 
@@ -83,8 +83,8 @@ impl Initiator for Connection {
         Ok(Self::flush(self)?)
     }
 
-    fn write_all(&mut self, writes: &mut [Operation<'_>]) -> Result<(), InitiatorError> {
-        Ok(self.run(writes)?)
+    fn transfer(&mut self, operations: &mut [Operation<'_>]) -> Result<(), InitiatorError> {
+        Ok(self.run(operations)?)
     }
 }
 

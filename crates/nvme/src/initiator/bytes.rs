@@ -123,7 +123,7 @@ impl Initiator for ByteConnection {
         self.queue.can_flush()
     }
 
-    fn longest_write(&self) -> Bytes {
+    fn longest_transfer(&self) -> Bytes {
         self.queue.max_transfer()
     }
 
@@ -189,15 +189,16 @@ impl Initiator for ByteConnection {
         Ok(self.queue.flush()?)
     }
 
-    fn write_all(&mut self, writes: &mut [Operation<'_>]) -> Result<(), InitiatorError> {
-        let is_whole = |operation: &Operation<'_>| match operation {
-            Operation::Write { offset, from } => self.is_whole(*offset, from.len() as u64),
-            _ => true,
+    fn transfer(&mut self, operations: &mut [Operation<'_>]) -> Result<(), InitiatorError> {
+        let is_whole = |operation: &Operation<'_>| {
+            let (offset, length) = operation.range();
+            self.is_whole(offset, length)
         };
-        if writes.iter().all(is_whole) {
-            return Ok(self.queue.run(writes)?);
+        if operations.iter().all(is_whole) {
+            return Ok(self.queue.run(operations)?);
         }
-        writes.iter().try_for_each(|operation| match operation {
+        operations.iter_mut().try_for_each(|operation| match operation {
+            Operation::Read { offset, into } => self.read(*offset, into),
             Operation::Write { offset, from } => self.write(*offset, from),
             _ => Ok(()),
         })

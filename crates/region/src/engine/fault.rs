@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::mem;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -301,10 +303,39 @@ impl Engine {
     ) -> Result<Duration, VolumeError> {
         let sent = Instant::now();
         self.lenders.volume.read(worker, first * PAGE_SIZE as u64, into)?;
-        let Some(link) = &self.lenders.link else { return Ok(sent.elapsed()) };
-        let took = link.carry(into.len() / PAGE_SIZE, sent) - sent;
+        Ok(self.carried(into.len() / PAGE_SIZE, sent))
+    }
+
+    /// Fetches runs of pages together into the start of `into`, one after the other.
+    pub(super) fn read_many(
+        &self,
+        worker: usize,
+        runs: &[Range<u64>],
+        into: &mut [u8],
+    ) -> Result<(), VolumeError> {
+        let sent = Instant::now();
+        let mut rest = into;
+        let mut pieces: Vec<_> = runs
+            .iter()
+            .map(|run| {
+                let bytes = (run.end - run.start) as usize * PAGE_SIZE;
+                let (now, later) = mem::take(&mut rest).split_at_mut(bytes);
+                rest = later;
+                (run.start * PAGE_SIZE as u64, now)
+            })
+            .collect();
+        self.lenders.volume.read_many(worker, &mut pieces)?;
+        let pages = runs.iter().map(|run| (run.end - run.start) as usize).sum();
+        self.carried(pages, sent);
+        Ok(())
+    }
+
+    /// Waits as long as the modelled link, if there is one, takes. Returns the time since `sent`.
+    fn carried(&self, pages: usize, sent: Instant) -> Duration {
+        let Some(link) = &self.lenders.link else { return sent.elapsed() };
+        let took = link.carry(pages, sent) - sent;
         link.note(took);
-        Ok(took)
+        took
     }
 
     /// Completes a fill: the page is at its place.

@@ -68,27 +68,26 @@ impl Engine {
         // No thread waits for this work, so another worker takes over the wait for faults.
         self.faults.poll_token.pass_on();
         let pages = self.take_remote(worker, request.page, guess);
+        if pages.is_empty() {
+            return;
+        }
+        let is_read = self.read_many(worker, &runs(pages.iter().copied()), buffer).is_ok();
         let (mut fetched, mut used) = (0, 0);
-        for run in runs(pages) {
-            let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
-            let read = self.read(worker, run.start, data);
-            for (page, data) in run.zip(data.chunks_exact(PAGE_SIZE)) {
-                let was = self.table.get(page);
-                let is = was.at(Place::Remote);
-                // Clean, as the kernel marks the next write.
-                if read.is_ok() && matches!(request.program.fill(page, data, true), Ok(Filled::Now))
-                {
-                    fetched += 1;
-                    if was.wanted {
-                        used += 1
-                    } else {
-                        self.early.add(page)
-                    }
-                    let is = Page { wanted: false, ..is.at(Place::Resident) };
-                    self.complete_fill(page, is, false);
+        for (page, data) in pages.into_iter().zip(buffer.chunks_exact(PAGE_SIZE)) {
+            let was = self.table.get(page);
+            let is = was.at(Place::Remote);
+            // Clean, as the kernel marks the next write.
+            if is_read && matches!(request.program.fill(page, data, true), Ok(Filled::Now)) {
+                fetched += 1;
+                if was.wanted {
+                    used += 1
                 } else {
-                    self.abort_fill(page, Page { wanted: false, ..is });
+                    self.early.add(page)
                 }
+                let is = Page { wanted: false, ..is.at(Place::Resident) };
+                self.complete_fill(page, is, false);
+            } else {
+                self.abort_fill(page, Page { wanted: false, ..is });
             }
         }
         add(&self.counters.prefetched, fetched as usize);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use aquifer_page::PAGE_SIZE;
 use aquifer_page::blocks::in_blocks;
 
-use super::{Holder, HolderError, Piece};
+use super::{Holder, HolderError, Piece, PieceMut};
 use crate::encryption::PageCipher;
 use crate::{lock, lock_any};
 
@@ -27,6 +27,11 @@ pub(crate) struct EncryptedHolder<H> {
     rooms: Box<[Mutex<Box<[u8]>>]>,
     /// Held during a write of a partial page. The page's number selects the lock.
     parts: [Mutex<()>; PARTS],
+}
+
+/// Returns whether the range consists of whole pages.
+fn is_whole(offset: u64, length: usize) -> bool {
+    (offset | length as u64).is_multiple_of(PAGE)
 }
 
 impl<H: Holder> EncryptedHolder<H> {
@@ -107,6 +112,17 @@ impl<H: Holder> Holder for EncryptedHolder<H> {
         })
     }
 
+    fn read_many(&self, worker: usize, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
+        if !pieces.iter().all(|(offset, into)| is_whole(*offset, into.len())) {
+            return pieces
+                .iter_mut()
+                .try_for_each(|(offset, into)| self.read(worker, *offset, into));
+        }
+        self.holder.read_many(worker, pieces)?;
+        pieces.iter_mut().for_each(|(offset, pages)| self.cipher.decrypt(*offset, pages));
+        Ok(())
+    }
+
     fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         let mut rest = data;
         in_blocks(offset, rest.len() as u64, PAGE, |at, part| {
@@ -136,7 +152,7 @@ impl<H: Holder> Holder for EncryptedHolder<H> {
 
     fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
         let fits = |&(offset, data): &Piece<'_>| {
-            (offset | data.len() as u64).is_multiple_of(PAGE) && data.len() <= BATCH * PAGE_SIZE
+            is_whole(offset, data.len()) && data.len() <= BATCH * PAGE_SIZE
         };
         if !pieces.iter().all(fits) {
             return pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data));
@@ -261,6 +277,11 @@ mod tests {
                 let mut back = vec![0; length];
                 holder.read(turn, offset as u64, &mut back).unwrap();
                 assert!(back == model[offset..][..length], "turn {turn}");
+                back.fill(0);
+                let offsets = (offset as u64..).step_by(3 * PAGE_SIZE);
+                let mut pieces: Vec<_> = offsets.zip(back.chunks_mut(3 * PAGE_SIZE)).collect();
+                holder.read_many(turn, &mut pieces).unwrap();
+                assert!(back == model[offset..][..length], "turn {turn}, many reads");
             }
             let mut all = vec![0; SIZE];
             holder.read(0, 0, &mut all).unwrap();

@@ -19,6 +19,9 @@ pub use source::Source;
 /// An offset, and the bytes to write there.
 pub type Piece<'a> = (u64, &'a [u8]);
 
+/// An offset, and the buffer for the bytes to read there.
+pub type PieceMut<'a> = (u64, &'a mut [u8]);
+
 /// A linear space of bytes that holds extents. Its user sees all zeroes at first.
 ///
 /// `worker` is a number below the holder's count of workers, so that each thread can have its own
@@ -50,6 +53,14 @@ pub trait Holder: Send + Sync {
     /// # Errors
     /// [`HolderError`], if the holder fails.
     fn flush(&self, worker: usize) -> Result<(), HolderError>;
+
+    /// Fills many buffers, with the reads in flight together where that is faster.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), for all buffers.
+    fn read_many(&self, worker: usize, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
+        pieces.iter_mut().try_for_each(|(offset, into)| self.read(worker, *offset, into))
+    }
 
     /// Writes many runs, in flight together where that is faster.
     ///

@@ -14,10 +14,10 @@ use aquifer_transport::names;
 use aquifer_transport::sleep::going_to_sleep;
 
 use super::source::Source;
-use super::{Holder, HolderError, Piece, write_zeroes};
+use super::{Holder, HolderError, Piece, PieceMut, write_zeroes};
 use crate::{lock, lock_any};
 
-/// The number of writes that [`Holder::write_many`] has in flight.
+/// The number of reads or writes that a call has in flight.
 const MANY: usize = 64;
 /// The longest single discard in bytes, which fits the 32 bits of a request.
 const LONGEST_DISCARD: u64 = 1 << 30;
@@ -246,6 +246,30 @@ fn answer(error: InitiatorError) -> HolderError {
     }
 }
 
+/// Returns the longest single read or write, in bytes of whole pages.
+fn longest_transfer(link: &dyn Initiator) -> usize {
+    (link.longest_transfer().0 as usize / PAGE_SIZE).max(1) * PAGE_SIZE
+}
+
+/// Runs all operations, [`MANY`] in flight at a time.
+fn transfer<'a>(
+    link: &mut dyn Initiator,
+    mut operations: impl Iterator<Item = Operation<'a>>,
+) -> Result<(), InitiatorError> {
+    loop {
+        let mut count = 0;
+        let mut now: [_; MANY] = array::from_fn(|_| {
+            let next = operations.next();
+            count += usize::from(next.is_some());
+            next.unwrap_or(Operation::Flush)
+        });
+        if count == 0 {
+            return Ok(());
+        }
+        link.transfer(&mut now[..count])?;
+    }
+}
+
 impl Holder for RemoteHolder {
     fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
         self.with(worker, |link| link.read(offset, into))
@@ -253,6 +277,16 @@ impl Holder for RemoteHolder {
 
     fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         self.with(worker, |link| link.write(offset, data))
+    }
+
+    fn read_many(&self, worker: usize, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
+        self.with(worker, |link| {
+            let longest = longest_transfer(link);
+            let parts = pieces.iter_mut().flat_map(|(offset, into)| {
+                (*offset..).step_by(longest).zip(into.chunks_mut(longest))
+            });
+            transfer(link, parts.map(|(offset, into)| Operation::Read { offset, into }))
+        })
     }
 
     /// Uses write-zeroes instead of trim, because a server may return any data for trimmed bytes.
@@ -276,24 +310,11 @@ impl Holder for RemoteHolder {
 
     fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
         self.with(worker, |link| {
-            let longest = (link.longest_write().0 as usize / PAGE_SIZE).max(1) * PAGE_SIZE;
-            let mut parts = pieces
+            let longest = longest_transfer(link);
+            let parts = pieces
                 .iter()
                 .flat_map(|&(offset, from)| (offset..).step_by(longest).zip(from.chunks(longest)));
-            loop {
-                let mut count = 0;
-                let mut operations: [_; MANY] = array::from_fn(|_| match parts.next() {
-                    Some((offset, from)) => {
-                        count += 1;
-                        Operation::Write { offset, from }
-                    }
-                    None => Operation::Write { offset: 0, from: &[] },
-                });
-                if count == 0 {
-                    return Ok(());
-                }
-                link.write_all(&mut operations[..count])?;
-            }
+            transfer(link, parts.map(|(offset, from)| Operation::Write { offset, from }))
         })
     }
 

@@ -70,7 +70,13 @@ impl Model {
             }
             _ => {
                 let mut data = vec![0xee; part.len()];
-                volume.read(self.worker, base + start, &mut data).unwrap();
+                let (before, behind) = data.split_at_mut(part.len() / 3);
+                let middle = base + start + before.len() as u64;
+                let mut runs = [(middle, behind), (base + start, before)];
+                match self.random.below(3) {
+                    0 => volume.read_many(self.worker, &mut runs).unwrap(),
+                    _ => volume.read(self.worker, base + start, &mut data).unwrap(),
+                }
                 assert!(
                     data == *part,
                     "{start}..{end} of the block at {base:#x} differs from the written data"
@@ -79,7 +85,15 @@ impl Model {
         }
     }
 
+    /// Reads all blocks, one by one and together.
     fn check(&self, volume: &Volume) {
+        let mut all = vec![0xee; self.blocks.len() * BLOCK as usize];
+        let mut runs: Vec<_> =
+            self.blocks.keys().copied().zip(all.chunks_mut(BLOCK as usize)).collect();
+        volume.read_many(self.worker, &mut runs).unwrap();
+        for (data, (base, model)) in all.chunks(BLOCK as usize).zip(&self.blocks) {
+            assert!(data == *model, "the block at {base:#x} differs when read with others");
+        }
         for (base, model) in &self.blocks {
             let mut data = vec![0xee; BLOCK as usize];
             volume.read(self.worker, *base, &mut data).unwrap();
