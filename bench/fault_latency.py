@@ -8,6 +8,7 @@ touches every page once (`touches`). Targets: the region's median is at most 1.4
 and its 99th percentile at most 2 times.
 
 A scan with prefetch is compared with random touches. Target: at least 4 times the pages a second.
+So is a stride of three pages, without a target.
 The same random reads of memory that `aquifer run` swaps to the same lender must be slower than a
 region. Build first:
     cargo build --release --workspace --lib --bins --examples
@@ -36,6 +37,7 @@ RATIOS = {
     "write_p99": ("write: 99th percentile beside the floor's", "at most 2"),
     "read_beside_swap": ("random reads a second beside swap's", "over 1"),
     "scan_beside_read": ("a scan's pages a second beside random reads'", "at least 4"),
+    "stride_beside_read": ("a stride's pages a second beside random reads'", "none"),
 }
 
 
@@ -88,6 +90,7 @@ def measure(tcp: bool) -> dict:
             "write": lender.region("write", "random", "off"),
             "swap": lender.swap(),
             "scan": lender.region("read", "sequential", "auto"),
+            "stride": lender.region("read", "stride", "auto"),
         }
     finally:
         lender.close()
@@ -104,7 +107,8 @@ def ratios(rounds: list) -> dict:
         for kind in ("read", "write") for percentile in ("p50", "p99")
     }
     result["read_beside_swap"] = of("pages_per_s", "read", "swap")
-    result["scan_beside_read"] = of("pages_per_s", "scan", "read")
+    for order in ("scan", "stride"):
+        result[f"{order}_beside_read"] = of("pages_per_s", order, "read")
     return result
 
 

@@ -2,6 +2,7 @@
 //!
 //! `fill` first writes all pages in order. The orders `random` and `sequential` touch pages of the
 //! first half, each once. By then these have left a local cache of at most half the region.
+//! `stride` touches each third of them.
 //! `uniform` touches any page. `hot` touches one eighth of the pages, spread over the region, in
 //! nine of ten cases. A size such as `256M` in place of the file selects the program's own memory.
 //! Prints one line of JSON, with times in microseconds.
@@ -20,7 +21,7 @@ const WORDS: usize = PAGE_SIZE / 8;
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<_> = env::args().skip(1).collect();
     let [file, fill, kind, order, count] = &args[..] else {
-        return Err("usage: touches FILE fill|none read|write random|sequential COUNT".into());
+        return Err("usage: touches FILE fill|none read|write ORDER COUNT".into());
     };
     let region: Region;
     let own: Vec<AtomicU64>;
@@ -84,6 +85,7 @@ fn touched(order: &str, pages: usize, count: usize) -> Vec<usize> {
         "hot" => (0..count)
             .map(|_| if below(10) < 9 { hot(below(pages / 8)) } else { below(pages) })
             .collect(),
+        "stride" => half.into_iter().step_by(3).take(count).collect(),
         _ => {
             for last in (1..half.len()).rev().filter(|_| order == "random") {
                 half.swap(last, below(last + 1));

@@ -121,6 +121,9 @@ impl Volume {
     /// # Errors
     /// As [`read`](Self::read), for all buffers.
     pub fn read_many(&self, worker: usize, runs: &mut [PieceMut<'_>]) -> Result<(), VolumeError> {
+        if let [(offset, into)] = runs {
+            return self.read(worker, *offset, into);
+        }
         let worker = worker % self.config.workers;
         let mut parts = Vec::with_capacity(runs.len());
         for (offset, into) in runs {
