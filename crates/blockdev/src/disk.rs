@@ -2,7 +2,7 @@
 
 use std::io;
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, WorkerId};
 
 /// A linear space of bytes that a backend serves.
 ///
@@ -18,15 +18,15 @@ pub trait Disk: Send + Sync + 'static {
     fn capacity(&self) -> Bytes;
 
     /// Fills `data` from `offset`.
-    fn read(&self, worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()>;
+    fn read(&self, worker: WorkerId, offset: u64, data: &mut [u8]) -> io::Result<()>;
 
     /// Stores `data` at `offset`. Once it has returned `Ok`, every later read MUST return these
     /// bytes.
-    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> io::Result<()>;
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> io::Result<()>;
 
     /// Discards `len` bytes at `offset`; they MUST read as zeros from then on.
-    fn discard(&self, worker: usize, offset: u64, len: u64) -> io::Result<()>;
+    fn discard(&self, worker: WorkerId, offset: u64, len: u64) -> io::Result<()>;
 
     /// Returns once all completed writes are as safe as the disk can make them.
-    fn flush(&self, worker: usize) -> io::Result<()>;
+    fn flush(&self, worker: WorkerId) -> io::Result<()>;
 }

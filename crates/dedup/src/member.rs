@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
+use aquifer_page::{Bytes, FrameIndex, Group, PAGE_SIZE, PageIndex, RegionName};
 use aquifer_procfs::process::cpu_seconds;
 use aquifer_region::process::{Files, View, client};
 use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
@@ -76,7 +76,7 @@ impl Members {
     }
 
     /// Counts the pages of each frame.
-    pub fn sharers(&self) -> HashMap<u64, u64> {
+    pub fn sharers(&self) -> HashMap<FrameIndex, u64> {
         let mut sharers = HashMap::new();
         for frame in self.all.iter().flat_map(Member::shared) {
             *sharers.entry(frame).or_default() += 1;
@@ -86,7 +86,7 @@ impl Members {
 
     /// Returns the contribution of each region to the saved memory: the saving of each frame is
     /// divided equally among its pages.
-    pub fn contributed(&self, sharers: &HashMap<u64, u64>) -> BTreeMap<RegionName, Bytes> {
+    pub fn contributed(&self, sharers: &HashMap<FrameIndex, u64>) -> BTreeMap<RegionName, Bytes> {
         let part = |frame| {
             let pages = sharers.get(&frame).copied().unwrap_or(1);
             PAGE_SIZE as f64 * (pages - 1) as f64 / pages as f64
@@ -135,25 +135,25 @@ impl Member {
     }
 
     /// Returns the frame of each shared page.
-    pub(crate) fn shared(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn shared(&self) -> impl Iterator<Item = FrameIndex> {
         self.view.shared().map(|(_, frame)| frame)
     }
 
     pub(crate) fn runs(&self) -> u64 {
         let mut runs = 0;
-        let mut before = None;
+        let mut next = None;
         for (page, frame) in self.view.shared() {
-            runs += u64::from(before != Some((page.wrapping_sub(1), frame.wrapping_sub(1))));
-            before = Some((page, frame));
+            runs += u64::from(next != Some((page, frame)));
+            next = Some((PageIndex(page.0 + 1), FrameIndex(frame.0 + 1)));
         }
         runs
     }
 
-    pub(crate) fn is_here(&self, page: u64) -> bool {
+    pub(crate) fn is_here(&self, page: PageIndex) -> bool {
         self.view.is_here(page)
     }
 
-    pub(crate) fn read(&self, first: u64, into: &mut [u8]) -> Result<(), RegionError> {
+    pub(crate) fn read(&self, first: PageIndex, into: &mut [u8]) -> Result<(), RegionError> {
         self.view.read(first, into)
     }
 
@@ -161,10 +161,12 @@ impl Member {
     /// `most` long. Also returns the page to continue at, and the number of shared pages skipped.
     pub(crate) fn next_run(&self, from: u64, most: u64, pass: u64) -> (Range<u64>, u64, u64) {
         let end = self.pages().min(from + 16 * most.max(1));
-        let is_meant = |page: &u64| self.view.is_here(*page) && self.history.is_due(*page, pass);
+        let is_meant =
+            |page: &u64| self.view.is_here(PageIndex(*page)) && self.history.is_due(*page, pass);
         let first = (from..end).find(is_meant);
-        let shared =
-            (from..first.unwrap_or(end)).filter(|page| self.view.is_shared(*page)).count() as u64;
+        let shared = (from..first.unwrap_or(end))
+            .filter(|page| self.view.is_shared(PageIndex(*page)))
+            .count() as u64;
         let Some(first) = first else { return (0..0, end, shared) };
         let last = end.min(first + most);
         let run = first..(first..last).find(|page| !is_meant(page)).unwrap_or(last);
@@ -172,12 +174,12 @@ impl Member {
     }
 
     /// Returns whether the page has the same content as at the last look.
-    pub(crate) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
-        self.history.is_calm(page, fingerprint)
+    pub(crate) fn is_calm(&mut self, page: PageIndex, fingerprint: u64) -> bool {
+        self.history.is_calm(page.0, fingerprint)
     }
 
     /// Notes a proposal; returns whether a batch is complete.
-    pub(crate) fn offer(&mut self, page: u64, frame: Option<u64>) -> bool {
+    pub(crate) fn offer(&mut self, page: PageIndex, frame: Option<FrameIndex>) -> bool {
         self.proposals.push(Proposal { page, frame });
         self.proposals.len() >= BATCH
     }

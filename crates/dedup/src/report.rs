@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use aquifer_control::group::scan_rate::{Rate, RateDecision};
-use aquifer_page::{Bytes, Group, PAGE_SIZE};
+use aquifer_page::{Bytes, FrameIndex, Group, PAGE_SIZE};
 use aquifer_region::process::client;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ pub struct Sharing {
 
 impl Sharing {
     /// Counts the sharing of `members`; `sharers` holds the number of pages of each frame.
-    pub fn of(members: &Members, sharers: &HashMap<u64, u64>) -> Self {
+    pub fn of(members: &Members, sharers: &HashMap<FrameIndex, u64>) -> Self {
         let (mut broken, mut runs) = (0, 0);
         for member in &members.all {
             broken += member.broken();

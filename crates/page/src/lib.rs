@@ -7,12 +7,14 @@ pub mod blocks;
 mod bytes;
 pub mod export;
 pub mod file;
+mod index;
 mod name;
 pub mod visitor;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use bytes::{Bytes, ParseBytesError};
+pub use index::{ExtentIndex, FrameIndex, PageIndex, WorkerId};
 pub use name::{
     ClientId, Group, HostName, Incarnation, LeaseId, MigrationId, NameError, OwnerId, RegionName,
     VolumeId,

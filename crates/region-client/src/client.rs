@@ -429,8 +429,8 @@ impl Shared {
         written: &mut Vec<Run>,
     ) -> io::Result<()> {
         self.each_part(&shared.pages, |part| {
-            let offset =
-                (shared.frame + self.page_at(part.start) - shared.pages.first) * PAGE_SIZE as u64;
+            let offset = shared.frame.offset()
+                + (self.page_at(part.start) - shared.pages.first) * PAGE_SIZE as u64;
             // SAFETY: the part still belongs to the mapping. The engine has compared the pages,
             // none of which is in a page table.
             for address in unsafe { self.sharing.share(part, file.as_fd(), offset) }? {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use aquifer_page::PageIndex;
+
 use crate::message::Run;
 
 /// Most runs that one message carries.
@@ -35,8 +37,8 @@ impl Live {
     }
 
     /// Returns whether the page is still mapped.
-    pub fn has(&self, page: u64) -> bool {
-        self.0.iter().any(|part| part.contains(&page))
+    pub fn has(&self, page: PageIndex) -> bool {
+        self.0.iter().any(|part| part.contains(&page.0))
     }
 
     /// Returns the parts of `within` that are still mapped.
@@ -77,7 +79,8 @@ mod tests {
         live.remove(&(0..11));
         assert_eq!(live.runs(), [run(11, 1), run(14, 6)]);
         assert_eq!(live.parts(&(5..16)).collect::<Vec<_>>(), [11..12, 14..16]);
-        assert!(live.has(11) && !live.has(12) && !live.has(20));
+        let has = |page| live.has(PageIndex(page));
+        assert!(has(11) && !has(12) && !has(20));
         live.remove(&(11..20));
         assert!(live.is_empty());
     }
@@ -87,6 +90,6 @@ mod tests {
         let runs: Vec<_> = (0..5000).map(|at| run(at * 2, 1)).collect();
         let live = Live::new(&runs);
         let told = Live::new(&live.runs());
-        assert!(live.runs().len() <= TOLD && runs.iter().all(|run| told.has(run.first)));
+        assert!(live.runs().len() <= TOLD && runs.iter().all(|run| told.has(PageIndex(run.first))));
     }
 }

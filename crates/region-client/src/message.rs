@@ -1,5 +1,6 @@
 //! The messages between a program and its engine: one message a packet, in postcard.
 
+use aquifer_page::FrameIndex;
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. The engine refuses a program of another version.
@@ -82,8 +83,8 @@ pub enum Order {
 pub struct Shared {
     /// The pages of the region.
     pub pages: Run,
-    /// The first page in the other file, counted from 0.
-    pub frame: u64,
+    /// The first page in the other file.
+    pub frame: FrameIndex,
 }
 
 impl Run {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use aquifer_page::LeaseId;
+use aquifer_page::{ExtentIndex, LeaseId};
 use aquifer_region_client::FileMap;
 use aquifer_volume::Ledger;
 
@@ -27,13 +27,13 @@ impl ExtentMap {
         FileMap::new(file, length).map(Self)
     }
 
-    fn entry(&self, extent: usize) -> &[AtomicU8] {
-        &self.0.bytes()[extent * ENTRY..][..ENTRY]
+    fn entry(&self, extent: ExtentIndex) -> &[AtomicU8] {
+        &self.0.bytes()[extent.0 as usize * ENTRY..][..ENTRY]
     }
 
     /// Returns the last noted place of each extent that has one.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, (LeaseId, u32))> {
-        (0..self.0.bytes().len() / ENTRY).filter_map(|extent| {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (ExtentIndex, (LeaseId, u32))> {
+        (0..(self.0.bytes().len() / ENTRY) as u64).map(ExtentIndex).filter_map(|extent| {
             let entry = self.entry(extent);
             let note = note(entry, entry[0].load(Ordering::Acquire))?;
             Some((
@@ -50,7 +50,7 @@ fn note(entry: &[AtomicU8], number: u8) -> Option<&[AtomicU8]> {
 }
 
 impl Ledger for ExtentMap {
-    fn note(&self, extent: usize, place: Option<(LeaseId, u32)>) {
+    fn note(&self, extent: ExtentIndex, place: Option<(LeaseId, u32)>) {
         let entry = self.entry(extent);
         let next = if entry[0].load(Ordering::Relaxed) == 1 { 2 } else { 1 };
         let counts = place.zip(note(entry, next)).map_or(0, |((lease, slot), note)| {

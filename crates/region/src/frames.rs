@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{FrameIndex, PageIndex};
 use aquifer_region_client::FileMap;
 
 use crate::{effect, lock};
@@ -42,28 +42,28 @@ impl Sharers {
         Ok(this)
     }
 
-    pub(crate) fn get(&self, page: u64) -> Option<u64> {
+    pub(crate) fn get(&self, page: u64) -> Option<FrameIndex> {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        self.words.words()[page as usize].load(Ordering::Acquire).checked_sub(1)
+        self.words.words()[page as usize].load(Ordering::Acquire).checked_sub(1).map(FrameIndex)
     }
 
-    pub(crate) fn set(&self, page: u64, frame: Option<u64>) {
+    pub(crate) fn set(&self, page: u64, frame: Option<FrameIndex>) {
         if frame.is_none() && !self.any.load(Ordering::Acquire) {
             return;
         }
         effect::at("sharer");
         self.any.store(true, Ordering::Release);
         self.words.words()[page as usize]
-            .store(frame.map_or(0, |frame| frame + 1), Ordering::Release);
+            .store(frame.map_or(0, |frame| frame.0 + 1), Ordering::Release);
     }
 
     /// Returns all pages that have a frame, with the frame.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (PageIndex, FrameIndex)> {
         let pages =
             if self.any.load(Ordering::Acquire) { self.words.words().len() as u64 } else { 0 };
-        (0..pages).filter_map(|page| Some((page, self.get(page)?)))
+        (0..pages).filter_map(|page| Some((PageIndex(page), self.get(page)?)))
     }
 }
 
@@ -109,7 +109,7 @@ impl Frames {
         Ok(held)
     }
 
-    pub(crate) fn read(&self, frame: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file()?.read_exact_at(into, frame * PAGE_SIZE as u64)
+    pub(crate) fn read(&self, frame: FrameIndex, into: &mut [u8]) -> io::Result<()> {
+        self.file()?.read_exact_at(into, frame.offset())
     }
 }

@@ -6,7 +6,7 @@
 
 use std::io::{self, Read, Write};
 
-use aquifer_page::LeaseId;
+use aquifer_page::{ExtentIndex, LeaseId};
 use aquifer_region_client::Run;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -101,7 +101,7 @@ pub struct Sent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// The number of the extent.
-    pub extent: u64,
+    pub extent: ExtentIndex,
     /// The lease that holds the extent.
     pub lease: LeaseId,
     /// The extent's slot in the lease.

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
 use aquifer_volume::{Encryption, LeaseTarget, Protocol, Volume, VolumeConfig};
 
 const ROUNDS: usize = 40;
@@ -33,9 +33,9 @@ fn main() {
                     let offset = number * 7 % 16_384 * PAGE_SIZE as u64;
                     if writes {
                         page.fill((number + round as u64) as u8 | 1);
-                        volume.write(0, offset, &page).unwrap();
+                        volume.write(WorkerId(0), offset, &page).unwrap();
                     } else {
-                        volume.read(0, offset, &mut page).unwrap();
+                        volume.read(WorkerId(0), offset, &mut page).unwrap();
                         assert!(page.iter().all(|byte| *byte == (number + round as u64) as u8 | 1));
                     }
                 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLockReadGuard, RwLockWriteGuard};
 
-use aquifer_page::EXTENT_SIZE;
+use aquifer_page::{EXTENT_SIZE, WorkerId};
 
 use crate::bitmap::Bitmap;
 use crate::fair_lock::FairLock;
@@ -83,7 +83,7 @@ impl Move {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    fn write(&self, worker: usize, at: u64, data: &[u8]) -> Result<(), HolderError> {
+    fn write(&self, worker: WorkerId, at: u64, data: &[u8]) -> Result<(), HolderError> {
         if at >= self.copied || self.is_abandoned() {
             return self.from.write(worker, at, data);
         }
@@ -96,7 +96,7 @@ impl Move {
         Ok(())
     }
 
-    fn discard(&self, worker: usize, bytes: &Range<u64>) -> Result<(), HolderError> {
+    fn discard(&self, worker: WorkerId, bytes: &Range<u64>) -> Result<(), HolderError> {
         self.from.discard(worker, bytes.start, bytes.end - bytes.start)?;
         let end = bytes.end.min(self.copied);
         if bytes.start < end
@@ -170,7 +170,7 @@ impl Extent {
     }
 
     /// Reads from offset `at` on. Pages that were never written need no request.
-    pub(crate) fn read(&self, worker: usize, at: u64, into: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(&self, worker: WorkerId, at: u64, into: &mut [u8]) -> Result<(), Fault> {
         let place = self.shared();
         let bytes = at..at + into.len() as u64;
         let stored = self.written.trim(&bytes);
@@ -200,7 +200,7 @@ impl Extent {
     /// unspecified.
     pub(crate) fn read_many(
         &self,
-        worker: usize,
+        worker: WorkerId,
         pieces: &mut [PieceMut<'_>],
     ) -> Result<(), Fault> {
         let place = self.shared();
@@ -230,7 +230,7 @@ impl Extent {
     }
 
     /// Writes from offset `at` on.
-    pub(crate) fn write(&self, worker: usize, at: u64, data: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn write(&self, worker: WorkerId, at: u64, data: &[u8]) -> Result<(), Fault> {
         let place = self.shared();
         if matches!(*place, Place::Nowhere) {
             return Err(Fault::Nowhere);
@@ -251,7 +251,11 @@ impl Extent {
 
     /// Writes runs, in flight together where that is faster. Afterwards the offsets in `pieces` are
     /// unspecified.
-    pub(crate) fn write_many(&self, worker: usize, pieces: &mut [Piece<'_>]) -> Result<(), Fault> {
+    pub(crate) fn write_many(
+        &self,
+        worker: WorkerId,
+        pieces: &mut [Piece<'_>],
+    ) -> Result<(), Fault> {
         let place = self.shared();
         if matches!(*place, Place::Nowhere) {
             return Err(Fault::Nowhere);
@@ -280,7 +284,7 @@ impl Extent {
     /// this calls `gone` and gives back the place.
     pub(crate) fn discard(
         &self,
-        worker: usize,
+        worker: WorkerId,
         bytes: &Range<u64>,
         gone: impl FnOnce(),
     ) -> Result<(), Fault> {
@@ -291,7 +295,7 @@ impl Extent {
         Ok(())
     }
 
-    fn empty(&self, worker: usize, bytes: &Range<u64>) -> Result<(), Fault> {
+    fn empty(&self, worker: WorkerId, bytes: &Range<u64>) -> Result<(), Fault> {
         let place = self.shared();
         if place.slot().is_none() || self.written.trim(bytes).is_empty() {
             return Ok(());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::{EXTENT_SIZE, LeaseId};
+use aquifer_page::{EXTENT_SIZE, LeaseId, WorkerId};
 
 use crate::holder::{Holder, HolderError, Piece, PieceMut};
 use crate::lock;
@@ -137,7 +137,7 @@ impl Lease {
     }
 
     /// Takes a free slot and makes it all zeroes. Returns `None` if no slot can be taken.
-    pub(crate) fn take(self: &Arc<Self>, worker: usize) -> Result<Option<Slot>, HolderError> {
+    pub(crate) fn take(self: &Arc<Self>, worker: WorkerId) -> Result<Option<Slot>, HolderError> {
         let (index, clean) = {
             let mut slots = lock(&self.slots);
             if !slots.open {
@@ -206,34 +206,44 @@ impl Slot {
         }
     }
 
-    pub(crate) fn read(&self, worker: usize, at: u64, into: &mut [u8]) -> Result<(), HolderError> {
+    pub(crate) fn read(
+        &self,
+        worker: WorkerId,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<(), HolderError> {
         self.lease.holder.read(worker, self.offset() + at, into)
     }
 
     /// Fills many buffers. It changes the offsets in `pieces` to those in the holder.
     pub(crate) fn read_many(
         &self,
-        worker: usize,
+        worker: WorkerId,
         pieces: &mut [PieceMut<'_>],
     ) -> Result<(), HolderError> {
         pieces.iter_mut().for_each(|(offset, _)| *offset += self.offset());
         self.lease.holder.read_many(worker, pieces)
     }
 
-    pub(crate) fn write(&self, worker: usize, at: u64, data: &[u8]) -> Result<(), HolderError> {
+    pub(crate) fn write(&self, worker: WorkerId, at: u64, data: &[u8]) -> Result<(), HolderError> {
         let result = self.lease.holder.write(worker, self.offset() + at, data);
         self.note(&result);
         result
     }
 
-    pub(crate) fn discard(&self, worker: usize, at: u64, length: u64) -> Result<(), HolderError> {
+    pub(crate) fn discard(
+        &self,
+        worker: WorkerId,
+        at: u64,
+        length: u64,
+    ) -> Result<(), HolderError> {
         self.lease.holder.discard(worker, self.offset() + at, length)
     }
 
     /// Writes runs. It changes the offsets in `pieces` to those in the holder.
     pub(crate) fn write_many(
         &self,
-        worker: usize,
+        worker: WorkerId,
         pieces: &mut [Piece<'_>],
     ) -> Result<(), HolderError> {
         pieces.iter_mut().for_each(|(offset, _)| *offset += self.offset());

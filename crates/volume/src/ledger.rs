@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use aquifer_page::LeaseId;
+use aquifer_page::{ExtentIndex, LeaseId};
 
 /// A record of the places of a volume's extents.
 ///
@@ -13,5 +13,5 @@ use aquifer_page::LeaseId;
 pub trait Ledger: Debug + Send + Sync {
     /// Records that the extent is in this slot of the lease from now on. `None` means no place, or
     /// the spill file.
-    fn note(&self, extent: usize, place: Option<(LeaseId, u32)>);
+    fn note(&self, extent: ExtentIndex, place: Option<(LeaseId, u32)>);
 }

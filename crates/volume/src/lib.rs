@@ -28,6 +28,7 @@ mod volume;
 
 use std::sync::{Mutex, MutexGuard};
 
+use aquifer_page::WorkerId;
 use aquifer_transport::sleep::lock;
 
 pub use claim::Claim;
@@ -44,8 +45,8 @@ pub use volume::Volume;
 
 /// Locks the worker's own element of `all`, or else a free one. There may be more workers than
 /// elements.
-fn lock_any<T>(all: &[Mutex<T>], worker: usize) -> MutexGuard<'_, T> {
-    let own = worker % all.len();
+fn lock_any<T>(all: &[Mutex<T>], worker: WorkerId) -> MutexGuard<'_, T> {
+    let own = worker.0 % all.len();
     let free = (0..all.len()).find_map(|at| all[(own + at) % all.len()].try_lock().ok());
     free.unwrap_or_else(|| lock(&all[own]))
 }

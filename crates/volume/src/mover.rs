@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE, is_zero};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE, WorkerId, is_zero};
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
@@ -316,7 +316,7 @@ fn call_off(extent: &Extent) {
 /// Copies the extent piece by piece, and lets I/O proceed in between.
 fn copy(
     extent: &Extent,
-    worker: usize,
+    worker: WorkerId,
     buffer: &mut [u8],
     mut go_on: impl FnMut() -> bool,
 ) -> Result<(), Halt> {
@@ -346,7 +346,7 @@ fn copy(
 fn copy_chunk(
     extent: &Extent,
     moving: &Move,
-    worker: usize,
+    worker: WorkerId,
     chunk: &Range<u64>,
     buffer: &mut [u8],
 ) -> Result<(), Halt> {

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use aquifer_page::LeaseId;
+use aquifer_page::{LeaseId, WorkerId};
 
 use crate::holder::HolderError;
 use crate::lease::{Lease, Slot};
@@ -41,7 +41,7 @@ impl Leases {
     /// new extents.
     pub(crate) fn take(
         &self,
-        worker: usize,
+        worker: WorkerId,
         tried: &mut Vec<Arc<Lease>>,
     ) -> Result<Option<Slot>, (Arc<Lease>, HolderError)> {
         let mut last = None;

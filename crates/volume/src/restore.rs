@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use aquifer_page::LeaseId;
+use aquifer_page::{ExtentIndex, LeaseId};
 
 use crate::error::VolumeError;
 use crate::extent::Place;
@@ -20,7 +20,7 @@ impl Volume {
     /// not free.
     pub fn restore(
         &self,
-        extent: usize,
+        extent: ExtentIndex,
         (lease, slot): (LeaseId, u32),
         stored: impl IntoIterator<Item = Range<u64>>,
         unsure: impl IntoIterator<Item = Range<u64>>,
@@ -28,7 +28,7 @@ impl Volume {
         let unknown = || VolumeError::UnknownLease(self.id(), lease);
         let slot =
             self.leases.find(lease).and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
-        let extent = self.extents.get(extent).ok_or_else(unknown)?;
+        let extent = self.extents.get(extent.0 as usize).ok_or_else(unknown)?;
         for bytes in stored {
             extent.written.set(&bytes);
             extent.nonzero.set(&bytes);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
 
 use crate::config::VolumeConfig;
 use crate::encryption::{Encryption, PageCipher};
@@ -96,14 +96,19 @@ impl Volume {
         self.config.workers
     }
 
+    /// Returns the worker below [`workers`](Self::workers) that shares its connections with this.
+    fn worker(&self, worker: WorkerId) -> WorkerId {
+        WorkerId(worker.0 % self.config.workers)
+    }
+
     /// Fills the buffer. Bytes that were never written, or were discarded, are zeroes without any
     /// request.
     ///
     /// # Errors
     /// [`VolumeError`]; the buffer's contents are then unspecified.
-    pub fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
+    pub fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
         self.check(offset, into.len() as u64)?;
-        let worker = worker % self.config.workers;
+        let worker = self.worker(worker);
         let mut rest = &mut *into;
         for (index, bytes) in pieces(offset, rest.len() as u64) {
             let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
@@ -120,11 +125,15 @@ impl Volume {
     ///
     /// # Errors
     /// As [`read`](Self::read), for all buffers.
-    pub fn read_many(&self, worker: usize, runs: &mut [PieceMut<'_>]) -> Result<(), VolumeError> {
+    pub fn read_many(
+        &self,
+        worker: WorkerId,
+        runs: &mut [PieceMut<'_>],
+    ) -> Result<(), VolumeError> {
         if let [(offset, into)] = runs {
             return self.read(worker, *offset, into);
         }
-        let worker = worker % self.config.workers;
+        let worker = self.worker(worker);
         let mut parts = Vec::with_capacity(runs.len());
         for (offset, into) in runs {
             self.check(*offset, into.len() as u64)?;
@@ -153,9 +162,9 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError`]; any part may then have been written.
-    pub fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), VolumeError> {
+    pub fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), VolumeError> {
         self.check(offset, data.len() as u64)?;
-        let worker = worker % self.config.workers;
+        let worker = self.worker(worker);
         let mut rest = data;
         for (index, bytes) in pieces(offset, data.len() as u64) {
             let (now, later) = rest.split_at((bytes.end - bytes.start) as usize);
@@ -171,8 +180,8 @@ impl Volume {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn write_many(&self, worker: usize, runs: &[Piece<'_>]) -> Result<(), VolumeError> {
-        let worker = worker % self.config.workers;
+    pub fn write_many(&self, worker: WorkerId, runs: &[Piece<'_>]) -> Result<(), VolumeError> {
+        let worker = self.worker(worker);
         let mut parts = Vec::with_capacity(runs.len());
         for (offset, data) in runs {
             self.check(*offset, data.len() as u64)?;
@@ -200,7 +209,7 @@ impl Volume {
 
     fn write_piece(
         &self,
-        worker: usize,
+        worker: WorkerId,
         index: usize,
         at: u64,
         data: &[u8],
@@ -227,7 +236,7 @@ impl Volume {
     }
 
     /// Gives the extent a place, if it has none.
-    fn place(&self, worker: usize, index: usize) -> Result<(), VolumeError> {
+    fn place(&self, worker: WorkerId, index: usize) -> Result<(), VolumeError> {
         let mut place = self.extents[index].alone();
         if matches!(*place, Place::Nowhere) {
             match self.leases.take(worker, &mut Vec::new()) {
@@ -251,9 +260,9 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError`]; any part may then have been discarded.
-    pub fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), VolumeError> {
+    pub fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Result<(), VolumeError> {
         self.check(offset, length)?;
-        let worker = worker % self.config.workers;
+        let worker = self.worker(worker);
         for (index, bytes) in pieces(offset, length) {
             match self.extents[index].discard(worker, &bytes, || self.note(index, None)) {
                 Ok(()) | Err(Fault::Nowhere) => {}
@@ -270,7 +279,12 @@ impl Volume {
     ///
     /// # Errors
     /// As [`discard`](Self::discard).
-    pub fn write_zeroes(&self, worker: usize, offset: u64, length: u64) -> Result<(), VolumeError> {
+    pub fn write_zeroes(
+        &self,
+        worker: WorkerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), VolumeError> {
         self.discard(worker, offset, length)
     }
 
@@ -279,8 +293,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError`], of the first lender that failed.
-    pub fn flush(&self, worker: usize) -> Result<(), VolumeError> {
-        let worker = worker % self.config.workers;
+    pub fn flush(&self, worker: WorkerId) -> Result<(), VolumeError> {
+        let worker = self.worker(worker);
         let mut at = 0;
         // Does not hold the list's lock, because a flush may take long.
         while let Some(lease) = { self.leases.list().get(at).cloned() } {
@@ -425,13 +439,13 @@ impl Volume {
     /// Tells the ledger, if there is one.
     pub(crate) fn note(&self, extent: usize, place: Option<(LeaseId, u32)>) {
         if let Some(ledger) = &self.config.ledger {
-            ledger.note(extent, place);
+            ledger.note(ExtentIndex(extent as u64), place);
         }
     }
 
-    /// Returns the worker number for moves of extents.
-    pub(crate) fn mover_worker(&self) -> usize {
-        self.config.workers
+    /// Returns the worker for moves of extents.
+    pub(crate) fn mover_worker(&self) -> WorkerId {
+        WorkerId(self.config.workers)
     }
 
     pub(crate) fn no_room(&self) -> VolumeError {

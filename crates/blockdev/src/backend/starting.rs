@@ -6,6 +6,8 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use aquifer_page::WorkerId;
+
 /// Time that the driver and the workers may take for one step of bringing the device up.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -15,13 +17,13 @@ pub(super) fn start_workers<W>(
     name: &str,
     count: usize,
     workers: &mut Vec<JoinHandle<io::Result<()>>>,
-    work: impl Fn(usize, Sender<io::Result<()>>) -> W,
+    work: impl Fn(WorkerId, Sender<io::Result<()>>) -> W,
 ) -> io::Result<()>
 where
     W: FnOnce() -> io::Result<()> + Send + 'static,
 {
     let (ready, all_ready) = mpsc::channel();
-    for worker in 0..count {
+    for worker in (0..count).map(WorkerId) {
         let thread = thread::Builder::new().name(format!("{name}-{worker}"));
         workers.push(thread.spawn(work(worker, ready.clone()))?);
     }

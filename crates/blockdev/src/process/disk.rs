@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, WorkerId};
 use aquifer_volume::{Volume, VolumeError};
 
 use crate::Disk;
@@ -16,19 +16,19 @@ impl Disk for VolumeDisk {
         self.0.capacity()
     }
 
-    fn read(&self, worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
+    fn read(&self, worker: WorkerId, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.0.read(worker, offset, data).map_err(errno)
     }
 
-    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> io::Result<()> {
         self.0.write(worker, offset, data).map_err(errno)
     }
 
-    fn discard(&self, worker: usize, offset: u64, len: u64) -> io::Result<()> {
+    fn discard(&self, worker: WorkerId, offset: u64, len: u64) -> io::Result<()> {
         self.0.discard(worker, offset, len).map_err(errno)
     }
 
-    fn flush(&self, worker: usize) -> io::Result<()> {
+    fn flush(&self, worker: WorkerId) -> io::Result<()> {
         self.0.flush(worker).map_err(errno)
     }
 }

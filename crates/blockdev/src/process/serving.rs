@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::{LeaseId, lock};
+use aquifer_page::{LeaseId, WorkerId, lock};
 use aquifer_transport::tls::Identity;
 use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig, VolumeError};
 
@@ -144,7 +144,7 @@ impl Serving {
     /// Discards all stored pages, as nothing refers to them. A lender that does not answer does not
     /// stop the detach.
     fn give_back(&self) {
-        if let Err(error) = self.volume.discard(0, 0, self.record().spec.capacity.0) {
+        if let Err(error) = self.volume.discard(WorkerId(0), 0, self.record().spec.capacity.0) {
             tracing::warn!("cannot discard the volume's pages: {error}");
         }
     }

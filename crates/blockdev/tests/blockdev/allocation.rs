@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_blockdev::Disk;
 use aquifer_blockdev::backend::{self, Options};
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 
 use crate::alone::alone;
 use crate::common::aligned::Aligned;
@@ -21,24 +21,24 @@ impl Disk for FlatDisk {
         Bytes(self.0.lock().unwrap().len() as u64)
     }
 
-    fn read(&self, _worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
+    fn read(&self, _worker: WorkerId, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let offset = offset as usize;
         data.copy_from_slice(&self.0.lock().unwrap()[offset..offset + data.len()]);
         Ok(())
     }
 
-    fn write(&self, _worker: usize, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, _worker: WorkerId, offset: u64, data: &[u8]) -> io::Result<()> {
         let offset = offset as usize;
         self.0.lock().unwrap()[offset..offset + data.len()].copy_from_slice(data);
         Ok(())
     }
 
-    fn discard(&self, _worker: usize, offset: u64, len: u64) -> io::Result<()> {
+    fn discard(&self, _worker: WorkerId, offset: u64, len: u64) -> io::Result<()> {
         self.0.lock().unwrap()[offset as usize..(offset + len) as usize].fill(0);
         Ok(())
     }
 
-    fn flush(&self, _worker: usize) -> io::Result<()> {
+    fn flush(&self, _worker: WorkerId) -> io::Result<()> {
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 
-use aquifer_page::{Group, PAGE_SIZE};
+use aquifer_page::{FrameIndex, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -22,7 +22,7 @@ pub(super) struct Frames {
     /// Whether each frame is in use.
     used: Vec<bool>,
     /// Frames that were used and are free.
-    free: Vec<u64>,
+    free: Vec<FrameIndex>,
     /// No frame from this one on was ever used.
     next: u64,
 }
@@ -32,7 +32,7 @@ impl Frames {
     pub(super) fn open(
         files: &GroupFiles,
         group: &Group,
-        shared: impl Iterator<Item = u64>,
+        shared: impl Iterator<Item = FrameIndex>,
     ) -> Result<Self, ScanError> {
         let (directory, path) = (files.directory(), files.frames());
         fs::DirBuilder::new()
@@ -63,8 +63,8 @@ impl Frames {
             next: pages,
         };
         this.give_back_all_but(shared)?;
-        this.next = this.used().last().map_or(0, |last| last + 1);
-        this.free.retain(|frame| *frame < this.next);
+        this.next = this.used().last().map_or(0, |last| last.0 + 1);
+        this.free.retain(|frame| frame.0 < this.next);
         Ok(this)
     }
 
@@ -73,37 +73,33 @@ impl Frames {
         self.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
     }
 
-    pub(super) fn used(&self) -> impl Iterator<Item = u64> {
-        (0..).zip(&self.used).filter(|(_, used)| **used).map(|(frame, _)| frame)
+    pub(super) fn used(&self) -> impl Iterator<Item = FrameIndex> {
+        (0..).zip(&self.used).filter(|(_, used)| **used).map(|(frame, _)| FrameIndex(frame))
     }
 
-    pub(super) fn read(&self, frame: u64, into: &mut [u8]) -> Result<(), ScanError> {
-        self.file
-            .read_exact_at(into, frame * PAGE_SIZE as u64)
-            .map_err(failed("reading", &self.path))
+    pub(super) fn read(&self, frame: FrameIndex, into: &mut [u8]) -> Result<(), ScanError> {
+        self.file.read_exact_at(into, frame.offset()).map_err(failed("reading", &self.path))
     }
 
     /// Writes a page into a free frame. New frames are consecutive, because pages found one after
     /// the other are then mapped together.
-    pub(super) fn put(&mut self, page: &[u8]) -> Result<u64, ScanError> {
+    pub(super) fn put(&mut self, page: &[u8]) -> Result<FrameIndex, ScanError> {
         let is_full = self.next == self.used.len() as u64;
         let frame = match self.free.pop() {
             Some(frame) if is_full && self.free.len() as u64 >= self.next / 2 => frame,
             other => {
                 self.free.extend(other);
                 self.next += 1;
-                self.next - 1
+                FrameIndex(self.next - 1)
             }
         };
-        if frame >= self.used.len() as u64 {
-            self.used.resize((frame + STEP) as usize, false);
+        if frame.0 >= self.used.len() as u64 {
+            self.used.resize((frame.0 + STEP) as usize, false);
             let length = self.used.len() as u64 * PAGE_SIZE as u64;
             self.file.set_len(length).map_err(failed("growing", &self.path))?;
         }
-        self.file
-            .write_all_at(page, frame * PAGE_SIZE as u64)
-            .map_err(failed("writing", &self.path))?;
-        self.used[frame as usize] = true;
+        self.file.write_all_at(page, frame.offset()).map_err(failed("writing", &self.path))?;
+        self.used[frame.0 as usize] = true;
         Ok(frame)
     }
 
@@ -111,28 +107,31 @@ impl Frames {
     /// engines from sharing pages meanwhile: one may still act on proposals of an earlier scanner.
     pub(super) fn give_back_all_but(
         &mut self,
-        shared: impl Iterator<Item = u64>,
-    ) -> Result<Vec<u64>, ScanError> {
+        shared: impl Iterator<Item = FrameIndex>,
+    ) -> Result<Vec<FrameIndex>, ScanError> {
         self.giving.lock().map_err(failed("locking", &self.path))?;
         let gone = self.give_back(shared);
         self.giving.unlock().map_err(failed("unlocking", &self.path))?;
         gone
     }
 
-    fn give_back(&mut self, shared: impl Iterator<Item = u64>) -> Result<Vec<u64>, ScanError> {
+    fn give_back(
+        &mut self,
+        shared: impl Iterator<Item = FrameIndex>,
+    ) -> Result<Vec<FrameIndex>, ScanError> {
         let mut still = vec![false; self.used.len()];
         for frame in shared {
-            if let Some(still) = still.get_mut(frame as usize) {
+            if let Some(still) = still.get_mut(frame.0 as usize) {
                 *still = true;
             }
         }
-        let gone: Vec<u64> = self.used().filter(|frame| !still[*frame as usize]).collect();
+        let gone: Vec<_> = self.used().filter(|frame| !still[frame.0 as usize]).collect();
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for frame in &gone {
-            let punched = fallocate(&self.file, flags, frame * PAGE_SIZE as u64, PAGE_SIZE as u64);
+            let punched = fallocate(&self.file, flags, frame.offset(), PAGE_SIZE as u64);
             punched.map_err(|error| failed("punching a hole in", &self.path)(error.into()))?;
         }
-        self.free.retain(|frame| !still[*frame as usize]);
+        self.free.retain(|frame| !still[frame.0 as usize]);
         self.free.extend(&gone);
         self.used = still;
         Ok(gone)

@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::path::{Path, PathBuf};
 
 use aquifer_control::group::scan_rate::RateDecision;
-use aquifer_page::{Group, PAGE_SIZE, is_zero};
+use aquifer_page::{FrameIndex, Group, PAGE_SIZE, PageIndex, is_zero};
 use aquifer_region::process::{GroupFiles, client};
 use twox_hash::XxHash3_64;
 
@@ -69,9 +69,9 @@ pub struct Scanner {
     frames: Option<Frames>,
     members: Members,
     /// The frames by fingerprint.
-    stable: ByFingerprint<u64>,
+    stable: ByFingerprint<FrameIndex>,
     /// Unchanged pages (member and page) by fingerprint.
-    unstable: ByFingerprint<(usize, u64)>,
+    unstable: ByFingerprint<(usize, PageIndex)>,
     /// Position of the current pass (member and page).
     at: (usize, u64),
     counts: Counts,
@@ -169,12 +169,12 @@ impl Scanner {
                 continue;
             }
             let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
-            if member.read(run.start, data).is_err() {
+            if member.read(PageIndex(run.start), data).is_err() {
                 continue;
             }
             looked += run.end - run.start;
             for (page, data) in run.zip(data.chunks_exact(PAGE_SIZE)) {
-                self.look_at(which, page, data)?;
+                self.look_at(which, PageIndex(page), data)?;
             }
         }
         self.counts.scanned += looked;
@@ -184,7 +184,7 @@ impl Scanner {
         Ok(looked)
     }
 
-    fn look_at(&mut self, which: usize, page: u64, data: &[u8]) -> Result<(), ScanError> {
+    fn look_at(&mut self, which: usize, page: PageIndex, data: &[u8]) -> Result<(), ScanError> {
         if is_zero(data) {
             self.offer(which, page, None);
             return Ok(());
@@ -219,7 +219,7 @@ impl Scanner {
         Ok(())
     }
 
-    fn offer(&mut self, which: usize, page: u64, frame: Option<u64>) {
+    fn offer(&mut self, which: usize, page: PageIndex, frame: Option<FrameIndex>) {
         if self.members.all[which].offer(page, frame) {
             self.propose(which);
         }

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::is_zero;
+use aquifer_page::{WorkerId, is_zero};
 
 use super::cache::Cache;
 use super::{Engine, bytes};
@@ -60,7 +60,7 @@ impl Engine {
             if self.has_ended() {
                 return;
             }
-            if let Err(error) = self.evict(self.faults.workers, count) {
+            if let Err(error) = self.evict(WorkerId(self.faults.workers), count) {
                 self.is_in_trouble(&error);
                 thread::sleep(PAUSE);
             }
@@ -68,7 +68,7 @@ impl Engine {
     }
 
     /// Evicts this many pages, or fewer if fewer can leave.
-    pub(super) fn evict(&self, worker: usize, count: usize) -> Result<(), RegionError> {
+    pub(super) fn evict(&self, worker: WorkerId, count: usize) -> Result<(), RegionError> {
         if self.is_frozen() {
             self.wait_for_change(lock(&self.cache));
             return Ok(());
@@ -232,7 +232,7 @@ impl Engine {
 
     /// Writes the dirty pages to the volume, and removes all from the file, except pages that are
     /// wanted again.
-    pub(super) fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
+    pub(super) fn leave(&self, worker: WorkerId, pages: &[u64]) -> Result<(), RegionError> {
         // None of the pages is in a page table, so no thread can pin one from here on.
         if let Some(pinned) = self.pinned_by() {
             self.stay(pages);
@@ -324,7 +324,7 @@ impl Engine {
     /// Returns for each page whether the volume has it now, or `None` if the write failed.
     pub(super) fn write_back<'a>(
         &self,
-        worker: usize,
+        worker: WorkerId,
         pages: &[u64],
         content: impl Fn(&Range<u64>) -> &'a [u8],
     ) -> (Vec<(u64, Option<bool>)>, Option<RegionError>) {

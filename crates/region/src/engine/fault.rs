@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_region_client::{Fault, Filled, Run};
 use aquifer_transport::poll_token::PollToken;
 use aquifer_volume::VolumeError;
@@ -89,7 +89,7 @@ impl<'a> FaultRequest<'a> {
 
 impl Engine {
     /// Serves faults as this worker, until the engine ends.
-    pub(super) fn serve_faults(&self, worker: usize) {
+    pub(super) fn serve_faults(&self, worker: WorkerId) {
         let mut buffer = super::prefetch::buffer();
         let mut events = Vec::with_capacity(1);
         self.faults.poll_token.join();
@@ -113,7 +113,7 @@ impl Engine {
     }
 
     /// Serves a fault on a page that is not in the page table, or a write to a shared page.
-    fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
+    fn serve(&self, worker: WorkerId, program: &Program, fault: Fault, buffer: &mut [u8]) {
         let Some(page) = program.mapping.page(fault.address) else { return };
         let request = FaultRequest::new(program, fault, page);
         match self.try_serve(worker, &request, buffer) {
@@ -127,7 +127,7 @@ impl Engine {
 
     pub(super) fn try_serve(
         &self,
-        worker: usize,
+        worker: WorkerId,
         request: &FaultRequest<'_>,
         buffer: &mut [u8],
     ) -> Result<(), RegionError> {
@@ -240,7 +240,7 @@ impl Engine {
     /// Puts a page, which has a frame, into the file and the page table.
     fn fill(
         &self,
-        worker: usize,
+        worker: WorkerId,
         request: &FaultRequest<'_>,
         is: Page,
         buffer: &mut [u8],
@@ -285,7 +285,7 @@ impl Engine {
         Ok(())
     }
 
-    fn fetch(&self, worker: usize, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
+    fn fetch(&self, worker: WorkerId, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
         self.faults.fetching.fetch_add(1, Ordering::Relaxed);
         let fetched = self.read(worker, page, buffer);
         self.faults.fetching.fetch_sub(1, Ordering::Relaxed);
@@ -297,7 +297,7 @@ impl Engine {
     /// Fetches consecutive pages. Returns how long they were in flight.
     pub(super) fn read(
         &self,
-        worker: usize,
+        worker: WorkerId,
         first: u64,
         into: &mut [u8],
     ) -> Result<Duration, VolumeError> {
@@ -309,7 +309,7 @@ impl Engine {
     /// Fetches runs of pages together into the start of `into`, one after the other.
     pub(super) fn read_many(
         &self,
-        worker: usize,
+        worker: WorkerId,
         runs: &[Range<u64>],
         into: &mut [u8],
     ) -> Result<(), VolumeError> {

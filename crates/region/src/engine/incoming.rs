@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_page::{PAGE_SIZE, PAGES_PER_EXTENT};
 use aquifer_region_client::Run;
 use aquifer_volume::Ledger as _;
 
@@ -169,17 +169,17 @@ impl Engine {
 
     fn take_extent(&self, incoming: &Incoming, of: &Extent) -> Result<(), RegionError> {
         // The number comes from the other host, which may send any.
-        let first = of.extent.saturating_mul(PAGES_PER_EXTENT);
+        let first = of.extent.0.saturating_mul(PAGES_PER_EXTENT);
         let last = first.saturating_add(PAGES_PER_EXTENT).min(self.table.pages());
         if !incoming.has_states || first >= last {
             return Err(RegionError::Misuse("the extent is outside the region".to_owned()));
         }
-        let at = |page: u64| page * PAGE_SIZE as u64 - of.extent * EXTENT_SIZE;
+        let at = |page: u64| page * PAGE_SIZE as u64 - of.extent.offset();
         let stored = runs((first..last).filter(|page| incoming.stored[*page as usize]));
         let place = (of.lease, of.slot);
-        self.lenders.extent_map.note(of.extent as usize, Some(place));
+        self.lenders.extent_map.note(of.extent, Some(place));
         let written = stored.iter().map(|run| at(run.start)..at(run.end));
-        Ok(self.lenders.volume.restore(of.extent as usize, place, written, [])?)
+        Ok(self.lenders.volume.restore(of.extent, place, written, [])?)
     }
 
     /// Fetches pages that are likely to be touched soon, until the cache is full or the engine

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use aquifer_page::{EXTENT_SIZE, PAGE_SIZE};
+use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, WorkerId};
 use aquifer_volume::{LeaseTarget, Upkeep, Volume, VolumeConfig};
 
 use super::cache::{Cache, Signals};
@@ -122,7 +122,7 @@ impl Engine {
         let is_ours = move || engine.upgrade().is_some_and(|engine| !engine.is_frozen());
         *lock(&self.lenders.upkeep) =
             Some(Upkeep::start_while(&self.lenders.volume, is_ours, log)?);
-        for worker in 0..self.faults.workers {
+        for worker in (0..self.faults.workers).map(WorkerId) {
             let engine = self.clone();
             let body = move || engine.serve_faults(worker);
             threads.push(thread::Builder::new().name(format!("fault-{worker}")).spawn(body)?);

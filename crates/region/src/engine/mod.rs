@@ -43,7 +43,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 use aquifer_volume::Volume;
 use serde::{Deserialize, Serialize};
 
@@ -144,10 +144,10 @@ impl Engine {
         &self.lenders.volume
     }
 
-    /// Returns the worker number by which requests of operators and programs use the volume, one at
-    /// a time.
-    fn control_worker(&self) -> usize {
-        self.faults.workers + 1
+    /// Returns the worker by which requests of operators and programs use the volume, one at a
+    /// time.
+    fn control_worker(&self) -> WorkerId {
+        WorkerId(self.faults.workers + 1)
     }
 }
 

@@ -259,7 +259,7 @@ impl Engine {
             first = end;
         }
         let extents = self.lenders.extent_map.all().map(|(extent, (lease, slot))| Extent {
-            extent: extent as u64,
+            extent,
             lease,
             slot,
         });

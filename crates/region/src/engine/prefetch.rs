@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_region_client::Filled;
 
 use super::Engine;
@@ -62,7 +62,7 @@ impl Early {
 impl Engine {
     /// Fetches the pages that the faulting thread is likely to touch next. Errors are ignored; they
     /// recur when the pages are touched.
-    pub(super) fn prefetch(&self, worker: usize, request: &FaultRequest<'_>, buffer: &mut [u8]) {
+    pub(super) fn prefetch(&self, worker: WorkerId, request: &FaultRequest<'_>, buffer: &mut [u8]) {
         let guess = self.guess(request, &|| self.most_prefetched());
         let Some(guess) = guess else { return };
         // No thread waits for this work, so another worker takes over the wait for faults.
@@ -139,7 +139,7 @@ impl Engine {
 
     /// Takes frames for the remote ones among the guessed pages, and sets them to filling. Evicts
     /// pages for them if necessary. Returns them in ascending order.
-    fn take_remote(&self, worker: usize, page: u64, guess: Guess) -> Vec<u64> {
+    fn take_remote(&self, worker: WorkerId, page: u64, guess: Guess) -> Vec<u64> {
         let mut cache = lock(&self.cache);
         let lacking = guess.count.saturating_sub(cache.free()) as usize;
         if lacking > 0 {

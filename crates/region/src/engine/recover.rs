@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 
-use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_page::{PAGE_SIZE, PAGES_PER_EXTENT};
 
 use super::Engine;
 use super::dirty::{Found, after_crash};
@@ -21,7 +21,7 @@ impl Engine {
     pub(super) fn recover(&self, extent_map: &ExtentMap) -> io::Result<()> {
         let present = self.file.present()?;
         let mut present = present.into_iter().flatten().peekable();
-        let placed: HashSet<_> = extent_map.all().map(|(extent, _)| extent as u64).collect();
+        let placed: HashSet<_> = extent_map.all().map(|(extent, _)| extent.0).collect();
         // The earlier engine may have been about to discard these, so the volume may or may not
         // have them.
         let mut unsure = HashSet::new();
@@ -72,9 +72,9 @@ impl Engine {
             return Err(io::Error::other(why));
         }
         for (extent, place) in extent_map.all() {
-            let first = extent as u64 * PAGES_PER_EXTENT;
+            let first = extent.0 * PAGES_PER_EXTENT;
             let last = (first + PAGES_PER_EXTENT).min(self.table.pages());
-            let at = |page: u64| page * PAGE_SIZE as u64 - extent as u64 * EXTENT_SIZE;
+            let at = |page: u64| page * PAGE_SIZE as u64 - extent.offset();
             let within = |pages: &Range<u64>| at(pages.start)..at(pages.end);
             let stored = runs((first..last).filter(|page| self.table.get(*page).stored));
             let left = runs((first..last).filter(|page| unsure.contains(page)));

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::{PAGE_SIZE, is_zero};
+use aquifer_page::{FrameIndex, PAGE_SIZE, PageIndex, is_zero};
 use aquifer_region_client::{Run, Shared};
 use serde::{Deserialize, Serialize};
 
@@ -30,9 +30,9 @@ const CHUNK: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal {
     /// The page.
-    pub page: u64,
-    /// The number of the frame.
-    pub frame: Option<u64>,
+    pub page: PageIndex,
+    /// The frame.
+    pub frame: Option<FrameIndex>,
 }
 
 /// The result of proposals, in pages.
@@ -52,7 +52,7 @@ pub struct Merged {
 #[derive(Debug, Default)]
 struct Taken {
     pages: Vec<u64>,
-    frames: Vec<Option<u64>>,
+    frames: Vec<Option<FrameIndex>>,
 }
 
 /// The pages of the region that are kept once for the group.
@@ -123,7 +123,7 @@ impl Engine {
         if self.is_frozen() || cache.outgoing.is_some() {
             return taken;
         }
-        for Proposal { page, frame } in wanted {
+        for Proposal { page: PageIndex(page), frame } in wanted {
             let is = if page < self.table.pages() { self.table.get(page) } else { continue };
             if self.group.sharers.get(page).is_some() {
                 continue;
@@ -152,7 +152,10 @@ impl Engine {
 
     /// Sorts the pages into those equal to their frames, those of zeroes, and the others.
     #[expect(clippy::type_complexity, reason = "three lists that live for a moment")]
-    fn compare(&self, taken: &Taken) -> Result<(Vec<(u64, u64)>, Vec<u64>, Vec<u64>), RegionError> {
+    fn compare(
+        &self,
+        taken: &Taken,
+    ) -> Result<(Vec<(u64, FrameIndex)>, Vec<u64>, Vec<u64>), RegionError> {
         let (mut equal, mut zero, mut others) = (Vec::new(), Vec::new(), Vec::new());
         let mut there = vec![0; PAGE_SIZE];
         for (page, frame) in taken.pages.iter().copied().zip(&taken.frames) {
@@ -182,7 +185,11 @@ impl Engine {
     }
 
     /// Makes the program map these leaving pages from their frames. Returns how many are shared.
-    fn map_shared(&self, program: &Arc<Program>, equal: &[(u64, u64)]) -> Result<u64, RegionError> {
+    fn map_shared(
+        &self,
+        program: &Arc<Program>,
+        equal: &[(u64, FrameIndex)],
+    ) -> Result<u64, RegionError> {
         if equal.is_empty() {
             return Ok(0);
         }
@@ -337,7 +344,7 @@ impl Engine {
     fn stretch(&self, page: u64) -> Range<u64> {
         let frame = self.group.sharers.get(page);
         let belongs = |other: &u64| {
-            let is = frame.and_then(|frame| (frame + other).checked_sub(page));
+            let is = frame.and_then(|frame| (frame.0 + other).checked_sub(page)).map(FrameIndex);
             is.is_some() && self.is_shared(*other) && self.group.sharers.get(*other) == is
         };
         let before = (0..page).rev().take_while(belongs);
@@ -405,7 +412,7 @@ impl Engine {
     pub fn unshare_all(&self) -> Result<(), RegionError> {
         let _sharing = lock(&self.group.changing);
         loop {
-            let shared: Vec<u64> = self.group.sharers.all().map(|(page, _)| page).collect();
+            let shared: Vec<u64> = self.group.sharers.all().map(|(page, _)| page.0).collect();
             self.unshare(&shared)?;
             let cache = lock(&self.cache);
             // A page that is on its way to a lender returns to shared after the write.
@@ -441,7 +448,7 @@ impl Engine {
             return Ok(());
         }
         let _sharing = lock(&self.group.changing);
-        let pages: Vec<u64> = self.group.sharers.all().map(|(page, _)| page).collect();
+        let pages: Vec<u64> = self.group.sharers.all().map(|(page, _)| page.0).collect();
         self.restore_unsure(&pages)
     }
 
@@ -487,12 +494,12 @@ impl Engine {
 }
 
 /// Groups pages into runs with consecutive frames.
-fn as_shared(equal: &[(u64, u64)]) -> Vec<Shared> {
+fn as_shared(equal: &[(u64, FrameIndex)]) -> Vec<Shared> {
     let mut all: Vec<Shared> = Vec::new();
     for (page, frame) in equal.iter().copied() {
         match all.last_mut() {
             Some(Shared { pages, frame: first })
-                if pages.end() == page && *first + pages.count == frame =>
+                if pages.end() == page && first.0 + pages.count == frame.0 =>
             {
                 pages.count += 1;
             }

@@ -1,6 +1,6 @@
 //! The states of a region's pages, read from the files that the engine shares, without a request.
 
-use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, PAGE_SIZE};
 use aquifer_region_client::Run;
 use aquifer_volume::LeaseTarget;
 use serde::Serialize;
@@ -104,12 +104,11 @@ pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     );
     let extent_map =
         extent_map.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
-    let of = |(extent, (lease, slot)): (usize, (_, u32))| {
+    let of = |(extent, (lease, slot)): (ExtentIndex, (_, u32))| {
         let lease = spec.leases.iter().find(|target| target.lease == lease)?.clone();
         // The keys of encrypted pages are not for display.
         let lease = LeaseTarget { encryption: None, claim: None, ..lease };
-        let [from, at] =
-            [extent as u64, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));
+        let [from, at] = [extent.0, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));
         Some(Extent { from, lease, at })
     };
     Ok(extent_map.all().filter_map(of).collect())

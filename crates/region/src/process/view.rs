@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{FrameIndex, PAGE_SIZE, PageIndex};
 
 use super::files::Files;
 use crate::error::RegionError;
@@ -52,13 +52,13 @@ impl View {
     }
 
     /// Returns whether a page is in the local cache and not shared.
-    pub fn is_here(&self, page: u64) -> bool {
-        matches!(self.table.get(page).place, Place::Resident | Place::Unmapped)
+    pub fn is_here(&self, page: PageIndex) -> bool {
+        matches!(self.table.get(page.0).place, Place::Resident | Place::Unmapped)
     }
 
     /// Returns whether a page is a frame of the group.
-    pub fn is_shared(&self, page: u64) -> bool {
-        self.table.get(page).place == Place::Shared
+    pub fn is_shared(&self, page: PageIndex) -> bool {
+        self.table.get(page.0).place == Place::Shared
     }
 
     /// Reads pages. A write meanwhile is included wholly, partly or not at all. Absent pages read
@@ -66,13 +66,13 @@ impl View {
     ///
     /// # Errors
     /// The system's.
-    pub fn read(&self, first: u64, into: &mut [u8]) -> Result<(), RegionError> {
+    pub fn read(&self, first: PageIndex, into: &mut [u8]) -> Result<(), RegionError> {
         debug_assert!(into.len().is_multiple_of(PAGE_SIZE));
-        self.file.read(first, into).map_err(RegionError::io("cannot read a region"))
+        self.file.read(first.0, into).map_err(RegionError::io("cannot read a region"))
     }
 
     /// Returns the pages that are frames of the group, or are about to be, each with its frame.
-    pub fn shared(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub fn shared(&self) -> impl Iterator<Item = (PageIndex, FrameIndex)> {
         self.sharers.all()
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, PageIndex};
 use aquifer_region_client::{Attach, Connection, Filled, Order, Reply, Run, Shared, Userfault};
 use aquifer_transport::sleep::going_to_sleep;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -209,7 +209,7 @@ impl Program {
     /// put it into another mapping.
     fn put(&self, page: u64, put: impl FnOnce(u64) -> io::Result<Filled>) -> io::Result<Filled> {
         let live = self.mapping.live();
-        if live.has(page) && !self.is_gone() {
+        if live.has(PageIndex(page)) && !self.is_gone() {
             put(self.mapping.addresses(&(page..page + 1)).start)
         } else {
             Ok(Filled::Gone)

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use aquifer_page::{LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_page::{ExtentIndex, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
 use aquifer_region::handover::{Extent, Frame, Round, Sent};
 use aquifer_region::{Engine, Incoming, PolicyKind, Scheme};
 use aquifer_region_client::{Region, Run};
@@ -195,7 +195,7 @@ fn an_extent_that_a_region_cannot_have_is_refused() {
     let mut incoming = Incoming::default();
     serving.engine.begin_outgoing().unwrap();
     round(&serving.engine, &next.engine, &mut incoming, Round::Last);
-    for extent in [1, u64::MAX / PAGES_PER_EXTENT + 1, u64::MAX] {
+    for extent in [1, u64::MAX / PAGES_PER_EXTENT + 1, u64::MAX].map(ExtentIndex) {
         let frame = Frame::Extents(vec![Extent { extent, lease: LeaseId(1), slot: 0 }]);
         next.engine.take_in(&mut incoming, &frame, &[]).unwrap_err();
     }

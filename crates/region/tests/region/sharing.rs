@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, FrameIndex, PAGE_SIZE, PageIndex};
 use aquifer_region::{Merged, PolicyKind, Proposal, Scheme};
 use aquifer_region_client::Region;
 
@@ -53,7 +53,8 @@ fn proposals(
     pages: impl Iterator<Item = u64>,
     frame: impl Fn(u64) -> Option<u64>,
 ) -> Vec<Proposal> {
-    pages.map(|page| Proposal { page, frame: frame(page) }).collect()
+    let proposal = |page| Proposal { page: PageIndex(page), frame: frame(page).map(FrameIndex) };
+    pages.map(proposal).collect()
 }
 
 fn pages(bytes: Bytes) -> u64 {

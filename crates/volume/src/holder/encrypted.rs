@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use aquifer_page::PAGE_SIZE;
 use aquifer_page::blocks::in_blocks;
+use aquifer_page::{PAGE_SIZE, WorkerId};
 
 use super::{Holder, HolderError, Piece, PieceMut};
 use crate::encryption::PageCipher;
@@ -46,12 +46,12 @@ impl<H: Holder> EncryptedHolder<H> {
         }
     }
 
-    fn room(&self, worker: usize) -> MutexGuard<'_, Box<[u8]>> {
+    fn room(&self, worker: WorkerId) -> MutexGuard<'_, Box<[u8]>> {
         lock_any(&self.rooms, worker)
     }
 
     /// Writes whole pages.
-    fn write_pages(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+    fn write_pages(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         let mut room = self.room(worker);
         let mut at = offset;
         for pages in data.chunks(room.len()) {
@@ -67,7 +67,7 @@ impl<H: Holder> EncryptedHolder<H> {
     /// Reads and decrypts the page at `at` into the worker's buffer, and calls `what` with it.
     fn with_page<T>(
         &self,
-        worker: usize,
+        worker: WorkerId,
         at: u64,
         what: impl FnOnce(&mut [u8]) -> Result<T, HolderError>,
     ) -> Result<T, HolderError> {
@@ -81,7 +81,7 @@ impl<H: Holder> EncryptedHolder<H> {
     /// Writes a page of which only a part changes.
     fn change_page(
         &self,
-        worker: usize,
+        worker: WorkerId,
         at: u64,
         change: impl FnOnce(&mut [u8]),
     ) -> Result<(), HolderError> {
@@ -95,7 +95,7 @@ impl<H: Holder> EncryptedHolder<H> {
 }
 
 impl<H: Holder> Holder for EncryptedHolder<H> {
-    fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
         let mut rest = into;
         in_blocks(offset, rest.len() as u64, PAGE, |at, part| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(part.length);
@@ -112,7 +112,7 @@ impl<H: Holder> Holder for EncryptedHolder<H> {
         })
     }
 
-    fn read_many(&self, worker: usize, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
+    fn read_many(&self, worker: WorkerId, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
         if !pieces.iter().all(|(offset, into)| is_whole(*offset, into.len())) {
             return pieces
                 .iter_mut()
@@ -123,7 +123,7 @@ impl<H: Holder> Holder for EncryptedHolder<H> {
         Ok(())
     }
 
-    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         let mut rest = data;
         in_blocks(offset, rest.len() as u64, PAGE, |at, part| {
             let (now, later) = rest.split_at(part.length);
@@ -137,7 +137,7 @@ impl<H: Holder> Holder for EncryptedHolder<H> {
         })
     }
 
-    fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+    fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
         in_blocks(offset, length, PAGE, |at, part| {
             if part.is_whole {
                 return self.holder.discard(worker, at, part.length as u64);
@@ -146,11 +146,11 @@ impl<H: Holder> Holder for EncryptedHolder<H> {
         })
     }
 
-    fn flush(&self, worker: usize) -> Result<(), HolderError> {
+    fn flush(&self, worker: WorkerId) -> Result<(), HolderError> {
         self.holder.flush(worker)
     }
 
-    fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
+    fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
         let fits = |&(offset, data): &Piece<'_>| {
             is_whole(offset, data.len()) && data.len() <= BATCH * PAGE_SIZE
         };
@@ -213,22 +213,22 @@ mod tests {
     struct Glass(Mutex<Vec<u8>>);
 
     impl Holder for &Glass {
-        fn read(&self, _: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        fn read(&self, _: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
             into.copy_from_slice(&lock(&self.0)[offset as usize..][..into.len()]);
             Ok(())
         }
 
-        fn write(&self, _: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+        fn write(&self, _: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
             lock(&self.0)[offset as usize..][..data.len()].copy_from_slice(data);
             Ok(())
         }
 
-        fn discard(&self, _: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+        fn discard(&self, _: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
             lock(&self.0)[offset as usize..][..length as usize].fill(0);
             Ok(())
         }
 
-        fn flush(&self, _: usize) -> Result<(), HolderError> {
+        fn flush(&self, _: WorkerId) -> Result<(), HolderError> {
             Ok(())
         }
     }
@@ -255,7 +255,7 @@ mod tests {
                 match next(4) {
                     0 => {
                         bytes.fill(0);
-                        holder.discard(turn, offset as u64, length as u64).unwrap();
+                        holder.discard(WorkerId(turn), offset as u64, length as u64).unwrap();
                     }
                     1 => {
                         bytes.fill(turn as u8 | 1);
@@ -267,24 +267,24 @@ mod tests {
                                 Some((here, piece))
                             })
                             .collect();
-                        holder.write_many(turn, &pieces).unwrap();
+                        holder.write_many(WorkerId(turn), &pieces).unwrap();
                     }
                     _ => {
                         bytes.iter_mut().for_each(|byte| *byte = next(255) as u8 + 1);
-                        holder.write(turn, offset as u64, bytes).unwrap();
+                        holder.write(WorkerId(turn), offset as u64, bytes).unwrap();
                     }
                 }
                 let mut back = vec![0; length];
-                holder.read(turn, offset as u64, &mut back).unwrap();
+                holder.read(WorkerId(turn), offset as u64, &mut back).unwrap();
                 assert!(back == model[offset..][..length], "turn {turn}");
                 back.fill(0);
                 let offsets = (offset as u64..).step_by(3 * PAGE_SIZE);
                 let mut pieces: Vec<_> = offsets.zip(back.chunks_mut(3 * PAGE_SIZE)).collect();
-                holder.read_many(turn, &mut pieces).unwrap();
+                holder.read_many(WorkerId(turn), &mut pieces).unwrap();
                 assert!(back == model[offset..][..length], "turn {turn}, many reads");
             }
             let mut all = vec![0; SIZE];
-            holder.read(0, 0, &mut all).unwrap();
+            holder.read(WorkerId(0), 0, &mut all).unwrap();
             assert!(all == model);
             let seen = lock(&glass.0);
             for (theirs, ours) in seen.chunks(PAGE_SIZE).zip(model.chunks(PAGE_SIZE)) {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
 
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 use aquifer_transport::sleep::going_to_sleep;
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -84,7 +84,7 @@ fn open_direct(file: &File) -> Option<File> {
 impl Direct {
     fn bounced<E>(
         &self,
-        worker: usize,
+        worker: WorkerId,
         mut step: impl FnMut(&mut [u8]) -> Result<bool, E>,
     ) -> Result<(), E> {
         let mut pages = lock_any(&self.bounce, worker);
@@ -92,7 +92,7 @@ impl Direct {
         Ok(())
     }
 
-    fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let mut chunks = into.chunks_mut(BOUNCE * PAGE_SIZE);
         let mut at = offset;
         self.bounced(worker, |pages| {
@@ -104,7 +104,7 @@ impl Direct {
         })
     }
 
-    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut chunks = data.chunks(BOUNCE * PAGE_SIZE);
         let mut at = offset;
         self.bounced(worker, |pages| {
@@ -118,7 +118,7 @@ impl Direct {
 }
 
 impl Holder for FileHolder {
-    fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
         going_to_sleep();
         match self.direct(offset, into.len()) {
             Some(direct) => direct.read(worker, offset, into),
@@ -127,7 +127,7 @@ impl Holder for FileHolder {
         .map_err(meaning)
     }
 
-    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         going_to_sleep();
         match self.direct(offset, data.len()) {
             Some(direct) => direct.write(worker, offset, data),
@@ -136,7 +136,7 @@ impl Holder for FileHolder {
         .map_err(meaning)
     }
 
-    fn discard(&self, _worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+    fn discard(&self, _worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, flags, offset, length) {
             Err(Errno::OPNOTSUPP) => {
@@ -148,7 +148,7 @@ impl Holder for FileHolder {
     }
 
     /// Does nothing: the file does not outlive the process.
-    fn flush(&self, _worker: usize) -> Result<(), HolderError> {
+    fn flush(&self, _worker: WorkerId) -> Result<(), HolderError> {
         Ok(())
     }
 }

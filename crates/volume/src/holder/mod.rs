@@ -8,7 +8,7 @@ mod source;
 use std::error::Error;
 use std::time::Duration;
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::InitiatorError;
 
 pub(crate) use encrypted::EncryptedHolder;
@@ -33,32 +33,32 @@ pub trait Holder: Send + Sync {
     ///
     /// # Errors
     /// [`HolderError`]; the buffer's contents are then unspecified.
-    fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError>;
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError>;
 
     /// Writes the data.
     ///
     /// # Errors
     /// [`HolderError`], such as [`HolderError::Full`] if the data does not fit. Any part may have
     /// been written after an error.
-    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError>;
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError>;
 
     /// Makes the range read as zeroes and frees its room.
     ///
     /// # Errors
     /// [`HolderError`]; any part may then have been discarded.
-    fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError>;
+    fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError>;
 
     /// Makes acknowledged writes permanent, where the holder has permanent storage.
     ///
     /// # Errors
     /// [`HolderError`], if the holder fails.
-    fn flush(&self, worker: usize) -> Result<(), HolderError>;
+    fn flush(&self, worker: WorkerId) -> Result<(), HolderError>;
 
     /// Fills many buffers, with the reads in flight together where that is faster.
     ///
     /// # Errors
     /// As [`read`](Self::read), for all buffers.
-    fn read_many(&self, worker: usize, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
+    fn read_many(&self, worker: WorkerId, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
         pieces.iter_mut().try_for_each(|(offset, into)| self.read(worker, *offset, into))
     }
 
@@ -66,7 +66,7 @@ pub trait Holder: Send + Sync {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
+    fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
         pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data))
     }
 

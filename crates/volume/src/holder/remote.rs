@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation, PAGE_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation, PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::{Initiator, InitiatorError, Operation, Outcome};
 use aquifer_transport::names;
 use aquifer_transport::sleep::going_to_sleep;
@@ -104,7 +104,7 @@ impl RemoteHolder {
     /// When the lender can no longer be reached.
     pub fn facts(&self) -> Result<(Bytes, bool), HolderError> {
         let mut facts = (Bytes::ZERO, false);
-        self.with(0, |link| {
+        self.with(WorkerId(0), |link| {
             facts = (link.size(), link.is_read_only());
             Ok(())
         })?;
@@ -117,7 +117,7 @@ impl RemoteHolder {
     /// When the lender can no longer be reached, or refuses the query.
     pub fn is_hole(&self, offset: u64, length: u32) -> Result<bool, HolderError> {
         let mut hole = 0;
-        self.with(0, |link| {
+        self.with(WorkerId(0), |link| {
             hole = link.hole(offset, length)?;
             Ok(())
         })?;
@@ -127,7 +127,7 @@ impl RemoteHolder {
     /// Runs `operation` on the worker's connection, and again on a new one if that breaks.
     fn with(
         &self,
-        worker: usize,
+        worker: WorkerId,
         mut operation: impl FnMut(&mut dyn Initiator) -> Result<(), InitiatorError>,
     ) -> Result<(), HolderError> {
         let mut link = lock_any(&self.links, worker);
@@ -271,15 +271,15 @@ fn transfer<'a>(
 }
 
 impl Holder for RemoteHolder {
-    fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
         self.with(worker, |link| link.read(offset, into))
     }
 
-    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         self.with(worker, |link| link.write(offset, data))
     }
 
-    fn read_many(&self, worker: usize, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
+    fn read_many(&self, worker: WorkerId, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
         self.with(worker, |link| {
             let longest = longest_transfer(link);
             let parts = pieces.iter_mut().flat_map(|(offset, into)| {
@@ -290,7 +290,7 @@ impl Holder for RemoteHolder {
     }
 
     /// Uses write-zeroes instead of trim, because a server may return any data for trimmed bytes.
-    fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+    fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
         self.with(worker, |link| {
             let mut at = offset;
             while at < offset + length {
@@ -304,11 +304,11 @@ impl Holder for RemoteHolder {
         })
     }
 
-    fn flush(&self, worker: usize) -> Result<(), HolderError> {
+    fn flush(&self, worker: WorkerId) -> Result<(), HolderError> {
         self.with(worker, |link| if link.can_flush() { link.flush() } else { Ok(()) })
     }
 
-    fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
+    fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
         self.with(worker, |link| {
             let longest = longest_transfer(link);
             let parts = pieces

@@ -1,6 +1,6 @@
 //! The page path allocates nothing: a host swaps because it has no memory left.
 
-use aquifer_page::EXTENT_SIZE;
+use aquifer_page::{EXTENT_SIZE, WorkerId};
 use aquifer_volume::{Encryption, LeaseTarget, Volume, VolumeConfig};
 
 use crate::common::*;
@@ -19,22 +19,30 @@ fn exercise(volume: &Volume) {
     let data = vec![0x5a; 3 << 20];
     let mut back = vec![0; 3 << 20];
     for extent in [0, 1] {
-        volume.write(0, extent * EXTENT_SIZE + 4 * PAGE, &data[..4096]).unwrap();
+        volume.write(WorkerId(0), extent * EXTENT_SIZE + 4 * PAGE, &data[..4096]).unwrap();
     }
     for length in [1, 4096, 8192, 65_536, 1 << 20, 3 << 20] {
         // Across the border of two lenders' extents.
         let offset = EXTENT_SIZE - length as u64 / 2;
-        without_allocation("writing", || volume.write(0, offset, &data[..length]).unwrap());
-        without_allocation("reading", || volume.read(0, offset, &mut back[..length]).unwrap());
+        without_allocation("writing", || {
+            volume.write(WorkerId(0), offset, &data[..length]).unwrap()
+        });
+        without_allocation("reading", || {
+            volume.read(WorkerId(0), offset, &mut back[..length]).unwrap()
+        });
         assert!(back[..length] == data[..length]);
-        without_allocation("discarding", || volume.discard(0, offset, length as u64).unwrap());
+        without_allocation("discarding", || {
+            volume.discard(WorkerId(0), offset, length as u64).unwrap()
+        });
         without_allocation("reading zeroes", || {
-            volume.read(0, offset, &mut back[..length]).unwrap()
+            volume.read(WorkerId(0), offset, &mut back[..length]).unwrap()
         });
     }
-    without_allocation("flushing", || volume.flush(0).unwrap());
-    without_allocation("giving back an extent", || volume.discard(0, 0, EXTENT_SIZE).unwrap());
-    without_allocation("placing it again", || volume.write(0, 0, &data[..4096]).unwrap());
+    without_allocation("flushing", || volume.flush(WorkerId(0)).unwrap());
+    without_allocation("giving back an extent", || {
+        volume.discard(WorkerId(0), 0, EXTENT_SIZE).unwrap()
+    });
+    without_allocation("placing it again", || volume.write(WorkerId(0), 0, &data[..4096]).unwrap());
 }
 
 #[test]

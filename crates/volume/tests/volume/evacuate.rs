@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, WorkerId};
 use aquifer_volume::{Evacuated, LeaseState, Moved, Progress, Volume, VolumeConfig, VolumeError};
 
 use crate::common::*;
@@ -38,7 +38,7 @@ fn extents_move_to_other_leases_with_their_data_and_no_more() {
     let (volume, lenders) = volume(config(3), &[3]);
     fill(&volume, 3, 1);
     // Written zeroes count as holes.
-    volume.write(0, 9000 * PAGE, &[0; 8192]).unwrap();
+    volume.write(WorkerId(0), 9000 * PAGE, &[0; 8192]).unwrap();
     let others = [lender(2), lender(1)];
     volume.add_lease(lease(&others[0], 2, 2)).unwrap();
     volume.add_lease(lease(&others[1], 3, 1)).unwrap();
@@ -168,7 +168,7 @@ fn a_source_that_dies_in_the_middle_is_a_clear_error() {
         assert!(error.is_unreachable() && error.to_string().contains("lender lender-1"), "{error}");
     });
     // A read from the dead lender fails, and the other extent is intact.
-    volume.read(0, 0, &mut [0; 1]).unwrap_err();
+    volume.read(WorkerId(0), 0, &mut [0; 1]).unwrap_err();
     expect(&volume, EXTENT_SIZE, 1);
     assert!(matches!(volume.status().leases[0].state, LeaseState::Unreachable { .. }));
 }
@@ -195,8 +195,8 @@ fn writes_and_discards_during_a_move_are_not_lost() {
             round += 1;
             for page in dense().step_by(5) {
                 write(&volume, page * PAGE, round);
-                volume.discard(0, (page + 1) * PAGE, PAGE).unwrap();
-                volume.write(0, (page + 2) * PAGE + 9, &round.to_le_bytes()).unwrap();
+                volume.discard(WorkerId(0), (page + 1) * PAGE, PAGE).unwrap();
+                volume.write(WorkerId(0), (page + 2) * PAGE + 9, &round.to_le_bytes()).unwrap();
             }
         }
         mover.join().unwrap();

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::EXTENT_SIZE;
+use aquifer_page::{EXTENT_SIZE, WorkerId};
 use aquifer_transport::Address;
 use aquifer_volume::{LeaseState, Volume, VolumeConfig};
 
@@ -49,7 +49,7 @@ fn a_lender_killed_during_a_write_is_a_timely_error_naming_it() {
         let writer = scope.spawn(move || {
             for round in 2.. {
                 let started = Instant::now();
-                if let Err(error) = dying.write(1, 7 * PAGE, &content(7 * PAGE, round)) {
+                if let Err(error) = dying.write(WorkerId(1), 7 * PAGE, &content(7 * PAGE, round)) {
                     assert!(started.elapsed() < LIMIT, "it took {:?}", started.elapsed());
                     return error;
                 }
@@ -74,7 +74,7 @@ fn a_lender_killed_during_a_write_is_a_timely_error_naming_it() {
     assert_eq!(io::Error::from(error).kind(), io::ErrorKind::TimedOut);
     // A read of a lost page is an error, never zeroes. It fails fast, as the lender is known to be
     // away.
-    volume.read(0, 0, &mut [0; 16]).unwrap_err();
+    volume.read(WorkerId(0), 0, &mut [0; 16]).unwrap_err();
 }
 
 #[test]
@@ -96,7 +96,9 @@ fn a_lender_that_is_restarted_within_the_timeout_is_not_noticed() {
             reader.join().unwrap();
         });
         for page in 0..64 {
-            volume.write(page as usize % 4, page * PAGE, &content(page * PAGE, round)).unwrap();
+            volume
+                .write(WorkerId(page as usize % 4), page * PAGE, &content(page * PAGE, round))
+                .unwrap();
         }
     }
     assert_eq!(volume.status().errors, 0);
@@ -109,7 +111,7 @@ fn a_silent_lender_is_a_timely_error_and_is_used_again() {
     write(&volume, 0, 1);
     lenders[0].freeze();
     let started = Instant::now();
-    let error = volume.read(0, 0, &mut [0; 4096]).unwrap_err();
+    let error = volume.read(WorkerId(0), 0, &mut [0; 4096]).unwrap_err();
     assert!(
         error.is_unreachable() && started.elapsed() < LIMIT,
         "{error} after {:?}",
@@ -126,7 +128,7 @@ fn a_status_tries_a_lost_lender_once() {
     let (volume, mut lenders) = volume(impatient(1), &[1]);
     write(&volume, 0, 1);
     lenders[0].kill();
-    volume.read(0, 0, &mut [0; 1]).unwrap_err();
+    volume.read(WorkerId(0), 0, &mut [0; 1]).unwrap_err();
     let Address::Unix(path) = lenders[0].address() else { unreachable!("it is on a unix socket") };
     std::fs::remove_file(&path).unwrap();
     let listener = UnixListener::bind(&path).unwrap();
@@ -144,10 +146,10 @@ fn new_extents_go_to_a_lost_lender_only_as_a_last_resort() {
     let (volume, mut lenders) = volume(impatient(5), &[3, 1]);
     write(&volume, 0, 1);
     lenders[0].kill();
-    volume.read(0, 0, &mut [0; 1]).unwrap_err();
+    volume.read(WorkerId(0), 0, &mut [0; 1]).unwrap_err();
     write(&volume, EXTENT_SIZE, 1);
     assert_eq!(placed(&volume), [1, 1]);
-    let error = volume.write(0, 2 * EXTENT_SIZE, &[1]).unwrap_err();
+    let error = volume.write(WorkerId(0), 2 * EXTENT_SIZE, &[1]).unwrap_err();
     assert!(error.is_unreachable(), "{error}");
 }
 
@@ -164,7 +166,7 @@ fn extents_refused_by_a_full_lender_move_and_nothing_is_lost() {
     File::create(&trigger).unwrap();
 
     // With this lender alone, the write fails with the reason, and the old data stays.
-    let error = volume.write(0, 5 * PAGE, &content(5 * PAGE, 2)).unwrap_err();
+    let error = volume.write(WorkerId(0), 5 * PAGE, &content(5 * PAGE, 2)).unwrap_err();
     assert!(
         error.to_string().contains("lender-1") && error.to_string().contains("full"),
         "{error}"
@@ -193,7 +195,7 @@ fn a_worker_is_not_held_up_by_another_ones_silent_lender() {
     write(&volume, EXTENT_SIZE, 1);
     lenders[0].freeze();
     thread::scope(|scope| {
-        let stuck = scope.spawn(|| volume.read(1, 0, &mut [0; 4096]));
+        let stuck = scope.spawn(|| volume.read(WorkerId(1), 0, &mut [0; 4096]));
         for page in 0..500 {
             write(&volume, EXTENT_SIZE + page * PAGE, 2);
         }
@@ -210,7 +212,7 @@ fn after_the_timeout_thousands_of_operations_fail_at_once() {
     lenders[0].kill();
     let started = Instant::now();
     for attempt in 0..5000 {
-        let error = volume.read(attempt % 4, 0, &mut [0; 4096]).unwrap_err();
+        let error = volume.read(WorkerId(attempt % 4), 0, &mut [0; 4096]).unwrap_err();
         assert!(error.is_unreachable() && error.to_string().contains("lender-1"), "{error}");
     }
     assert!(started.elapsed() < LIMIT, "took {:?}", started.elapsed());

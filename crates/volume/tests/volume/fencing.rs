@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use aquifer_page::{ExtentIndex, WorkerId};
 use aquifer_transport::Address;
 use aquifer_volume::{Claim, LeaseTarget, Volume, VolumeConfig};
 
@@ -33,7 +34,7 @@ fn a_late_write_is_harmless(kind: Kind) {
     network.hold();
     write(&volume, 0, 2);
     write(&volume, 0, 3);
-    volume.write(1, 5 * PAGE, &content(5 * PAGE, 2)).unwrap();
+    volume.write(WorkerId(1), 5 * PAGE, &content(5 * PAGE, 2)).unwrap();
     assert!(network.release(), "{kind:?}: nothing was kept back");
     expect(&volume, 0, 3);
     expect(&volume, 5 * PAGE, 2);
@@ -53,16 +54,16 @@ fn a_host_that_the_owner_has_left_cannot_write_any_more() {
         let destination = Volume::new(config()).unwrap();
         let claim = Claim { generation: 1, ..claim };
         destination.resume_lease(LeaseTarget { claim: Some(claim), ..lease.clone() }).unwrap();
-        destination.restore(0, (lease.lease, 0), iter::once(0..PAGE), []).unwrap();
+        destination.restore(ExtentIndex(0), (lease.lease, 0), iter::once(0..PAGE), []).unwrap();
         expect(&destination, 0, 1);
         write(&source, 0, 2);
         destination.end_older_generations();
         write(&destination, 0, 3);
-        let error = source.write(0, 0, &content(0, 4)).unwrap_err();
+        let error = source.write(WorkerId(0), 0, &content(0, 4)).unwrap_err();
         assert!(error.to_string().contains("has taken over"), "{kind:?}: {error}");
         lender.kill();
         lender.restart();
-        source.write(0, 0, &content(0, 5)).unwrap_err();
+        source.write(WorkerId(0), 0, &content(0, 5)).unwrap_err();
         expect(&destination, 0, 3);
     }
 }

@@ -1,6 +1,6 @@
 //! Lenders that come back without their data, and two owners that want one lease.
 
-use aquifer_page::{EXTENT_SIZE, OwnerId};
+use aquifer_page::{EXTENT_SIZE, OwnerId, WorkerId};
 use aquifer_volume::{Claim, Happening, LeaseState, LeaseTarget, Volume, VolumeError};
 
 use crate::common::*;
@@ -21,7 +21,7 @@ fn a_lender_that_comes_back_empty_is_an_error_and_not_zeroes() {
         }
         assert_eq!(volume.status().leases[0].state, LeaseState::Lost, "{kind:?}");
         // Writes fail as well.
-        volume.write(0, 0, &content(0, 2)).unwrap_err();
+        volume.write(WorkerId(0), 0, &content(0, 2)).unwrap_err();
         is_lost(&volume, 0, number);
         takes_nothing_new(&volume);
     }
@@ -37,7 +37,7 @@ fn a_namespace_that_comes_back_empty_under_its_name_is_refused() {
     lender.restart_empty();
     is_lost(&volume, 0, 2);
     // Even a write to a new page fails.
-    let error = volume.write(0, PAGE, &content(PAGE, 1)).unwrap_err();
+    let error = volume.write(WorkerId(0), PAGE, &content(PAGE, 1)).unwrap_err();
     assert!(error.to_string().contains("lost all stored pages"), "{error}");
     assert_eq!(volume.status().leases[0].state, LeaseState::Lost);
 }
@@ -50,7 +50,7 @@ fn a_foreign_lender_that_comes_back_empty_is_an_error() {
         let encryption = (number == 1).then(aquifer_volume::Encryption::random);
         volume.add_lease(LeaseTarget { encryption, ..lease(&server, number, 2) }).unwrap();
         (0..PAGES).for_each(|page| write(&volume, page * PAGE, 1));
-        volume.write(0, PAGES * PAGE, &[0; 4096]).unwrap();
+        volume.write(WorkerId(0), PAGES * PAGE, &[0; 4096]).unwrap();
         server.kill();
         server.restart();
         for page in 0..PAGES {
@@ -104,7 +104,7 @@ fn a_second_owner_is_refused_by_name_and_the_first_goes_on() {
 
 #[track_caller]
 fn is_lost(volume: &Volume, page: u64, number: u128) {
-    let error = volume.read(0, page * PAGE, &mut [0; 4096]).unwrap_err();
+    let error = volume.read(WorkerId(0), page * PAGE, &mut [0; 4096]).unwrap_err();
     let text = error.to_string();
     assert!(error.is_lost(), "{text}");
     for part in
@@ -118,7 +118,7 @@ fn is_lost(volume: &Volume, page: u64, number: u128) {
 /// reports the loss.
 #[track_caller]
 fn takes_nothing_new(volume: &Volume) {
-    let error = volume.write(0, EXTENT_SIZE, &content(0, 1)).unwrap_err();
+    let error = volume.write(WorkerId(0), EXTENT_SIZE, &content(0, 1)).unwrap_err();
     assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
     let status = volume.status();
     assert_eq!((status.leases[0].used_extents, &status.leases[0].state), (1, &LeaseState::Lost));

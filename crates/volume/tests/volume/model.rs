@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, WorkerId};
 use aquifer_volume::{LeaseTarget, Volume, VolumeConfig};
 
 use crate::common::*;
@@ -16,20 +16,20 @@ const OPERATIONS: usize = 1500;
 
 /// Blocks of one thread and their expected content.
 struct Model {
-    worker: usize,
+    worker: WorkerId,
     random: Random,
     blocks: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Model {
-    fn new(worker: usize) -> Self {
-        Self { worker, random: Random(worker as u64 * 977 + 12_345), blocks: BTreeMap::new() }
+    fn new(worker: WorkerId) -> Self {
+        Self { worker, random: Random(worker.0 as u64 * 977 + 12_345), blocks: BTreeMap::new() }
     }
 
     /// Picks a block of this thread, of a few in each extent, so that blocks repeat.
     fn pick(&mut self) -> u64 {
         let extent = self.random.below(EXTENTS);
-        let place = self.random.below(6) * 170 + self.worker as u64;
+        let place = self.random.below(6) * 170 + self.worker.0 as u64;
         extent * EXTENT_SIZE + place * BLOCK
     }
 
@@ -139,7 +139,7 @@ fn work_while_leases_come_and_go(lenders: &[(impl LeaseSource, u64)]) {
     let work = &work;
     let moved = thread::scope(|scope| {
         let workers: Vec<_> =
-            (0..THREADS).map(|worker| scope.spawn(move || work(worker))).collect();
+            (0..THREADS).map(WorkerId).map(|worker| scope.spawn(move || work(worker))).collect();
         let mut moved = 0;
         for turn in 0.. {
             let at = turn % lenders.len();
@@ -155,7 +155,7 @@ fn work_while_leases_come_and_go(lenders: &[(impl LeaseSource, u64)]) {
     });
     assert!(moved > 0, "nothing moved meanwhile");
     // In the end all room is given back.
-    volume.discard(0, 0, EXTENTS * EXTENT_SIZE).unwrap();
+    volume.discard(WorkerId(0), 0, EXTENTS * EXTENT_SIZE).unwrap();
     assert_eq!(placed(&volume), vec![0; lenders.len()]);
     assert_eq!(volume.status().errors, 0);
 }

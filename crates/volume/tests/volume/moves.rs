@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, WorkerId};
 use aquifer_volume::{Volume, VolumeConfig};
 
 use crate::common::*;
@@ -69,7 +69,7 @@ fn an_extent_that_is_emptied_while_it_moves_gives_its_slot_back() {
     thread::scope(|scope| {
         let mover = scope.spawn(|| volume.evacuate(LeaseId(1), |_| ()));
         wait_until("it has begun", || stored(&destination) > 0);
-        volume.discard(0, 0, EXTENT_SIZE).unwrap();
+        volume.discard(WorkerId(0), 0, EXTENT_SIZE).unwrap();
         let evacuated = mover.join().unwrap().unwrap();
         assert!(evacuated.to.is_empty(), "{evacuated:?}");
     });
@@ -110,7 +110,7 @@ fn pages_beside_a_discard_are_read_and_written_meanwhile() {
     let discarded = AtomicBool::new(false);
     thread::scope(|scope| {
         let discard = scope.spawn(|| {
-            volume.discard(1, here, PAGE).unwrap();
+            volume.discard(WorkerId(1), here, PAGE).unwrap();
             discarded.store(true, Ordering::Relaxed);
         });
         let mut rounds = 1;
@@ -139,8 +139,8 @@ fn a_spilled_page_cannot_be_read_on_the_disk() {
     let volume = Volume::new(spilling(1, &dir)).unwrap();
     // Equal pages must not look alike.
     let page = content(0, 1);
-    [1, 5].iter().for_each(|at| volume.write(0, at * PAGE, &page).unwrap());
-    volume.write(0, 9 * PAGE + 100, b"a part of a page").unwrap();
+    [1, 5].iter().for_each(|at| volume.write(WorkerId(0), at * PAGE, &page).unwrap());
+    volume.write(WorkerId(0), 9 * PAGE + 100, b"a part of a page").unwrap();
     assert_eq!(volume.status().spill.unwrap().used_extents, 1);
     let on_disk = nameless(dir.path());
     let held: Vec<_> =
@@ -152,9 +152,9 @@ fn a_spilled_page_cannot_be_read_on_the_disk() {
     );
     assert_ne!(&on_disk[PAGE_SIZE..][..PAGE_SIZE], &on_disk[5 * PAGE_SIZE..][..PAGE_SIZE]);
     let mut back = [0; 16];
-    volume.read(0, 9 * PAGE + 100, &mut back).unwrap();
+    volume.read(WorkerId(0), 9 * PAGE + 100, &mut back).unwrap();
     assert_eq!(&back, b"a part of a page");
     [1, 5].iter().for_each(|at| assert!(read(&volume, at * PAGE) == page));
-    volume.discard(0, PAGE, PAGE).unwrap();
+    volume.discard(WorkerId(0), PAGE, PAGE).unwrap();
     expect_zeroes(&volume, PAGE);
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, WorkerId};
 use aquifer_volume::{
     Encryption, EncryptionMode, LeaseState, LeaseTarget, NvmeAccess, Protocol, Volume, VolumeConfig,
 };
@@ -39,7 +39,7 @@ fn outlives_the_lender(kind: Kind) {
                 scope.spawn(move || {
                     for count in 0..6000 {
                         let offset = (count % 500 * 4 + worker as u64) * PAGE;
-                        volume.write(worker, offset, &content(offset, count)).unwrap();
+                        volume.write(WorkerId(worker), offset, &content(offset, count)).unwrap();
                         written.store(count + 1, Ordering::Relaxed);
                     }
                 })
@@ -85,7 +85,7 @@ fn holds_what_was_written(first: &OurLender, second: &OurLender) {
     for offset in &pages {
         expect(&volume, *offset, 1);
     }
-    volume.discard(0, 0, EXTENT_SIZE).unwrap();
+    volume.discard(WorkerId(0), 0, EXTENT_SIZE).unwrap();
     assert_eq!(
         second.ram(),
         Bytes(pages.iter().filter(|offset| **offset >= EXTENT_SIZE).count() as u64 * PAGE)
@@ -111,8 +111,8 @@ fn a_lender_shares_encrypted_pages_only_under_one_key() {
             .add_lease(LeaseTarget { encryption: Some(encryption.clone()), ..lender.lease(2) })
             .unwrap();
         for (offset, secret) in secrets() {
-            volume.write(0, offset, &secret).unwrap();
-            volume.write(0, offset + PAGE, &[0; PAGE as usize]).unwrap();
+            volume.write(WorkerId(0), offset, &secret).unwrap();
+            volume.write(WorkerId(0), offset + PAGE, &[0; PAGE as usize]).unwrap();
         }
         for (offset, secret) in secrets() {
             assert!(read(&volume, offset) == secret);
@@ -129,7 +129,7 @@ fn a_lender_shares_encrypted_pages_only_under_one_key() {
         );
         seen.push(sees.into_iter().collect());
         assert_eq!(seen.last().unwrap().len(), apart);
-        volume.discard(0, 0, EXTENT_SIZE).unwrap();
+        volume.discard(WorkerId(0), 0, EXTENT_SIZE).unwrap();
     }
     assert_eq!(seen[0], seen[3], "the same group again");
     assert!(
@@ -151,7 +151,7 @@ fn earlier_data_in_a_namespace_is_not_visible() {
     let volume = Volume::new(config(2)).unwrap();
     volume.add_lease(lender.lease(2)).unwrap();
     for extent in [0, 1] {
-        volume.write(0, extent * EXTENT_SIZE + 5 * PAGE, b"new").unwrap();
+        volume.write(WorkerId(0), extent * EXTENT_SIZE + 5 * PAGE, b"new").unwrap();
         assert_eq!(read(&volume, extent * EXTENT_SIZE + 5 * PAGE)[3..], [0; 4093]);
     }
 }
@@ -171,7 +171,7 @@ fn a_silent_lender_is_a_timely_error_and_is_used_again() {
             for worker in 0..4 {
                 let volume = &volume;
                 scope.spawn(move || {
-                    let error = volume.read(worker, 0, &mut [0; 4096]).unwrap_err();
+                    let error = volume.read(WorkerId(worker), 0, &mut [0; 4096]).unwrap_err();
                     assert!(error.is_unreachable(), "{error}");
                 });
             }

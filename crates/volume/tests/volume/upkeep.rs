@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, EXTENT_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, WorkerId};
 use aquifer_volume::{Happening, Upkeep, Volume, VolumeConfig};
 
 use crate::common::*;
@@ -78,7 +78,7 @@ fn a_lender_lost_and_back_is_told_without_anybody_asking() {
     write(volume, 3 * PAGE, 1);
     lender.kill();
     for _ in 0..3 {
-        volume.read(0, 3 * PAGE, &mut [0; 16]).unwrap_err();
+        volume.read(WorkerId(0), 3 * PAGE, &mut [0; 16]).unwrap_err();
     }
     let is_loss = |what: &Happening| {
         matches!(what, Happening::LenderLost { lender, .. }
@@ -125,7 +125,7 @@ fn lenders_are_left_alone_while_the_volume_is_another_hosts() {
     };
     let _upkeep = Upkeep::start_while(&volume, may_act, |_| ()).unwrap();
     lender.kill();
-    volume.read(0, 0, &mut [0; 16]).unwrap_err();
+    volume.read(WorkerId(0), 0, &mut [0; 16]).unwrap_err();
     lender.restart();
     let back = |what: &Happening| matches!(what, Happening::LenderBack { .. });
     let is_back = || volume.events_after(0).iter().any(|event| back(&event.what));
@@ -155,7 +155,7 @@ fn a_lender_whose_connections_do_not_agree_gets_one() {
             scope.spawn(move || {
                 for page in 0..32 {
                     let at = (worker * 32 + page) * PAGE;
-                    volume.write(worker as usize, at, &content(at, 1)).unwrap();
+                    volume.write(WorkerId(worker as usize), at, &content(at, 1)).unwrap();
                 }
             });
         }

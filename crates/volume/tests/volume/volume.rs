@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, WorkerId};
 use aquifer_volume::{LeaseState, LeaseTarget, Volume, VolumeConfig, VolumeError};
 
 use crate::common::*;
@@ -15,9 +15,9 @@ const ROUNDS: u32 = 20_000;
 fn unwritten_bytes_read_as_zeroes_without_a_request() {
     let volume = Volume::new(config(4)).unwrap();
     let mut data = vec![0xee; 1 << 20];
-    volume.read(0, EXTENT_SIZE - 1000, &mut data).unwrap();
+    volume.read(WorkerId(0), EXTENT_SIZE - 1000, &mut data).unwrap();
     assert!(data.iter().all(|byte| *byte == 0));
-    volume.discard(0, 0, 4 * EXTENT_SIZE).unwrap();
+    volume.discard(WorkerId(0), 0, 4 * EXTENT_SIZE).unwrap();
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn an_extent_goes_to_the_roomiest_lease_then_the_lowest_id() {
     let expected: [[u64; 3]; 7] =
         [[0, 1, 0], [0, 1, 1], [0, 2, 1], [0, 2, 2], [1, 2, 2], [1, 3, 2], [1, 3, 3]];
     assert_eq!(seen, expected);
-    let error = volume.write(0, 7 * EXTENT_SIZE, &[1]).unwrap_err();
+    let error = volume.write(WorkerId(0), 7 * EXTENT_SIZE, &[1]).unwrap_err();
     assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
     for extent in 0..7 {
         expect(&volume, extent * EXTENT_SIZE, 1);
@@ -42,10 +42,10 @@ fn an_extent_goes_to_the_roomiest_lease_then_the_lowest_id() {
 fn a_request_may_cross_extents_of_different_lenders() {
     let (volume, lenders) = volume(config(3), &[1, 1, 1]);
     let data: Vec<u8> = (0..EXTENT_SIZE as usize + 9000).map(|at| (at % 251) as u8 + 1).collect();
-    volume.write(1, EXTENT_SIZE - 5000, &data).unwrap();
+    volume.write(WorkerId(1), EXTENT_SIZE - 5000, &data).unwrap();
     assert_eq!(placed(&volume), [1, 1, 1]);
     let mut back = vec![0; data.len() + 200];
-    volume.read(2, EXTENT_SIZE - 5100, &mut back).unwrap();
+    volume.read(WorkerId(2), EXTENT_SIZE - 5100, &mut back).unwrap();
     assert!(
         back[100..back.len() - 100] == data
             && back[..100] == [0; 100]
@@ -57,15 +57,15 @@ fn a_request_may_cross_extents_of_different_lenders() {
 #[test]
 fn bytes_within_a_page_can_be_written_and_discarded() {
     let (volume, _lenders) = volume(config(1), &[1]);
-    volume.write(0, 10, b"hello").unwrap();
-    volume.write(0, 4090, b"across pages").unwrap();
-    volume.discard(0, 12, 2).unwrap();
+    volume.write(WorkerId(0), 10, b"hello").unwrap();
+    volume.write(WorkerId(0), 4090, b"across pages").unwrap();
+    volume.discard(WorkerId(0), 12, 2).unwrap();
     let mut data = [0xee; 20];
-    volume.read(0, 0, &mut data).unwrap();
+    volume.read(WorkerId(0), 0, &mut data).unwrap();
     assert_eq!(data, *b"\0\0\0\0\0\0\0\0\0\0he\0\0o\0\0\0\0\0");
-    volume.discard(0, 4093, 100).unwrap();
+    volume.discard(WorkerId(0), 4093, 100).unwrap();
     let mut data = [0xee; 16];
-    volume.read(0, 4088, &mut data).unwrap();
+    volume.read(WorkerId(0), 4088, &mut data).unwrap();
     assert_eq!(data, *b"\0\0acr\0\0\0\0\0\0\0\0\0\0\0");
 }
 
@@ -75,12 +75,12 @@ fn a_wholly_discarded_extent_gives_back_a_clean_slot() {
     for page in [0, 1, 700, 16_383] {
         write(&volume, page * PAGE, 1);
     }
-    let error = volume.write(0, EXTENT_SIZE, &[1]).unwrap_err();
+    let error = volume.write(WorkerId(0), EXTENT_SIZE, &[1]).unwrap_err();
     assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
     // In parts, and beyond the written extent.
-    volume.discard(0, 0, 2 * PAGE).unwrap();
+    volume.discard(WorkerId(0), 0, 2 * PAGE).unwrap();
     assert_eq!(placed(&volume), [1]);
-    volume.write_zeroes(0, 2 * PAGE, 4 * EXTENT_SIZE - 2 * PAGE).unwrap();
+    volume.write_zeroes(WorkerId(0), 2 * PAGE, 4 * EXTENT_SIZE - 2 * PAGE).unwrap();
     assert_eq!((placed(&volume), stored(&lenders[0])), (vec![0], 0));
     // Now another extent has the slot, and no old data appears in it.
     write(&volume, 3 * EXTENT_SIZE + PAGE, 2);
@@ -103,7 +103,7 @@ fn earlier_data_in_an_export_is_not_visible() {
     let volume = Volume::new(config(2)).unwrap();
     volume.add_lease(lease(&server, 2, 2)).unwrap();
     for extent in [0, 1] {
-        volume.write(0, extent * EXTENT_SIZE + 5 * PAGE, b"new").unwrap();
+        volume.write(WorkerId(0), extent * EXTENT_SIZE + 5 * PAGE, b"new").unwrap();
         assert_eq!(read(&volume, extent * EXTENT_SIZE + 5 * PAGE)[3..], [0; 4093]);
     }
 }
@@ -114,8 +114,8 @@ fn a_server_that_cannot_zero_is_zeroed_by_writing() {
     let volume = Volume::new(config(1)).unwrap();
     volume.add_lease(lease(&server, 1, 1)).unwrap();
     write(&volume, 0, 1);
-    volume.discard(0, 0, PAGE).unwrap();
-    volume.write(0, 100, b"x").unwrap();
+    volume.discard(WorkerId(0), 0, PAGE).unwrap();
+    volume.write(WorkerId(0), 100, b"x").unwrap();
     assert_eq!(read(&volume, 0)[101..], [0; 3995]);
 }
 
@@ -162,10 +162,10 @@ fn a_lease_that_cannot_be_used_is_refused_with_the_reason() {
 fn a_range_outside_the_volume_is_refused() {
     let volume = Volume::new(VolumeConfig { capacity: Bytes::mib(100), ..config(1) }).unwrap();
     for (offset, length) in [(Bytes::mib(100).0, 1), (u64::MAX, 2), (0, Bytes::mib(100).0 + 1)] {
-        let error = volume.discard(0, offset, length).unwrap_err();
+        let error = volume.discard(WorkerId(0), offset, length).unwrap_err();
         assert!(matches!(error, VolumeError::OutOfRange { .. }), "{error}");
     }
-    volume.read(0, Bytes::mib(100).0 - 10, &mut [0; 10]).unwrap();
+    volume.read(WorkerId(0), Bytes::mib(100).0 - 10, &mut [0; 10]).unwrap();
 }
 
 #[test]
@@ -177,13 +177,13 @@ fn without_lenders_the_spill_file_takes_what_is_written() {
         let volume = Volume::new(VolumeConfig { spill, ..config(4) }).unwrap();
         let data: Vec<u8> = (0..1_000_001).map(|at| (at % 251) as u8).collect();
         for offset in [0, EXTENT_SIZE - 300_000, 3 * EXTENT_SIZE + 7] {
-            volume.write(3, offset, &data).unwrap();
+            volume.write(WorkerId(3), offset, &data).unwrap();
             let mut back = vec![0; data.len()];
-            volume.read(2, offset, &mut back).unwrap();
+            volume.read(WorkerId(2), offset, &mut back).unwrap();
             assert!(back == data);
         }
         assert_eq!(volume.status().spill.unwrap().used_extents, 3);
-        volume.discard(0, 0, 4 * EXTENT_SIZE).unwrap();
+        volume.discard(WorkerId(0), 0, 4 * EXTENT_SIZE).unwrap();
         assert_eq!(volume.status().spill.unwrap().used_extents, 0);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the file has no name");
     }
@@ -203,7 +203,7 @@ fn the_status_tells_what_is_where_and_survives_json() {
     write(&volume, EXTENT_SIZE, 1);
     write(&volume, EXTENT_SIZE, 2);
     read(&volume, 0);
-    volume.discard(0, 0, 4 * PAGE).unwrap();
+    volume.discard(WorkerId(0), 0, 4 * PAGE).unwrap();
     let status = volume.status();
     assert_eq!((status.placed_extents, status.written), (1, Bytes(PAGE)));
     assert_eq!(status.traffic.written, Bytes(3 * PAGE));
@@ -230,14 +230,16 @@ fn a_read_racing_a_first_write_reports_no_lost_lender() {
             let mut pages = [0; 2 * PAGE_SIZE];
             let mut reads = 0;
             while !is_over.load(Ordering::Relaxed) {
-                volume.read(1, 0, &mut pages).map_err(|error| format!("read {reads}: {error}"))?;
+                volume
+                    .read(WorkerId(1), 0, &mut pages)
+                    .map_err(|error| format!("read {reads}: {error}"))?;
                 reads += 1;
             }
             Ok::<_, String>(reads)
         });
         for _ in 0..ROUNDS {
-            volume.write(0, 0, &[7; PAGE_SIZE]).unwrap();
-            volume.discard(0, 0, PAGE).unwrap();
+            volume.write(WorkerId(0), 0, &[7; PAGE_SIZE]).unwrap();
+            volume.discard(WorkerId(0), 0, PAGE).unwrap();
             if reader.is_finished() {
                 break;
             }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use aquifer_page::{PAGE_SIZE, lock};
+use aquifer_page::{PAGE_SIZE, WorkerId, lock};
 use aquifer_transport::poll_token::PollToken;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -38,7 +38,7 @@ const WARM_UP_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_IN_FLIGHT: u16 = 1024;
 
 thread_local! {
-    static WORKER: Cell<Option<usize>> = const { Cell::new(None) };
+    static WORKER: Cell<Option<WorkerId>> = const { Cell::new(None) };
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -76,13 +76,13 @@ impl Server {
         }
     }
 
-    /// Returns the index of the calling worker thread. The threads belong to one session, so an
-    /// index stays valid once assigned.
-    fn worker(&self) -> usize {
+    /// Returns the calling worker thread. The threads belong to one session, so a number stays
+    /// valid once assigned.
+    fn worker(&self) -> WorkerId {
         WORKER.get().unwrap_or_else(|| {
-            let index = self.next_worker.fetch_add(1, Ordering::Relaxed);
-            WORKER.set(Some(index));
-            index
+            let worker = WorkerId(self.next_worker.fetch_add(1, Ordering::Relaxed));
+            WORKER.set(Some(worker));
+            worker
         })
     }
 

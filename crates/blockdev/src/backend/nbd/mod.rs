@@ -164,7 +164,7 @@ mod tests {
     use std::time::Duration;
 
     use aquifer_nbd::proto::{REQUEST_MAGIC, Request, SimpleReply, command};
-    use aquifer_page::Bytes;
+    use aquifer_page::{Bytes, WorkerId};
     use aquifer_transport::sleep::going_to_sleep;
     use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -184,7 +184,7 @@ mod tests {
             Bytes(2 * HALF)
         }
 
-        fn read(&self, _worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        fn read(&self, _worker: WorkerId, offset: u64, data: &mut [u8]) -> io::Result<()> {
             going_to_sleep();
             if offset >= HALF {
                 let thawed = self.thawed.lock().unwrap();
@@ -194,15 +194,15 @@ mod tests {
             Ok(())
         }
 
-        fn write(&self, _worker: usize, _offset: u64, _data: &[u8]) -> io::Result<()> {
+        fn write(&self, _worker: WorkerId, _offset: u64, _data: &[u8]) -> io::Result<()> {
             Ok(())
         }
 
-        fn discard(&self, _worker: usize, _offset: u64, _len: u64) -> io::Result<()> {
+        fn discard(&self, _worker: WorkerId, _offset: u64, _len: u64) -> io::Result<()> {
             Ok(())
         }
 
-        fn flush(&self, _worker: usize) -> io::Result<()> {
+        fn flush(&self, _worker: WorkerId) -> io::Result<()> {
             Ok(())
         }
     }

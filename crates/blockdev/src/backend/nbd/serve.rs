@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use aquifer_nbd::proto::{REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno};
-use aquifer_page::{PAGE_SIZE, lock};
+use aquifer_page::{PAGE_SIZE, WorkerId, lock};
 use aquifer_transport::poll_token::PollToken;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -38,7 +38,7 @@ impl Connection {
 /// Calls `ready` once, when all memory that requests need is resident.
 pub(super) fn run(
     disk: &dyn Disk,
-    worker: usize,
+    worker: WorkerId,
     connection: &Connection,
     ready: impl FnOnce(io::Result<()>),
 ) -> io::Result<()> {
@@ -63,7 +63,7 @@ pub(super) fn run(
 
 struct Server<'a> {
     disk: &'a dyn Disk,
-    worker: usize,
+    worker: WorkerId,
     connection: &'a Connection,
     /// Room for a reply's header followed by its data, so that one call sends both.
     buffer: Vec<u8>,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, WorkerId};
 
 use self::control::{Driver, Info};
 use super::starting::{TIMEOUT, start_workers, wait_for_node};
@@ -120,19 +120,19 @@ impl Disk for Dead {
         Bytes::ZERO
     }
 
-    fn read(&self, _worker: usize, _offset: u64, _data: &mut [u8]) -> io::Result<()> {
+    fn read(&self, _worker: WorkerId, _offset: u64, _data: &mut [u8]) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EIO))
     }
 
-    fn write(&self, _worker: usize, _offset: u64, _data: &[u8]) -> io::Result<()> {
+    fn write(&self, _worker: WorkerId, _offset: u64, _data: &[u8]) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EIO))
     }
 
-    fn discard(&self, _worker: usize, _offset: u64, _len: u64) -> io::Result<()> {
+    fn discard(&self, _worker: WorkerId, _offset: u64, _len: u64) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EIO))
     }
 
-    fn flush(&self, _worker: usize) -> io::Result<()> {
+    fn flush(&self, _worker: WorkerId) -> io::Result<()> {
         Ok(())
     }
 }
@@ -165,9 +165,9 @@ impl UblkDevice {
     fn serve(&mut self, disk: &Arc<dyn Disk>) -> io::Result<()> {
         let device = Arc::new(control::open_queues(self.info.device)?);
         let Info { queues, depth, .. } = self.info;
-        start_workers("ublk", queues.into(), &mut self.workers, |queue, ready| {
+        start_workers("ublk", queues.into(), &mut self.workers, |worker, ready| {
             let (disk, device) = (disk.clone(), device.clone());
-            move || queue::run(&*disk, device, queue as u16, depth, |done| _ = ready.send(done))
+            move || queue::run(&*disk, device, worker.0 as u16, depth, |done| _ = ready.send(done))
         })
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, WorkerId};
 
 use crate::Disk;
 use crate::backend::MAX_REQUEST;
@@ -45,7 +45,7 @@ pub(super) fn run(
             match next {
                 Ok(tag) => {
                     let request = ring.request(tag);
-                    let result = serve(disk, queue.into(), request, ring.buffer(tag));
+                    let result = serve(disk, WorkerId(queue.into()), request, ring.buffer(tag));
                     ring.answer(tag, result)?;
                 }
                 Err(_) => tags -= 1,
@@ -59,13 +59,13 @@ fn prepare(disk: &dyn Disk, device: Arc<File>, queue: u16, depth: u16) -> io::Re
     let mut ring = QueueRing::new(device, queue, depth, MAX_REQUEST)?;
     // Opens the disk's connections for this worker. The error is ignored: if the disk stays
     // unreadable, the kernel gets the error with its first request.
-    let _ = disk.read(queue.into(), 0, &mut ring.buffer(0)[..PAGE_SIZE]);
+    let _ = disk.read(WorkerId(queue.into()), 0, &mut ring.buffer(0)[..PAGE_SIZE]);
     ring.fetch_all()?;
     Ok(ring)
 }
 
 /// Serves a request. Returns its length in bytes, or the negated errno.
-fn serve(disk: &dyn Disk, worker: usize, request: Request, buffer: &mut [u8]) -> i32 {
+fn serve(disk: &dyn Disk, worker: WorkerId, request: Request, buffer: &mut [u8]) -> i32 {
     // The start sector of a flush is -1, so the multiplication wraps.
     let (offset, length) = (request.start.wrapping_mul(512), u64::from(request.sectors) * 512);
     let done = match (request.operation, buffer.get_mut(..length as usize)) {

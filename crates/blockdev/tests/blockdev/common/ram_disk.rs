@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_blockdev::Disk;
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 
 const SHARDS: usize = 64;
 
@@ -52,7 +52,7 @@ impl Disk for RamDisk {
         self.capacity
     }
 
-    fn read(&self, _worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
+    fn read(&self, _worker: WorkerId, offset: u64, data: &mut [u8]) -> io::Result<()> {
         Self::each_page(offset, data.len(), |page, inside, range| {
             let shard = self.shards[page as usize % SHARDS].lock().unwrap();
             let len = range.len();
@@ -64,7 +64,7 @@ impl Disk for RamDisk {
         Ok(())
     }
 
-    fn write(&self, _worker: usize, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, _worker: WorkerId, offset: u64, data: &[u8]) -> io::Result<()> {
         Self::each_page(offset, data.len(), |page, inside, range| {
             let mut shard = self.shards[page as usize % SHARDS].lock().unwrap();
             let stored = shard.entry(page).or_insert_with(|| Box::new([0; PAGE_SIZE]));
@@ -73,7 +73,7 @@ impl Disk for RamDisk {
         Ok(())
     }
 
-    fn discard(&self, _worker: usize, offset: u64, len: u64) -> io::Result<()> {
+    fn discard(&self, _worker: WorkerId, offset: u64, len: u64) -> io::Result<()> {
         self.discarded.fetch_add(len, Ordering::Relaxed);
         Self::each_page(offset, len as usize, |page, inside, range| {
             let mut shard = self.shards[page as usize % SHARDS].lock().unwrap();
@@ -86,7 +86,7 @@ impl Disk for RamDisk {
         Ok(())
     }
 
-    fn flush(&self, _worker: usize) -> io::Result<()> {
+    fn flush(&self, _worker: WorkerId) -> io::Result<()> {
         self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -117,20 +117,20 @@ impl Disk for FailingDisk {
         self.capacity
     }
 
-    fn read(&self, _worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
+    fn read(&self, _worker: WorkerId, offset: u64, data: &mut [u8]) -> io::Result<()> {
         data.fill(0);
         self.try_range(offset, data.len() as u64)
     }
 
-    fn write(&self, _worker: usize, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, _worker: WorkerId, offset: u64, data: &[u8]) -> io::Result<()> {
         self.try_range(offset, data.len() as u64)
     }
 
-    fn discard(&self, _worker: usize, offset: u64, len: u64) -> io::Result<()> {
+    fn discard(&self, _worker: WorkerId, offset: u64, len: u64) -> io::Result<()> {
         self.try_range(offset, len)
     }
 
-    fn flush(&self, _worker: usize) -> io::Result<()> {
+    fn flush(&self, _worker: WorkerId) -> io::Result<()> {
         Ok(())
     }
 }

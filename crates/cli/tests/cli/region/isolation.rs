@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, VolumeId, WorkerId};
 use aquifer_volume::{Encryption, EncryptionMode, LeaseTarget, Protocol, Volume, VolumeConfig};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -16,6 +16,7 @@ use super::framework::{GUESSING_PROGRAM, Program, Scanner, Setting};
 use crate::common::{Export, serve, wait_until};
 use crate::rank::{CHANCE, at_best, auc, by_chance};
 
+const WORKER: WorkerId = WorkerId(0);
 const PAGE_BYTES: u64 = 4096;
 /// Pages of each of the three kinds.
 const PAGES_PER_KIND: u64 = 2048;
@@ -237,8 +238,8 @@ fn store_times_at_a_lender_reveal_no_page_of_another_group() {
         let content = |number: u64| format!("{number:08}").repeat(512).into_bytes();
         for number in 0..3 * PAGES_PER_KIND {
             match number % 3 {
-                0 => victim.write(0, number * PAGE_BYTES, &content(number)).unwrap(),
-                2 => mate.write(0, number * PAGE_BYTES, &content(number)).unwrap(),
+                0 => victim.write(WORKER, number * PAGE_BYTES, &content(number)).unwrap(),
+                2 => mate.write(WORKER, number * PAGE_BYTES, &content(number)).unwrap(),
                 _ => {}
             }
         }
@@ -252,12 +253,14 @@ fn store_times_at_a_lender_reveal_no_page_of_another_group() {
             let [other, nobody, own] = times;
             (auc(&other, &nobody), auc(&own, &nobody))
         };
-        let write =
-            timed(&mut |number| attacker.write(0, number * PAGE_BYTES, &content(number)).unwrap());
+        let write = timed(&mut |number| {
+            attacker.write(WORKER, number * PAGE_BYTES, &content(number)).unwrap()
+        });
         let mut page = [0; PAGE_BYTES as usize];
-        let read = timed(&mut |number| attacker.read(0, number * PAGE_BYTES, &mut page).unwrap());
+        let read =
+            timed(&mut |number| attacker.read(WORKER, number * PAGE_BYTES, &mut page).unwrap());
         let again = timed(&mut |number| {
-            attacker.write(0, number * PAGE_BYTES, &content(number + 10_000)).unwrap()
+            attacker.write(WORKER, number * PAGE_BYTES, &content(number + 10_000)).unwrap()
         });
         [write, read, again]
     };

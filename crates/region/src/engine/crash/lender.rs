@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_volume::holder::{Holder, HolderError};
 
 use crate::{effect, lock};
@@ -52,7 +52,7 @@ impl CrashLender {
 }
 
 impl Holder for CrashLender {
-    fn read(&self, _worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+    fn read(&self, _worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
         let pages = lock(&self.pages.pages);
         for (at, into) in into.chunks_exact_mut(PAGE_SIZE).enumerate() {
             match pages.get(&(offset / PAGE + at as u64)) {
@@ -63,7 +63,7 @@ impl Holder for CrashLender {
         Ok(())
     }
 
-    fn write(&self, _worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+    fn write(&self, _worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         for (at, data) in data.chunks_exact(PAGE_SIZE).enumerate() {
             effect::at("lender writes");
             self.change();
@@ -72,7 +72,7 @@ impl Holder for CrashLender {
         Ok(())
     }
 
-    fn discard(&self, _worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+    fn discard(&self, _worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
         let range = offset / PAGE..(offset + length) / PAGE;
         let some: Vec<u64> = lock(&self.pages.pages).range(range).map(|(page, _)| *page).collect();
         for page in some {
@@ -83,7 +83,7 @@ impl Holder for CrashLender {
         Ok(())
     }
 
-    fn flush(&self, _worker: usize) -> Result<(), HolderError> {
+    fn flush(&self, _worker: WorkerId) -> Result<(), HolderError> {
         Ok(())
     }
 }

@@ -124,7 +124,7 @@ impl Program {
         let pages = shared.pages.first..shared.pages.end();
         // SAFETY: it is a private mapping of a file.
         let guard = |start, length| unsafe { self.guard.protect(start, length) };
-        self.memory.replace(pages.clone(), (frames, shared.frame), MapFlags::PRIVATE, guard)?;
+        self.memory.replace(pages.clone(), (frames, shared.frame.0), MapFlags::PRIVATE, guard)?;
         self.shared.borrow_mut().extend(pages);
         Ok(())
     }

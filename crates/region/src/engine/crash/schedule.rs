@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
+use aquifer_page::{FrameIndex, PageIndex};
 use aquifer_region_client::Run;
 
 use super::super::{Engine, Proposal, Scheme};
@@ -71,7 +72,8 @@ impl World {
                 if is_free {
                     self.frames.borrow_mut().insert(frame);
                     host.keep_frame(frame, &program.content(page));
-                    proposals.push(Proposal { page, frame: Some(frame) });
+                    let (page, frame) = (PageIndex(page), Some(FrameIndex(frame)));
+                    proposals.push(Proposal { page, frame });
                 }
             }
         }

@@ -20,7 +20,7 @@ mod wait;
 use std::time::Duration;
 
 use aquifer_nbd::client::{Connection, Target};
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
 use aquifer_transport::Address;
 use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
 pub use certificates::Cluster;
@@ -95,12 +95,12 @@ pub fn content(offset: u64, round: u64) -> [u8; PAGE_SIZE] {
 }
 
 pub fn write(volume: &Volume, offset: u64, round: u64) {
-    volume.write(0, offset, &content(offset, round)).unwrap();
+    volume.write(WorkerId(0), offset, &content(offset, round)).unwrap();
 }
 
 pub fn read(volume: &Volume, offset: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0xee; PAGE_SIZE];
-    volume.read(0, offset, &mut page).unwrap();
+    volume.read(WorkerId(0), offset, &mut page).unwrap();
     page
 }
 
