@@ -2,10 +2,11 @@
 //! status`.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_api::status::{Event, EventKind};
+use aquifer_page::lock;
 
 /// How many events stay in memory.
 const KEPT: usize = 200;
@@ -27,7 +28,7 @@ impl Events {
             }
             _ => tracing::warn!(event = %kind, who, "{what}"),
         }
-        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = lock(&self.0);
         if events.len() == KEPT {
             events.pop_front();
         }
@@ -36,7 +37,7 @@ impl Events {
 
     /// Returns the kept events, oldest first.
     pub fn all(&self) -> Vec<Event> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        lock(&self.0).iter().cloned().collect()
     }
 }
 

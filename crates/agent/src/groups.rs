@@ -3,13 +3,14 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use aquifer_api::Problem;
 use aquifer_api::group::Group;
 use aquifer_group::balance::{Balanced, Balancing};
 use aquifer_group::{Agreement, Agreements};
+use aquifer_page::lock;
 
 use crate::background::{Background, GLANCE};
 use crate::config::GroupsConfig;
@@ -58,7 +59,7 @@ impl Groups {
             }
             failed.iter().for_each(|failure| tracing::warn!(group = %account.group, "{failure}"));
         }
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = round.groups;
+        *lock(&self.last) = round.groups;
     }
 
     /// Returns all groups with their terms and the latest hand-out.
@@ -68,7 +69,7 @@ impl Groups {
     pub(crate) fn all(&self) -> Result<Vec<Group>, Problem> {
         let problem =
             |error: &dyn std::fmt::Display| Problem { error: error.to_string(), help: None };
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = lock(&self.last).clone();
         let shown = |agreement: Agreement| {
             let balanced = last.iter().find(|one| one.account.group == agreement.name);
             Ok(Group {

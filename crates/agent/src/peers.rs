@@ -3,13 +3,13 @@
 mod names;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use aquifer_api::message::{self, Renew, Renewed};
 use aquifer_api::{Problem, client::CallError, client::Client, path, status};
 use aquifer_control::{Message, Offer};
-use aquifer_page::{Bytes, HostName, LeaseId};
+use aquifer_page::{Bytes, HostName, LeaseId, lock};
 use rustls::ClientConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -279,7 +279,7 @@ impl Peers {
 
 impl Peer {
     fn last(&self) -> std::sync::MutexGuard<'_, Last> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.last)
     }
 }
 

@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use aquifer_page::lock;
+
 use crate::sleep;
 
 thread_local! {
@@ -98,7 +100,7 @@ impl PollToken {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

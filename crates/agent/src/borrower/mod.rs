@@ -12,7 +12,7 @@ mod reach;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use aquifer_api::status::LeaseHealth;
 use aquifer_api::{Problem, order, status};
@@ -20,7 +20,7 @@ use aquifer_blockdev::process::message::VolumeProcessStatus;
 use aquifer_blockdev::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_blockdev::swap;
 use aquifer_control::{BorrowedLease, Cause, LiveVolume};
-use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId, lock};
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +84,7 @@ impl Borrower {
     }
 
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeRecord>> {
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.volumes)
     }
 
     /// Returns all volumes; at the start these are the previous agent's.

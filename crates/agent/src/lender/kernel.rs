@@ -9,12 +9,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use aquifer_blockdev::nvme::target::{self, HostSecrets, Target, Wish};
 use aquifer_blockdev::nvme::{Root, SubsystemUri, Transport};
 use aquifer_nvme::proto::Nqn;
-use aquifer_page::{Bytes, LeaseId, file};
+use aquifer_page::{Bytes, LeaseId, file, lock};
 use aquifer_store::LeaseRecord;
 
 use super::{Leases, connections, note};
@@ -65,7 +65,7 @@ impl KernelLeases {
     }
 
     fn leases(&self) -> MutexGuard<'_, BTreeMap<LeaseId, (LeaseRecord, Target)>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.leases)
     }
 
     fn path(&self, lease: LeaseId) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use aquifer_api::message::Access;
 use aquifer_nbd::Uri;
@@ -11,7 +11,7 @@ use aquifer_nvme::NvmeUri;
 use aquifer_nvme::auth::Secrets;
 use aquifer_nvme::proto::Nqn;
 use aquifer_nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Target};
-use aquifer_page::{Bytes, LeaseId};
+use aquifer_page::{Bytes, LeaseId, lock};
 use aquifer_store::{Lease, LeaseRecord, Store};
 use aquifer_transport::{Address, tls::Identity};
 
@@ -139,7 +139,7 @@ impl StoreLeases {
 
 impl ExportRegistry {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns a lease unless its removal has begun.

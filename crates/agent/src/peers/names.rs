@@ -2,12 +2,12 @@
 //! name sends the grants for this host there.
 
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 
 use aquifer_api::client::{CallError, Client};
 use aquifer_api::message::Offer;
 use aquifer_api::path;
 use aquifer_api::status::EventKind;
+use aquifer_page::lock;
 
 use super::{OFFER_TIMEOUT, Peers};
 
@@ -61,6 +61,6 @@ impl Peers {
     }
 
     fn strayed(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<String, String>> {
-        self.0.strayed.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.strayed)
     }
 }

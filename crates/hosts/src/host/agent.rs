@@ -2,14 +2,14 @@
 
 use std::fs::{self, File};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use aquifer_api::client::Client;
 use aquifer_api::path;
 use aquifer_api::status::Status;
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, lock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Host;
@@ -50,7 +50,7 @@ impl Host {
     }
 
     fn agent(&self) -> MutexGuard<'_, Option<Child>> {
-        self.agent.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.agent)
     }
 
     /// Returns whether the agent answers and has its first reading of memory.

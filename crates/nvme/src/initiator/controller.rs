@@ -1,9 +1,10 @@
 //! The controller of a session, and its queues.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use aquifer_page::lock;
 use aquifer_page::visitor::Visitor;
 use aquifer_transport::channel::{Channel, Socket};
 use aquifer_transport::initiating::Deadline;
@@ -177,6 +178,6 @@ impl Queues {
     fn locked(&self) -> MutexGuard<'_, Open> {
         // Every change is a single assignment, push or removal, so a panic leaves no partial
         // change.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use aquifer_page::lock;
 use aquifer_page::visitor::Visitor;
 use aquifer_transport::initiating::Deadline;
 
@@ -127,6 +128,6 @@ impl Session {
 
     fn locked(&self) -> MutexGuard<'_, Slot> {
         // The slot is only assigned as a whole, so a panic leaves no partial change.
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slot)
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use aquifer_page::lock;
 use aquifer_page::visitor::Stay;
 use aquifer_transport::channel::{Channel, Socket};
 
@@ -220,6 +221,6 @@ impl Controller {
     fn locked(&self) -> MutexGuard<'_, State> {
         // Every change is a single assignment, insertion or removal, so a panic leaves no partial
         // change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

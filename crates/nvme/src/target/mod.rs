@@ -36,10 +36,10 @@ mod wakeup;
 
 use std::fmt;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use aquifer_page::LeaseId;
+use aquifer_page::{LeaseId, lock};
 use aquifer_transport::serving::{ListenError, Listener, serve_alone};
 use aquifer_transport::{Address, ConnectionLimits};
 
@@ -171,7 +171,7 @@ struct Core {
 impl Core {
     fn failures(&self) -> MutexGuard<'_, Failures> {
         // Records are inserted and removed whole, so a panic leaves no partial change.
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.failures)
     }
 }
 
@@ -250,6 +250,6 @@ impl Target {
 
     fn locked(&self) -> MutexGuard<'_, Vec<Listener<Nvme>>> {
         // The list only grows, so a panic leaves no partial change.
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.listeners)
     }
 }

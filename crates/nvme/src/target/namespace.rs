@@ -1,10 +1,10 @@
 //! Namespaces of the target.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use aquifer_page::export::{Export, ExportError};
-use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, lock};
 
 use super::controller::Controller;
 
@@ -97,6 +97,6 @@ impl Namespace {
 
     fn locked(&self) -> MutexGuard<'_, Vec<Weak<Controller>>> {
         // Watchers are added and removed whole, so a panic leaves no partial change.
-        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.watchers)
     }
 }

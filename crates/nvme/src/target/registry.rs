@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use aquifer_page::LeaseId;
+use aquifer_page::{LeaseId, lock};
 
 use super::controller::{Controller, notice};
 use super::{Host, Namespace};
@@ -79,6 +79,6 @@ impl Registry {
 
     fn locked(&self) -> MutexGuard<'_, Book> {
         // Controllers are added and removed whole, so a panic leaves no partial change.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.book)
     }
 }

@@ -5,6 +5,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use aquifer_page::lock;
+
 /// The number of free slots for work, and the condition that one becomes free.
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -24,7 +26,7 @@ impl Slots {
 
     /// Does the work once a slot is free; `None` if none becomes free within `io_timeout`.
     pub(super) fn work<T>(&self, io_timeout: Duration, work: impl FnOnce() -> T) -> Option<T> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = lock(&self.free);
         let waited = self.freed.wait_timeout_while(free, io_timeout, |free| *free == 0);
         let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *free = free.checked_sub(1)?;
@@ -39,7 +41,7 @@ struct Slot<'a>(&'a Slots);
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *lock(&self.0.free) += 1;
         self.0.freed.notify_one();
     }
 }

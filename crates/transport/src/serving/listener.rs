@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use aquifer_page::LeaseId;
 use aquifer_page::visitor::End;
+use aquifer_page::{LeaseId, lock};
 
 use super::acceptor::{Acceptor, Origin};
 use super::book::{Book, ConnectionLimits};
@@ -144,7 +144,7 @@ impl<S> Shared<S> {
 
     fn locked(&self) -> MutexGuard<'_, Book<Socket>> {
         // Every change of the book is complete, so a panic elsewhere cannot leave it half written.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.book)
     }
 }
 
@@ -214,7 +214,7 @@ impl<S> Place<S> {
         let socket = self.shared.locked().get(self.id).map(Socket::try_clone).transpose()?;
         let socket = Mutex::new(socket);
         Ok(Box::new(move || {
-            if let Some(socket) = &*socket.lock().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(socket) = &*lock(&socket) {
                 // If this fails, the connection is ending already.
                 let _ = socket.shutdown();
             }
