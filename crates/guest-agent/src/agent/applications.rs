@@ -94,7 +94,7 @@ impl Agent {
     /// Ends a request that the host has not answered in time.
     pub(super) fn no_answer(&mut self, asker: Asker, now: Instant) {
         match asker {
-            Asker::Own => self.urgency.settled(now),
+            Asker::Own => self.watch.settled(now),
             Asker::Client(client) => {
                 let error = "the connected host did not answer in time, and may still carry the \
                              request out";
@@ -132,11 +132,11 @@ impl Agent {
     }
 
     fn status(&mut self) -> io::Result<GuestStatus> {
-        let report = self.figures.read()?;
+        let report = self.watch.read()?;
         Ok(GuestStatus {
             connected: self.host.connected(),
             period_ms: self.host.period.map(|period| period.as_millis() as u64),
-            urgent_below: self.urgency.below(),
+            urgent_below: self.watch.limit(),
             watches_pressure: self.pressure.is_some(),
             pending: self.pending.len(),
             report,

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant, SystemTime};
 
+use aquifer_page::Bytes;
 use aquifer_procfs::arm_trigger;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -19,11 +20,11 @@ use rustix::net::{
 use super::applications::Application;
 use super::host::{Check, Host};
 use super::pending::{Asker, Pending};
+use super::watch::Watch;
 use super::{Options, socket};
-use crate::figures::{Blocks, Figures};
-use crate::message::{GuestReport, ToHost};
+use crate::figures::Blocks;
+use crate::message::ToHost;
 use crate::trace::Tracer;
-use crate::urgency::{SampledMemory, Urgency};
 
 /// Epoll's numbers of the host, the socket and the pressure file; applications have the numbers
 /// that follow.
@@ -54,24 +55,20 @@ pub(super) struct Agent {
     pub(super) applications: BTreeMap<u64, Application>,
     pub(super) next_application: u64,
     pub(super) pending: Pending,
-    pub(super) figures: Figures,
+    pub(super) watch: Watch,
     pub(super) tracer: Tracer,
     pub(super) checks: Vec<Check>,
     /// Events of memory that comes online, if the kernel permits them.
     events: Option<OwnedFd>,
-    pub(super) urgency: Urgency,
     /// Events of pressure, if the kernel permits them.
     pub(super) pressure: Option<File>,
-    /// The figures of the last look, which may not have read all of them.
-    pub(super) last: GuestReport,
-    pub(super) next_look: Option<Instant>,
 }
 
 impl Agent {
     /// Prepares everything but the port, which may not exist yet.
     pub(super) fn start(options: Options) -> io::Result<Self> {
         let listener = socket::listen(&options.socket, options.socket_group.as_deref())?;
-        let mut figures = Figures::open(&options.root)?;
+        let watch = Watch::new(&options.root)?;
         if let Err(error) = Blocks::new(&options.root).keep_online(options.online) {
             eprintln!("aquifer-guest: cannot make the kernel bring memory online: {error}");
         }
@@ -102,14 +99,11 @@ impl Agent {
             applications: BTreeMap::new(),
             next_application: FIRST_APPLICATION,
             pending: Pending::new(before.as_micros() as u64),
-            last: figures.read()?,
-            figures,
+            watch,
             tracer: Tracer::new(&options.root),
             checks: Vec::new(),
             events,
-            urgency: Urgency::default(),
             pressure,
-            next_look: None,
             epoll,
             options,
         })
@@ -149,7 +143,7 @@ impl Agent {
         let now = Instant::now();
         let retry = self.host.is_behind().then(|| now + RETRY);
         let check = self.next_check(now);
-        let look = self.next_look.filter(|_| self.host.connected());
+        let look = self.watch.next_look.filter(|_| self.host.connected());
         [host, retry, check, look, self.pending.deadline()].into_iter().flatten().min()
     }
 
@@ -161,8 +155,10 @@ impl Agent {
         if !self.host.connected() {
             return;
         }
-        if self.next_look.is_some_and(|look| look <= now) {
-            self.look(now);
+        if self.watch.next_look.is_some_and(|look| look <= now)
+            && let Some((bytes, why)) = self.watch.look(now)
+        {
+            self.ask_urgently(bytes, now, why);
         }
         self.report_if_due(now);
         self.answer_checks(now);
@@ -178,43 +174,19 @@ impl Agent {
         {}
     }
 
-    /// Reads the memory's state, and asks for more if it is urgent.
-    fn look(&mut self, now: Instant) {
-        if self.figures.sample(&mut self.last).is_ok()
-            && let Some(bytes) = self.urgency.look(now, self.memory())
-        {
-            let why = format!("{} of {} is available", self.last.available, self.last.total);
-            self.ask_urgently(bytes.0, now, why);
-        }
-        self.next_look = self.urgency.interval().map(|interval| now + interval);
-    }
-
     /// Handles the kernel's event of pressure.
     fn stalls(&mut self) {
         let now = Instant::now();
         if self.host.connected()
-            && self.figures.sample(&mut self.last).is_ok()
-            && let Some(bytes) = self.urgency.stalls(now, self.memory())
+            && let Some((bytes, why)) = self.watch.stalls(now)
         {
-            let why = format!(
-                "tasks stall for memory, and {} of {} is available",
-                self.last.available, self.last.total
-            );
-            self.ask_urgently(bytes.0, now, why);
+            self.ask_urgently(bytes, now, why);
         }
     }
 
-    fn memory(&self) -> SampledMemory {
-        SampledMemory {
-            total: self.last.total,
-            available: self.last.available,
-            block: self.last.block,
-        }
-    }
-
-    fn ask_urgently(&mut self, bytes: u64, now: Instant, why: String) {
+    fn ask_urgently(&mut self, bytes: Bytes, now: Instant, why: String) {
         let id = self.pending.add(Asker::Own, now, URGENT_TIMEOUT);
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let bytes = i64::try_from(bytes.0).unwrap_or(i64::MAX);
         let timeout_ms = URGENT_TIMEOUT.as_millis() as u64;
         self.host.say(&ToHost::Request { id, bytes, urgent: true, timeout_ms, why });
     }

@@ -1,5 +1,6 @@
 //! The agent's connection with the host, and the host's orders.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
@@ -13,7 +14,7 @@ use super::port::Port;
 use crate::application_message::{Granted, Reason, Tell};
 use crate::message::{GuestReport, Line, ToGuest, ToHost, VERSION};
 use crate::trace;
-use crate::urgency::Urgency;
+use crate::urgency::SampledMemory;
 
 /// How often a missing port is looked for.
 const LOOK_FOR: Duration = Duration::from_secs(1);
@@ -123,7 +124,7 @@ impl Host {
         }
     }
 
-    fn open(&mut self, epoll: impl std::os::fd::AsFd) -> std::io::Result<()> {
+    fn open(&mut self, epoll: impl std::os::fd::AsFd) -> io::Result<()> {
         let opened = self.port.open()?;
         self.lasting = opened.lasting;
         let link = Link::new(opened.file);
@@ -196,8 +197,7 @@ impl Agent {
                 let period = period_ms.clamp(PERIODS.0, PERIODS.1);
                 self.host.period = (period_ms > 0).then_some(Duration::from_millis(period));
                 self.host.next_report = self.host.period.map(|_| now);
-                self.urgency.watch(urgent_below);
-                self.next_look = self.urgency.interval().map(|_| now);
+                self.watch.set_limit(urgent_below, now);
             }
             ToGuest::Check { id, total } => {
                 self.checks.push(Check { id, total, since: now, tried: now });
@@ -219,7 +219,7 @@ impl Agent {
             }
             ToGuest::Answer { id, granted, size, missing, why } => {
                 match self.pending.answered(id) {
-                    Some(Asker::Own) => self.urgency.settled(now),
+                    Some(Asker::Own) => self.watch.settled(now),
                     Some(Asker::Client(client)) => {
                         self.tell(client, &Tell::Granted(Granted { granted, size, missing, why }));
                     }
@@ -233,32 +233,33 @@ impl Agent {
     /// Answers the checks whose memory the kernel counts by now, and those that have waited long
     /// enough.
     pub(super) fn answer_checks(&mut self, now: Instant) {
-        if self.checks.is_empty() || self.figures.sample(&mut self.last).is_err() {
+        if self.checks.is_empty() {
             return;
         }
-        let total = self.last.total;
+        let Ok(SampledMemory { mut total, .. }) = self.watch.sample() else { return };
         let mut checks = std::mem::take(&mut self.checks);
         for check in &mut checks {
             // By now the kernel has brought the memory online by itself, or never will.
             if check.total > total && now.saturating_duration_since(check.tried) > ONLINING {
                 check.tried = now;
-                let report = self.figures.check(self.options.online);
-                self.note(report);
+                if let Some(report) = logged(self.watch.check(self.options.online)) {
+                    total = report.total;
+                }
             }
         }
         let is_done = |check: &Check| {
-            check.total <= self.last.total || now.saturating_duration_since(check.since) > CHECKING
+            check.total <= total || now.saturating_duration_since(check.since) > CHECKING
         };
         let (done, left): (Vec<_>, Vec<_>) = checks.into_iter().partition(is_done);
         self.checks = left;
         for Check { id, total, .. } in done {
             // A check for zero bytes asks to bring online all memory blocks.
             let report = if total == Bytes::ZERO {
-                self.figures.check(self.options.online)
+                self.watch.check(self.options.online)
             } else {
-                self.figures.read()
+                self.watch.read()
             };
-            if let Some(report) = self.note(report) {
+            if let Some(report) = logged(report) {
                 self.host.say(&ToHost::Checked { id, report });
             }
         }
@@ -267,20 +268,6 @@ impl Agent {
     /// Returns when checks are repeated even without an event of the kernel.
     pub(super) fn next_check(&self, now: Instant) -> Option<Instant> {
         (!self.checks.is_empty()).then(|| now + CHECK_LOOK)
-    }
-
-    /// Keeps figures that were read.
-    fn note(&mut self, report: std::io::Result<GuestReport>) -> Option<GuestReport> {
-        match report {
-            Ok(report) => {
-                self.last = report.clone();
-                Some(report)
-            }
-            Err(error) => {
-                eprintln!("aquifer-guest: cannot read the guest's memory figures: {error}");
-                None
-            }
-        }
     }
 
     /// Sends a report, if it is due.
@@ -294,8 +281,7 @@ impl Agent {
         if self.host.is_behind() {
             return;
         }
-        let report = self.figures.read();
-        if let Some(report) = self.note(report) {
+        if let Some(report) = logged(self.watch.read()) {
             self.host.say(&ToHost::Report(report));
         }
     }
@@ -339,8 +325,7 @@ impl Agent {
         self.host.tracing = None;
         self.checks.clear();
         self.tracer.stop();
-        self.urgency = Urgency::default();
-        self.next_look = None;
+        self.watch.end();
         while let Some(asker) = self.pending.any() {
             if let Asker::Client(client) = asker {
                 let error = "the host disconnected before it answered, and may still carry the \
@@ -352,4 +337,13 @@ impl Agent {
             }
         }
     }
+}
+
+/// Returns the figures, or logs why there are none.
+fn logged(report: io::Result<GuestReport>) -> Option<GuestReport> {
+    report
+        .inspect_err(|error| {
+            eprintln!("aquifer-guest: cannot read the guest's memory figures: {error}");
+        })
+        .ok()
 }

@@ -13,6 +13,7 @@ mod port;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::convert::Infallible;
 use std::io;
