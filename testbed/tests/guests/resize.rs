@@ -240,6 +240,36 @@ fn accounts_are_clear_if_a_process_dies_in_a_resize() -> Result<()> {
 }
 
 #[test]
+fn a_shrinking_guest_keeps_what_its_programs_use() -> Result<()> {
+    let host = new_host()?;
+    let guest = start(&host, "one", &[])?;
+    ensure!(resize(&host, &["one", "--memory", "1G"])?["reached"] == MAX_MEMORY.0);
+    let load = Load::start(&guest, Bytes::mib(420), 1000)?;
+    load.filled()?;
+    let shrink = || {
+        let part = resize(&host, &["one", "--memory", "256M", "--retry", "1s"])?;
+        ensure!(part["why"]["reason"] == "in_use", "{part}");
+        ensure!(part["reached"].as_u64() > Some(Bytes::mib(420).0), "{part}");
+        load.verify()?;
+        let killed = guest.sh("awk '$1 == \"oom_kill\" { print $2 }' /proc/vmstat")?;
+        ensure!(killed.trim() == "0", "the guest's OOM killer killed {killed} processes");
+        ensure!(resize(&host, &["one", "--memory", "1G"])?["reached"] == MAX_MEMORY.0);
+        anyhow::Ok(())
+    };
+
+    step("the agent knows it, also if the supervisor is new");
+    shrink()?;
+    kill(supervisor(&host, "one")?)?;
+    shrink()?;
+
+    step("without the agent, the balloon driver knows it");
+    guest.sh("kill $(pidof aquifer-guest)")?;
+    shrink()?;
+    kill(supervisor(&host, "one")?)?;
+    shrink()
+}
+
+#[test]
 fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
     let mut host = Here::new(Spec::new("guest"), Bytes::mib(64))?;
     host.parts.append += " init_on_alloc=0";

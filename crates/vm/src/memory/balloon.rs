@@ -1,16 +1,17 @@
 //! The VM's balloon, by QEMU's monitor: virtio-balloon (Virtual I/O Device specification 1.2,
 //! section 5.5).
 
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::device::by_type;
-use super::figures::{Figures, LOOKING};
+use super::figures::{Figures, LOOKING, Need};
 use super::port::FRESH;
-use super::{Limits, VmMemory};
+use super::{ASKING, Limits, TELLING, VmMemory};
 use crate::error::VmError;
 use crate::qmp::Qmp;
 
@@ -54,10 +55,8 @@ pub(super) fn ask_for_statistics(qmp: &mut Qmp) -> Result<(), VmError> {
 
 /// Returns the guest's statistics if they are fresh; otherwise requests them and returns `None`.
 pub(super) fn told(qmp: &mut Qmp) -> Result<Option<Figures>, VmError> {
-    let now =
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
     match statistics(qmp)? {
-        Some((statistics, at)) if now.saturating_sub(at) < FRESH.as_secs() => {
+        Some((statistics, at)) if epoch_seconds().saturating_sub(at) < FRESH.as_secs() => {
             Ok(Figures::from_balloon(&statistics))
         }
         _ => {
@@ -65,6 +64,31 @@ pub(super) fn told(qmp: &mut Qmp) -> Result<Option<Figures>, VmError> {
             Ok(None)
         }
     }
+}
+
+/// Returns the guest's need by statistics that are newer than this call.
+pub(super) fn current(qmp: &mut Qmp) -> Result<Need, VmError> {
+    if find(qmp)?.is_none() {
+        return Ok(Need::NoSource);
+    }
+    // QEMU tells the time of statistics in whole seconds.
+    let called = epoch_seconds();
+    ask_for_statistics(qmp)?;
+    let began = Instant::now();
+    while began.elapsed() < TELLING {
+        if let Some((statistics, at)) = statistics(qmp)?
+            && at > called
+            && let Some(figures) = Figures::from_balloon(&statistics)
+        {
+            return Ok(Need::Known(figures));
+        }
+        thread::sleep(ASKING);
+    }
+    Ok(Need::Untold)
+}
+
+fn epoch_seconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
 
 fn find(qmp: &mut Qmp) -> Result<Option<String>, VmError> {

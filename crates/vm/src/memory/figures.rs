@@ -75,6 +75,17 @@ impl Figures {
     }
 }
 
+/// What is known of a guest's need for memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Need {
+    /// By these figures.
+    Known(Figures),
+    /// The guest could send figures, but does not.
+    Untold,
+    /// The VM has nothing by which its guest could send figures.
+    NoSource,
+}
+
 /// The state of a VM's memory, for a balancer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
@@ -110,20 +121,29 @@ impl VmMemory {
         self.port.ask(Bytes(1))
     }
 
-    /// Returns current figures of the agent, or else the newest of the balloon. `asked` is a
+    /// Returns what the guest needs now: by figures of its agent, or else of its balloon, that are
+    /// newer than this call. Older figures belong to another size or to another need. `asked` is a
     /// question that the agent was already sent.
-    pub(super) fn fresh_figures(
+    pub(super) fn need(
         &self,
         device: &mut Device,
-        asked: Option<Question>,
-    ) -> Result<Option<Figures>, VmError> {
-        match asked
-            .or_else(|| self.ask_for_figures())
-            .and_then(|question| self.port.answer(question, ANSWERING))
-        {
-            Some(report) => Ok(Some(report.into())),
-            None => self.figures(device),
+        mut asked: Option<Question>,
+    ) -> Result<Need, VmError> {
+        loop {
+            let question = asked.take().or_else(|| self.ask_for_figures());
+            let report = question.and_then(|question| self.port.answer(question, ANSWERING));
+            if let Some(report) = report {
+                return Ok(Need::Known(report.into()));
+            }
+            if !self.port.awaits_first_report() {
+                break;
+            }
+            thread::sleep(ASKING);
         }
+        Ok(match balloon::current(device.qmp())? {
+            Need::NoSource if self.port.has_report() => Need::Untold,
+            need => need,
+        })
     }
 
     /// Returns whether the guest sends any figures within [`TELLING`].

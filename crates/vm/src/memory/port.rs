@@ -87,13 +87,15 @@ impl Drop for Accepted {
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     path: PathBuf,
+    made: Instant,
     state: Arc<Mutex<State>>,
     came: Arc<Condvar>,
 }
 
 impl Port {
     pub(super) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), state: Arc::default(), came: Arc::default() }
+        let (path, made) = (path.to_owned(), Instant::now());
+        Self { path, made, state: Arc::default(), came: Arc::default() }
     }
 
     /// Listens to the guest while this process lives. `grant` answers its requests, a bounded
@@ -260,6 +262,16 @@ impl Port {
             .as_ref()
             .filter(|(_, at)| at.elapsed() < FRESH)
             .map(|(report, _)| report.clone())
+    }
+
+    /// Returns whether an agent may still send its first figures to this process.
+    pub(super) fn awaits_first_report(&self) -> bool {
+        self.made.elapsed() < FRESH && !self.has_report()
+    }
+
+    /// Returns whether an agent has sent figures, fresh or not.
+    pub(super) fn has_report(&self) -> bool {
+        self.state().report.is_some()
     }
 
     /// Asks the guest for its figures once it counts `total`.

@@ -43,6 +43,8 @@ pub enum Short {
         /// Memory available to its programs, by its own figures.
         available: Option<Bytes>,
     },
+    /// The guest does not say how much memory it uses.
+    NoFigures,
     /// The guest does not react.
     NoAnswer,
     /// The guest has the memory, but leaves some of it offline.
@@ -61,6 +63,10 @@ impl fmt::Display for Short {
                 f.write_str("the guest uses the rest of its memory, or cannot move it")?;
                 available.map_or(Ok(()), |bytes| write!(f, " ({bytes} is available)"))
             }
+            Self::NoFigures => f.write_str(
+                "the guest does not say how much memory it uses: run 'aquifer-guest run' in it, or \
+                 load the driver virtio_balloon",
+            ),
             Self::NoAnswer => f.write_str(
                 "the guest does not answer: its kernel lacks the driver virtio_mem, is still \
                  booting, or hangs",
@@ -148,8 +154,16 @@ impl VmMemory {
         };
         let to = shape.round(from, order.size, order.exact)?;
         let host_before = self.resident();
-        let mut step =
-            Step { memory: self, device, from, to, stages: Vec::new(), retries: 0, asked };
+        let mut step = Step {
+            memory: self,
+            device,
+            from,
+            to,
+            stages: Vec::new(),
+            retries: 0,
+            asked,
+            is_untold: false,
+        };
         let ended = match to.cmp(&from) {
             Ordering::Greater => step.grow(order, tell),
             Ordering::Less => step.shrink(order, tell),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::Bytes;
 
 use super::device::Device;
+use super::figures::Need;
 use super::port::Question;
 use super::resize::{Order, Short};
 use super::stages::Took;
@@ -67,6 +68,8 @@ pub(super) struct Step<'a> {
     pub(super) retries: u32,
     /// A question for figures that a shrinking guest's agent was already sent.
     pub(super) asked: Option<Question>,
+    /// Whether a shrinking guest did not say what it needs.
+    pub(super) is_untold: bool,
 }
 
 impl Step<'_> {
@@ -190,14 +193,18 @@ impl Step<'_> {
     }
 
     /// Returns the size to request of a guest that has `size`: all of it when growing. When
-    /// shrinking, the guest keeps the memory in use and a margin: asked for more, its kernel would
-    /// kill programs.
+    /// shrinking, the guest keeps the memory in use and a margin, or all while it does not say what
+    /// is in use: asked for more, its kernel would kill programs.
     fn goal(&mut self, size: Bytes) -> Result<Bytes, VmError> {
         if self.to > self.from {
             return Ok(self.to);
         }
-        let Some(figures) = self.memory.fresh_figures(&mut self.device, self.asked.take())? else {
-            return Ok(self.to);
+        let need = self.memory.need(&mut self.device, self.asked.take())?;
+        self.is_untold = need == Need::Untold;
+        let figures = match need {
+            Need::Known(figures) => figures,
+            Need::Untold => return Ok(size),
+            Need::NoSource => return Ok(self.to),
         };
         let keeps = LEFT.max(Bytes(figures.total.0 / LEFT_SHARE));
         let gives = figures.available.saturating_sub(keeps).0 / self.device.is.block.0
@@ -207,9 +214,11 @@ impl Step<'_> {
 
     /// Stops at the size reached, and says why that is not all.
     fn give_up(&mut self, told: bool) -> Result<Waited, VmError> {
-        let answers = self.memory.answers(&mut self.device)?;
+        let answers = !self.is_untold && self.memory.answers(&mut self.device)?;
         let reached = stay(&mut self.device)?;
-        let why = if answers && self.to < self.from {
+        let why = if self.is_untold {
+            Short::NoFigures
+        } else if answers && self.to < self.from {
             Short::InUse {
                 available: self.memory.figures(&mut self.device)?.map(|is| is.available),
             }

@@ -37,8 +37,9 @@ impl Hosts {
     pub fn new() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
-        let spec =
-            Spec::new("guest").file(example("demo", "churn"), "/bin/churn").module("virtio_mem");
+        let spec = Spec::new("guest")
+            .file(example("demo", "churn"), "/bin/churn")
+            .modules(["virtio_mem", "virtio_balloon"]);
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
         let pages = pages_of(dir.path());
         static NEXT: AtomicU32 = AtomicU32::new(0);
