@@ -65,7 +65,11 @@ pub(crate) struct Move {
     both: Mutex<()>,
 }
 
-/// The reason why an extent could not be read or written.
+/// The failure of a lender, or of the spill file.
+#[derive(Debug)]
+pub(crate) struct Failed(pub(crate) Arc<Lease>, pub(crate) HolderError);
+
+/// The reason why an extent could not be written.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The extent has no place yet.
@@ -170,7 +174,7 @@ impl Extent {
     }
 
     /// Reads from offset `at` on. Pages that were never written need no request.
-    pub(crate) fn read(&self, worker: WorkerId, at: u64, into: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(&self, worker: WorkerId, at: u64, into: &mut [u8]) -> Result<(), Failed> {
         let place = self.shared();
         let bytes = at..at + into.len() as u64;
         let stored = self.written.trim(&bytes);
@@ -193,16 +197,15 @@ impl Extent {
                 }
                 Ok(())
             })
-            .map_err(|error| place.fault(error))
+            .map_err(|error| Failed(slot.lease.clone(), error))
     }
 
-    /// Reads runs, in flight together where that is faster. Afterwards the offsets in `pieces` are
-    /// unspecified.
+    /// Reads runs, in flight together where that is faster.
     pub(crate) fn read_many(
         &self,
         worker: WorkerId,
         pieces: &mut [PieceMut<'_>],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), Failed> {
         let place = self.shared();
         let is_stored = |(at, into): &PieceMut<'_>| {
             let bytes = *at..*at + into.len() as u64;
@@ -210,9 +213,10 @@ impl Extent {
         };
         let slot = place.slot().filter(|_| pieces.iter().all(is_stored));
         if let Some(slot) = slot {
-            slot.read_many(worker, pieces).map_err(|error| place.fault(error))?;
+            let read = slot.read_many(worker, pieces);
             // The slot added only whole extents to the offsets.
             pieces.iter_mut().for_each(|(at, _)| *at %= EXTENT_SIZE);
+            read.map_err(|error| Failed(slot.lease.clone(), error))?;
         }
         let has_slot = slot.is_some();
         drop(place);

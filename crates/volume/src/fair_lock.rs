@@ -3,12 +3,15 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_transport::sleep::going_to_sleep;
 
 /// How often a thread looks whether the threads before it have the lock.
 const LOOK: Duration = Duration::from_micros(50);
+
+/// How long a thread lets others go first. Further ones may come without end.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// A lock for a thread that locks again and again, such as the mover of an extent.
 ///
@@ -59,13 +62,15 @@ impl<T> FairLock<T> {
         }
     }
 
-    /// Waits until the threads that wait for the lock have it. The caller must not hold it.
+    /// Waits until the threads that wait for the lock have it, or for [`LONGEST_WAIT`]. The caller
+    /// must not hold it.
     pub(crate) fn let_waiting_in(&self) {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return;
         }
         going_to_sleep();
-        while self.waiting.load(Ordering::Relaxed) > 0 {
+        let began = Instant::now();
+        while self.waiting.load(Ordering::Relaxed) > 0 && began.elapsed() < LONGEST_WAIT {
             thread::sleep(LOOK);
         }
     }

@@ -12,7 +12,7 @@ use crate::config::VolumeConfig;
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::{Event, Events, Happening, now_ms};
-use crate::extent::{Extent, Fault, Place};
+use crate::extent::{Extent, Failed, Fault, Place};
 use crate::holder::{EncryptedHolder, FileHolder, HolderError, Piece, PieceMut};
 use crate::lease::Lease;
 use crate::mover;
@@ -27,7 +27,7 @@ const MOST_RELOCATIONS: usize = 4;
 /// All of it reads as zeroes until it is written. As many threads as it was made for may read,
 /// write and discard any ranges of bytes at a time. Each thread uses its own number below that
 /// count; larger numbers are taken modulo. Unless an operation fails, only
-/// [`write_many`](Self::write_many) allocates.
+/// [`read_many`](Self::read_many) and [`write_many`](Self::write_many) allocate.
 pub struct Volume {
     pub(crate) config: VolumeConfig,
     pub(crate) extents: Box<[Extent]>,
@@ -113,9 +113,7 @@ impl Volume {
         for (index, bytes) in pieces(offset, rest.len() as u64) {
             let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
             rest = later;
-            self.extents[index]
-                .read(worker, bytes.start, now)
-                .or_else(|fault| self.read_failed(index, bytes.start, fault))?;
+            self.read_piece(worker, index, bytes.start, now)?;
         }
         self.counters.read(into.len());
         Ok(())
@@ -137,7 +135,6 @@ impl Volume {
         let mut parts = Vec::with_capacity(runs.len());
         for (offset, into) in runs {
             self.check(*offset, into.len() as u64)?;
-            self.counters.read(into.len());
             let mut rest = &mut **into;
             for (index, bytes) in pieces(*offset, rest.len() as u64) {
                 let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
@@ -150,10 +147,13 @@ impl Volume {
             let others = iter::from_fn(|| parts.next_if(|(next, _)| *next == index));
             let mut together: Vec<_> =
                 iter::once(first).chain(others.map(|(_, piece)| piece)).collect();
-            let at = together[0].0;
-            self.extents[index]
-                .read_many(worker, &mut together)
-                .or_else(|fault| self.read_failed(index, at, fault))?;
+            if self.extents[index].read_many(worker, &mut together).is_err() {
+                // One after the other, so that the error names the page.
+                for (at, into) in &mut together {
+                    self.read_piece(worker, index, *at, into)?;
+                }
+            }
+            self.counters.read(together.iter().map(|(_, into)| into.len()).sum());
         }
         Ok(())
     }
@@ -398,16 +398,19 @@ impl Volume {
         away == 0
     }
 
-    fn read_failed(&self, index: usize, at: u64, fault: Fault) -> Result<(), VolumeError> {
-        match fault {
-            // An extent without a place reads as zeroes.
-            Fault::Nowhere => Ok(()),
-            Fault::Holder(lease, error) => {
-                let error = self.holder_error(index, at, &lease, error);
-                self.lost_page(&lease, &error);
-                Err(error)
-            }
-        }
+    /// Reads a piece of one extent.
+    fn read_piece(
+        &self,
+        worker: WorkerId,
+        index: usize,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<(), VolumeError> {
+        self.extents[index].read(worker, at, into).map_err(|Failed(lease, error)| {
+            let error = self.holder_error(index, at, &lease, error);
+            self.lost_page(&lease, &error);
+            error
+        })
     }
 
     /// Counts a failed read, and reports a lost page once for each loss of a lender.

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aquifer_page::{PAGE_SIZE, WorkerId};
+use aquifer_page::{PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 use aquifer_region_client::Filled;
 
 use super::Engine;
@@ -68,26 +68,27 @@ impl Engine {
         // No thread waits for this work, so another worker takes over the wait for faults.
         self.faults.poll_token.pass_on();
         let pages = self.take_remote(worker, request.page, guess);
-        if pages.is_empty() {
-            return;
-        }
-        let is_read = self.read_many(worker, &runs(pages.iter().copied()), buffer).is_ok();
         let (mut fetched, mut used) = (0, 0);
-        for (page, data) in pages.into_iter().zip(buffer.chunks_exact(PAGE_SIZE)) {
-            let was = self.table.get(page);
-            let is = was.at(Place::Remote);
-            // Clean, as the kernel marks the next write.
-            if is_read && matches!(request.program.fill(page, data, true), Ok(Filled::Now)) {
-                fetched += 1;
-                if was.wanted {
-                    used += 1
+        // The pages of one extent do not wait for the lender of another.
+        for pages in pages.chunk_by(|one, next| one / PAGES_PER_EXTENT == next / PAGES_PER_EXTENT) {
+            let read = self.read_many(worker, &runs(pages.iter().copied()), buffer);
+            for (page, data) in pages.iter().copied().zip(buffer.chunks_exact(PAGE_SIZE)) {
+                let was = self.table.get(page);
+                let is = was.at(Place::Remote);
+                // Clean, as the kernel marks the next write.
+                if read.is_ok() && matches!(request.program.fill(page, data, true), Ok(Filled::Now))
+                {
+                    fetched += 1;
+                    if was.wanted {
+                        used += 1
+                    } else {
+                        self.early.add(page)
+                    }
+                    let is = Page { wanted: false, ..is.at(Place::Resident) };
+                    self.complete_fill(page, is, false);
                 } else {
-                    self.early.add(page)
+                    self.abort_fill(page, Page { wanted: false, ..is });
                 }
-                let is = Page { wanted: false, ..is.at(Place::Resident) };
-                self.complete_fill(page, is, false);
-            } else {
-                self.abort_fill(page, Page { wanted: false, ..is });
             }
         }
         add(&self.counters.prefetched, fetched as usize);

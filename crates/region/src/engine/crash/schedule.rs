@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use aquifer_page::{FrameIndex, PageIndex};
+use aquifer_page::{FrameIndex, PageIndex, WorkerId};
 use aquifer_region_client::Run;
 
 use super::super::{Engine, Proposal, Scheme};
@@ -50,9 +50,9 @@ impl World {
 
     pub(super) fn evict(&self, count: u64) {
         let host = self.host();
-        match self
-            .run(&host, format_args!("evict {count}"), |engine| engine.evict(0, count as usize))
-        {
+        match self.run(&host, format_args!("evict {count}"), |engine| {
+            engine.evict(WorkerId(0), count as usize)
+        }) {
             Some(done) => expect("evict", done),
             None => self.restart(&host),
         }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
 use aquifer_region_client::{Fault, Listener};
 use aquifer_transport::Address;
 use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
@@ -346,7 +346,7 @@ impl World {
         let fault =
             Fault { address, write, minor: host.has(page) && !program.shares(page), thread: 1 };
         let mut buffer = super::super::prefetch::buffer();
-        engine.try_serve(0, &FaultRequest::new(served, fault, page), &mut buffer)
+        engine.try_serve(WorkerId(0), &FaultRequest::new(served, fault, page), &mut buffer)
     }
 
     /// Runs an operation of the host's engine. Returns `None` if the engine was killed.
@@ -449,7 +449,7 @@ impl World {
         let Some((served, mapped)) = served else { return };
         let told = self.run(host, "hear of a program's end", |engine| {
             if self.one_in(3) {
-                expect("evict", engine.evict(0, 4));
+                expect("evict", engine.evict(WorkerId(0), 4));
             }
             engine.detach(&served, &mapped);
         });
