@@ -71,7 +71,7 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
     // The memory that the VM had grown by moved with it.
     let share = hosts.done(here, &["vm", "show", "one"])?["share"].clone();
     ensure!(share["pool"] == (hosts::VM_MEMORY.0 + Hosts::MAX_GROWTH.0), "{share}");
-    hosts.resize(here, "one", Bytes::ZERO)?;
+    hosts.resize(here, "one", Bytes::mib(128))?;
     hosts.resize(here, "one", Hosts::MAX_GROWTH)?;
     let last = hosts.goes_on(here, "one")?;
     ensure!(last[2] == 0, "{last:?}");

@@ -74,9 +74,11 @@ enum What {
     List,
     /// Show a group's terms, regions and savings on this host
     Show(Which),
-    /// Change a group's terms for new members
+    /// Change a group's terms
     ///
-    /// Options that you omit keep their value. --max-cache also limits existing members.
+    /// Options that you omit keep their value. --member, --max-members, --max-memory and
+    /// --encryption apply to members that join later. --max-cache applies at once. 'serve
+    /// reprovision' reads its terms each period, 'serve dedup' when it starts.
     Set(Set),
     /// Remove a group from this host
     ///

@@ -70,8 +70,9 @@ const RUN_DIR_VARIABLE: &str = "AQUIFER_RUN_DIR";
 pub struct Common {
     /// Print JSON, for programs
     ///
-    /// Standard output gets one object, or one object a line if the command reports repeatedly. A
-    /// failure is one object {"error": {"what", "why", "help"}} on standard error.
+    /// Standard output gets one object; a list is an array, and a command that reports repeatedly
+    /// prints an object a line. A failure is one object {"error": {"what", "why", "help"}} on
+    /// standard error.
     #[arg(long, global = true, display_order = 900)]
     pub json: bool,
     /// Directory for sockets, records and locks of running commands
