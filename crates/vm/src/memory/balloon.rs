@@ -87,7 +87,8 @@ pub(super) fn current(qmp: &mut Qmp) -> Result<Need, VmError> {
     Ok(Need::Untold)
 }
 
-fn epoch_seconds() -> u64 {
+/// Returns the time now, as QEMU gives that of statistics.
+pub(super) fn epoch_seconds() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
 

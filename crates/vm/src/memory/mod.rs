@@ -38,6 +38,7 @@ pub use stages::{Direction, Spread, Times, Took};
 use crate::error::VmError;
 use crate::process::Files;
 use device::{Device, Known};
+use figures::Need;
 use port::{Port, Question};
 
 /// Timeout of an answer of the guest's agent, which may have to bring blocks online first.
@@ -106,9 +107,12 @@ impl VmMemory {
         let asked = self.port.ask(Bytes::ZERO);
         let total = match asked.and_then(|question| self.port.answer(question, ANSWERING)) {
             Some(report) => Some(report.total),
-            None => {
-                balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics))
-            }
+            // The statistics may be of another size. A guest that never sent any sends none now.
+            None if balloon::statistics(device.qmp())?.is_none() => None,
+            None => match balloon::current(device.qmp())? {
+                Need::Known(figures) => Some(figures.total),
+                Need::Untold | Need::NoSource => None,
+            },
         };
         *lock(&self.uncounted) = total.map(|total| size.saturating_sub(total));
         Ok(total)
@@ -128,16 +132,19 @@ impl VmMemory {
         if let Some(report) = asked.and_then(|question| self.port.answer(question, ANSWERING)) {
             return Ok(Some(needed.saturating_sub(report.total)));
         }
+        let called = balloon::epoch_seconds();
         let mut asked: Option<Instant> = None;
         loop {
             if asked.is_none_or(|at| at.elapsed() > ASKING) {
                 balloon::ask_for_statistics(device.qmp())?;
                 asked = Some(Instant::now());
             }
-            let now =
-                balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics));
+            let Some((statistics, at)) = balloon::statistics(device.qmp())? else {
+                return Ok(None);
+            };
+            let now = total(&statistics).filter(|_| at >= called);
             let missing = now.map(|now| needed.saturating_sub(now));
-            if missing.is_none_or(|missing| missing == Bytes::ZERO) || began.elapsed() > TELLING {
+            if missing == Some(Bytes::ZERO) || began.elapsed() > TELLING {
                 return Ok(missing);
             }
             thread::sleep(Duration::from_millis(2));
