@@ -14,7 +14,8 @@ use crate::manual::Manual;
 
 /// Borrow, return or take back memory through the agent
 ///
-/// The agent does all of this automatically as memory use changes. These commands do it now.
+/// The agent borrows, returns and recalls automatically as memory use changes. These commands do it
+/// now. Only 'drain' stops lending.
 #[derive(Debug, Args)]
 pub struct Host {
     #[command(subcommand)]

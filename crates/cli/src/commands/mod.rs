@@ -45,8 +45,9 @@ use crate::manual::Manual;
 /// block device, and 'aquifer volume attach' swaps to it. 'aquifer run' runs one program with
 /// limited RAM and the rest of its memory in the pool.
 ///
-/// A command line is 'aquifer NOUN VERB', then a name if the verb needs one, then options. Sizes
-/// are always options: write 4096, 512MiB or 2G (powers of 1024). Write times as 500ms, 8s or 2m.
+/// Most command lines are 'aquifer NOUN VERB', then a name if the verb needs one, then options.
+/// Sizes are always options: write 4096, 512MiB or 2G (powers of 1024). Write times as 500ms, 8s or
+/// 2m.
 ///
 /// All commands work with stock Linux kernels. 'aquifer doctor' reports what this host supports and
 /// what is missing.
@@ -70,12 +71,14 @@ const RUN_DIR_VARIABLE: &str = "AQUIFER_RUN_DIR";
 pub struct Common {
     /// Print JSON, for programs
     ///
-    /// Standard output gets one object; a list is an array, and a command that reports repeatedly
-    /// prints an object a line. A failure is one object {"error": {"what", "why", "help"}} on
-    /// standard error.
+    /// Standard output gets one object, or an array where the command lists things of one kind; a
+    /// command that reports repeatedly prints an object a line. A failure is one object {"error":
+    /// {"what", "why", "help"}} on standard error.
     #[arg(long, global = true, display_order = 900)]
     pub json: bool,
-    /// Directory for sockets, records and locks of running commands
+    /// Directory (RUN_DIR) for sockets, records and locks
+    ///
+    /// 'serve agent' takes its own from its configuration.
     #[arg(
         long,
         global = true,

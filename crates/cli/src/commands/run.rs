@@ -42,9 +42,10 @@ pub struct Run {
     /// Maximum RAM for the command
     #[arg(long, value_name = "SIZE")]
     local: Bytes,
-    /// Maximum memory of the command in the pool
+    /// Maximum swap of the command
     ///
-    /// The default is the whole export with --lender, else twice --local. With 0 the kernel kills
+    /// By default there is no limit: the command can use the whole export with --lender, else twice
+    /// --local, which the agent borrows, and then other swap of this host. With 0 the kernel kills
     /// the command when it exceeds --local.
     #[arg(long, value_name = "SIZE")]
     remote: Option<Bytes>,

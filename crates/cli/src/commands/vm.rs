@@ -95,9 +95,10 @@ pub struct Resume {
     force: bool,
 }
 
-/// Power a VM off and remove its files
+/// Power a VM off; its disks stay
 ///
-/// Asks the guest to power itself off. Also removes the files of a VM whose QEMU has ended.
+/// Asks the guest to power itself off, and removes the VM's sockets, logs and region. Does the same
+/// for a VM whose QEMU has ended.
 #[derive(Debug, Args)]
 pub struct Stop {
     /// Name of the VM

@@ -284,6 +284,8 @@ fn a_failed_attach_or_detach_names_its_cause() {
         &["volume", "detach"] as &[&str],
         &["volume", "attach", "http://x/"],
         &["volume", "attach", "nbd://x/", "--backend", "floppy"],
+        // The kernel's initiator could not take it from its owner.
+        &["volume", "attach", "nvme+tcp://x/nqn.x", "--direct", "--take-over"],
     ] {
         assert_eq!(dir.aquifer(words).status.code(), Some(2), "{words:?}");
     }

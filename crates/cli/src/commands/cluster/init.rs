@@ -18,21 +18,22 @@ use crate::output;
 /// each host it creates a directory with certificate, key and a commented configuration that lists
 /// the other hosts. Copy each directory to /etc/aquifer on its host.
 ///
-/// To admit more hosts, run it again. It overwrites nothing without --force, and never the
+/// To admit more hosts, run it again, add the peers that it prints to the configurations of the
+/// earlier hosts, and restart their agents. It overwrites nothing without --force, and never the
 /// authority.
 #[derive(Debug, Args)]
 pub struct Init {
     /// Directory of the authority, created if missing
-    #[arg(long, value_name = "DIR", default_value = "/etc/aquifer")]
+    #[arg(long, value_name = "DIR", default_value = "cluster")]
     dir: PathBuf,
     /// Name of the cluster in the authority's certificate
     #[arg(long, value_name = "NAME", default_value = "aquifer")]
     cluster: String,
     /// Host to admit; repeat for more, each with its --address
-    #[arg(long = "host", value_name = "NAME")]
+    #[arg(long = "host", value_name = "NAME", required = true)]
     hosts: Vec<HostName>,
     /// Address at which other hosts reach the preceding --host
-    #[arg(long = "address", value_name = "IP|DNS")]
+    #[arg(long = "address", value_name = "IP|DNS", required = true)]
     addresses: Vec<String>,
     /// Replace certificates, keys and configurations of these hosts
     ///
@@ -49,10 +50,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Create a cluster of two hosts",
         ),
         ("scp -r cluster/a/. root@192.0.2.1:/etc/aquifer/", "Copy a host's directory to it"),
-        (
-            "aquifer cluster init --dir cluster --host c --address c.example.org",
-            "Admit a third host",
-        ),
+        ("aquifer cluster init --dir cluster --host c --address 192.0.2.3", "Admit a third host"),
     ],
     notes: &[(
         "Security",

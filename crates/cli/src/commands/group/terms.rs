@@ -53,7 +53,8 @@ pub(super) struct Terms {
     cgroup: Option<OrNone<PathBuf>>,
     /// Region or VM that may join, or 'any'; repeat for more
     ///
-    /// A '*' at the end matches any text. A new group admits any.
+    /// A '*' at the end matches any text. A new group admits any. 'group set' replaces the list:
+    /// name all members.
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
     /// Maximum number of members on a host, or 'none'

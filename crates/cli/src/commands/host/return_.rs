@@ -21,7 +21,7 @@ use crate::progress::Progress;
 /// Give borrowed memory back
 ///
 /// This host's agent swaps the pages back into RAM, removes the swap device and tells the lenders.
-/// If the pages do not fit into RAM, the command fails and nothing changes.
+/// A volume whose pages do not fit into RAM stays in use, and the command fails.
 #[derive(Debug, Args)]
 pub struct Return {
     /// Give back only this volume; default all of the agent's

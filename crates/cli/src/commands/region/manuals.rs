@@ -107,6 +107,6 @@ const EXEC: Manual = Manual {
             "Run an unmodified program with its heap in the region",
         ),
     ],
-    exit: &[("any other", "the program's own exit code: it replaces this command")],
+    exit: &[("N", "the program's own exit code: it replaces this command")],
     ..PART
 };

@@ -27,7 +27,7 @@ pub(in crate::commands) const CONFIG: &str = "/etc/aquifer/agent.toml";
 /// when this host runs short.
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// Configuration file, as 'aquifer cluster init' writes it
+    /// Configuration file: the agent.toml that 'cluster init' made
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
     /// Check the configuration and exit
@@ -47,8 +47,9 @@ pub(super) const MANUAL: Manual = Manual {
     notes: &[(
         "Signals",
         "INT (^C) drains this host as 'aquifer host drain' does, then returns what it borrowed, \
-         and reports progress. A second INT ends the agent at once with exit status 1. Borrowers \
-         then lose their pages here, unless another agent starts within their io_timeout. TERM \
+         and reports progress. A second INT during the drain ends the agent at once with \
+         exit status 1: borrowers lose their pages here, unless another agent starts within their \
+         io_timeout. A second INT after the drain leaves what was borrowed to the next agent. TERM \
          keeps borrowed and lent memory for the next agent, as a restart or upgrade needs, and \
          reports how long borrowers wait for it. Volumes keep serving without an agent, and lent \
          pages outlive it. HUP does nothing. To apply a changed configuration, stop the agent with \

@@ -11,13 +11,13 @@ use crate::failure::{OrFail, Result};
 use crate::output;
 use crate::table::table;
 
-/// Show or set the memory reserved for VMs of this host
+/// Show or set the memory limit of all VMs together
 ///
 /// All VMs together get no more than the budget: boot memory, growth, and local caches of VMs in
 /// the pool. Without --memory the command shows the budget. By default it is all RAM of the host.
 #[derive(Debug, Args)]
 pub struct Budget {
-    /// Memory to reserve from now on
+    /// New limit
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
     /// Unit in which guests get and return memory

@@ -14,23 +14,25 @@ use crate::output;
 pub(super) struct Bounds {
     /// Minimum memory that a balancer leaves the VM
     ///
-    /// Default 0. In a group the VM always gets this much of --memory. The rest comes from the
-    /// group's savings ('aquifer serve reprovision').
+    /// 'vm start' and 'vm adopt' set 0 by default. In a group the VM always gets this much of
+    /// --memory. The rest comes from the group's savings ('aquifer serve reprovision').
     #[arg(long, value_name = "SIZE")]
     min: Option<Bytes>,
     /// Maximum memory that any resize gives the VM
     ///
-    /// By default --max-memory is the only limit.
+    /// By default the maximum size of the VM (--max-memory) is the only limit.
     #[arg(long, value_name = "SIZE")]
     max: Option<Bytes>,
-    /// Weight of the VM when memory is scarce; default 1
+    /// Weight of the VM when memory is scarce
     ///
-    /// A VM gets memory in proportion to its weight among all VMs.
+    /// A VM gets memory in proportion to its weight among all VMs. 'vm start' and 'vm adopt' set 1
+    /// by default.
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
-    /// Memory of this host to keep free for the VM; default 0
+    /// Memory of this host to keep free for the VM
     ///
-    /// The VM gets it at once when it runs out of memory. No other VM can use it.
+    /// The VM gets it at once when it runs out of memory. No other VM can use it. 'vm start' and
+    /// 'vm adopt' set 0 by default. A VM in the pool can have none.
     #[arg(long, value_name = "SIZE")]
     reserve: Option<Bytes>,
 }

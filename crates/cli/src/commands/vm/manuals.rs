@@ -82,7 +82,7 @@ const SET: Manual = Manual {
 const BUDGET: Manual = Manual {
     examples: &[
         ("aquifer vm budget", "Show the budget and each VM's share"),
-        ("aquifer vm budget --memory 48G", "Reserve 48 GiB for VMs"),
+        ("aquifer vm budget --memory 48G", "Give all VMs together at most 48 GiB"),
     ],
     ..PART
 };

@@ -45,6 +45,8 @@ pub struct Migrate {
     max_downtime: Duration,
     /// Fail if --max-downtime would be exceeded
     ///
+    /// Applies to the modes 'instant' and 'precopy'.
+    ///
     /// This happens if the VM dirties memory faster than the network carries it. By default the
     /// VM then runs there first, and its missing pages follow (post-copy).
     #[arg(long)]

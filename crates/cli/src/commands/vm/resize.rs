@@ -18,6 +18,9 @@ use crate::table::table;
 
 /// Grow or shrink a VM's memory while it runs
 ///
+/// Needs 'vm start --max-memory', or an adopted VM with a virtio-mem device. The least memory is
+/// that at boot.
+///
 /// Sizes are rounded up to whole sections ('aquifer vm budget'), within the VM's limits. The
 /// command returns when the guest has the memory, or has given it up and this host has it back.
 ///
@@ -33,7 +36,7 @@ pub struct Resize {
     /// Fail instead of rounding the size of --memory
     #[arg(long, requires = "memory")]
     exact: bool,
-    /// How long to retry if the guest stops short; 0s not at all
+    /// How long to retry if the guest stops short; 0s: not at all
     #[arg(long, value_name = "TIME", default_value = "10s",
         value_parser = humantime::parse_duration)]
     retry: Duration,

@@ -54,13 +54,14 @@ pub struct Export {
     addresses: Vec<Address>,
     /// NVMe/TCP address: HOST:PORT or unix:PATH; repeat for more
     ///
-    /// The usual port is 4420. TCP needs --dhchap-secret unless it is loopback. The subsystem has
-    /// one namespace with blocks of 4 KiB. Default: no NVMe.
+    /// The usual port is 4420. TCP needs --dhchap-secret (with --kernel: --allow-host) unless it is
+    /// loopback. The subsystem has one namespace with blocks of 4 KiB. Default: no NVMe.
     #[arg(long = "nvme", value_name = "ADDRESS")]
     nvme_addresses: Vec<Address>,
     /// Serve NVMe with the kernel's target from a zram device
     ///
-    /// No process handles pages then. See "Kernel target" below.
+    /// No process handles pages then, and there is one device, without NBD, TLS, secrets, --dir,
+    /// --share and --report. See "Kernel target" below.
     #[arg(long, requires = "nvme_addresses",
         conflicts_with_all = ["addresses", "secrets", "names", "dir", "tls"])]
     kernel: bool,
@@ -70,7 +71,7 @@ pub struct Export {
     /// NQN of a host that may connect over NVMe; repeat for more
     ///
     /// A host's NQN is in its /etc/nvme/hostnqn. By default every host that reaches the address may
-    /// connect.
+    /// connect; --kernel needs it, unless the address is loopback.
     #[arg(long = "allow-host", value_name = "NQN", requires = "nvme_addresses")]
     allowed_hosts: Vec<Nqn>,
     /// File with the secret that NVMe hosts must know
@@ -82,7 +83,8 @@ pub struct Export {
     secrets: Option<PathBuf>,
     /// Name of the export; repeat for more devices of this size
     ///
-    /// A single export is also the server's default export. With several, clients choose by name.
+    /// A single export is also the server's default export. With several, clients choose by name;
+    /// NVMe serves only one.
     #[arg(long = "name", value_name = "NAME", default_value = "")]
     names: Vec<String>,
     /// Store equal pages of all its devices once
@@ -113,9 +115,10 @@ pub struct Export {
     /// The default is the size of the device.
     #[arg(long, value_name = "SIZE")]
     quota: Option<Bytes>,
-    /// Require mutual TLS on TCP with the certificate in DIR
+    /// Require mutual TLS on --nbd over TCP, with DIR's certificate
     ///
-    /// 'aquifer cluster init' creates it. Default: no TLS, and TCP only on loopback.
+    /// 'aquifer cluster init' creates it. Default: no TLS, and --nbd over TCP only on loopback.
+    /// NVMe has no TLS.
     #[arg(long, value_name = "DIR")]
     tls: Option<PathBuf>,
 }
@@ -133,7 +136,7 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "aquifer serve export --size 4G --nvme 127.0.0.1:4420",
-            "Serve NVMe, for 'nvme connect-all -t tcp -a 127.0.0.1'",
+            "Serve NVMe, for 'nvme connect-all -t tcp -a 127.0.0.1 -s 4420'",
         ),
         (
             "aquifer serve export --size 4G --nvme 192.0.2.1:4420 --dhchap-secret FILE",
@@ -162,8 +165,8 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "Protection",
-            "Only its owner can use a unix socket. On TCP, --tls admits every host with a \
-             certificate of the cluster, and no other. Without --tls, TCP is served on loopback \
+            "Only its owner can use a unix socket. For NBD over TCP, --tls admits every host with \
+             a certificate of the cluster, and no other. Without --tls, it is served on loopback \
              only, to every user of this host. Over NVMe/TCP, --dhchap-secret admits hosts that \
              know the secret, but does not encrypt the traffic. Without it a host's NQN is not \
              checked: --allow-host prevents mistakes, not attacks.",

@@ -24,7 +24,7 @@ use crate::volumes::Owner;
 #[derive(Debug, Args)]
 pub(super) struct Direct {
     /// Attach with the kernel's NVMe initiator, without a process
-    #[arg(long)]
+    #[arg(long, conflicts_with = "take_over")]
     pub(super) direct: bool,
     /// Number of connections; default one per processor, at most 4
     #[arg(long, value_name = "N", requires = "direct",
