@@ -163,8 +163,10 @@ fn init_refuses_an_empty_list_of_hosts_and_duplicates() {
         (output.status.code(), stderr(&output))
     };
     let (code, text) = init(&[]);
-    assert!(code == Some(2) && text.contains("no host"), "{text}");
+    assert!(code == Some(2) && text.contains("--host"), "{text}");
     let one = ["--host", "a", "--address", "192.0.2.1"];
+    let (code, text) = init(&[one.as_slice(), &["--host", "b"]].concat());
+    assert!(code == Some(2) && text.contains("2 hosts and 1 addresses"), "{text}");
     let (code, text) = init(&[one, ["--host", "a", "--address", "192.0.2.2"]].concat());
     assert!(code == Some(1) && text.contains("twice"), "{text}");
     let (code, text) = init(&[one, ["--host", "b", "--address", "192.0.2.1"]].concat());

@@ -69,18 +69,14 @@ pub(super) const MANUAL: Manual = Manual {
 };
 
 impl Init {
-    /// Makes the missing files and lists them. Exits with 2 if no host is named, or if hosts and
-    /// addresses do not pair up.
+    /// Makes the missing files and lists them. Exits with 2 if hosts and addresses do not pair up.
     ///
     /// # Errors
     /// If an address cannot be resolved, or if two hosts have the same name or address. If a file
     /// exists already or cannot be written. Then the command makes nothing.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        if self.hosts.is_empty() || self.hosts.len() != self.addresses.len() {
-            let why = match self.hosts.len() {
-                0 => "no host is named".to_owned(),
-                hosts => format!("{hosts} hosts and {} addresses", self.addresses.len()),
-            };
+        if self.hosts.len() != self.addresses.len() {
+            let why = format!("{} hosts and {} addresses", self.hosts.len(), self.addresses.len());
             let failure = Failure::new("reading the command line", why);
             failure.help("write --host NAME --address IP for each host").report(common.json);
             return Ok(ExitCode::from(2));
