@@ -58,8 +58,13 @@ impl Host {
 
     fn connect(&self, disk: &Path) -> Connection {
         let export = disk.to_str().unwrap().to_owned();
-        let target = Target { address: Address::Unix(self.socket()), export, tls: None };
-        Connection::connect(Arc::new(target), Duration::from_secs(120)).unwrap()
+        let target = Arc::new(Target { address: Address::Unix(self.socket()), export, tls: None });
+        let mut connection = None;
+        wait_until("the cache has seen the end of the disk's last client", || {
+            connection = Connection::connect(target.clone(), Duration::from_secs(120)).ok();
+            connection.is_some()
+        });
+        connection.unwrap()
     }
 
     /// Returns the status of the group's cache.
