@@ -6,7 +6,6 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{During as _, Error, Result};
 
@@ -42,29 +41,6 @@ impl Network {
         ])?;
         network.hosts.iter().try_for_each(|host| host.configure())?;
         Ok(network)
-    }
-
-    /// Makes a network that is named after this process, and removes those of the same kind that
-    /// dead processes left.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create).
-    pub fn create_own(kind: &str) -> Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let prefix = format!("aquifer-{kind}-");
-        // Without the directory there are no namespaces.
-        for entry in fs::read_dir(NAMESPACES).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let Some(name) = name.to_str() else { continue };
-            let pid = name.strip_prefix(&prefix).and_then(|rest| rest.split_once('-'));
-            let pid = pid.and_then(|(pid, _)| pid.parse::<u32>().ok());
-            if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-                // Another process may remove it at the same time.
-                let _ = ip(&["netns", "delete", name]);
-            }
-        }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self::create(&format!("{kind}-{}-{number}", std::process::id()))
     }
 
     /// Returns the two hosts' namespaces.
@@ -183,12 +159,17 @@ mod tests {
         skipped
     }
 
+    /// Returns a name of the test's own.
+    fn own(kind: &str) -> String {
+        format!("{kind}-{}", std::process::id())
+    }
+
     #[test]
     fn the_two_hosts_reach_each_other() {
         if skipped() {
             return;
         }
-        let network = Network::create_own("test-reach").unwrap();
+        let network = Network::create(&own("test-reach")).unwrap();
         let [a, b] = network.hosts();
         let mut inside = Command::new("ip");
         a.enter(inside.args(["-brief", "address", "show", "eth0"])).unwrap();
@@ -222,10 +203,10 @@ mod tests {
         if skipped() {
             return;
         }
-        let machine = Network::create_own("test-eth0").unwrap();
+        let machine = Network::create(&own("test-eth0")).unwrap();
         // The machine here is a host of another network: its only link is eth0.
         within(&machine.hosts()[0], || {
-            Network::create_own("test-inner").map(drop).unwrap();
+            Network::create(&own("test-inner")).map(drop).unwrap();
         });
     }
 
@@ -234,7 +215,7 @@ mod tests {
         if skipped() {
             return;
         }
-        let network = Network::create_own("test-drop").unwrap();
+        let network = Network::create(&own("test-drop")).unwrap();
         let paths = network.hosts().each_ref().map(|host| host.path());
         assert!(paths.iter().all(|path| path.exists()));
         drop(network);
@@ -246,25 +227,12 @@ mod tests {
         if skipped() {
             return;
         }
-        let left = |name: &str| {
-            let network = Network::create(name).unwrap();
-            let paths = network.hosts().each_ref().map(|host| host.path());
-            std::mem::forget(network);
-            paths
-        };
-        let name = format!("test-dead-{}", std::process::id());
-        let paths = left(&name);
+        let name = own("test-dead");
+        let network = Network::create(&name).unwrap();
+        let paths = network.hosts().each_ref().map(|host| host.path());
+        std::mem::forget(network);
         Network::clean_up(&name).unwrap();
         assert!(paths.iter().all(|path| !path.exists()));
         Network::clean_up(&name).unwrap();
-
-        let mut child = Command::new("true").spawn().unwrap();
-        let dead = child.id();
-        child.wait().unwrap();
-        let paths = left(&format!("test-killed-{dead}-0"));
-        let living = Network::create_own("test-killed").unwrap();
-        assert!(paths.iter().all(|path| !path.exists()));
-        let _other = Network::create_own("test-killed").unwrap();
-        assert!(living.hosts().iter().all(|host| host.path().exists()));
     }
 }

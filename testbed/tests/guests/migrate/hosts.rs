@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -41,7 +42,9 @@ impl Hosts {
             .modules(["virtio_mem", "virtio_balloon"]);
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
         let pages = pages_of(dir.path());
-        let network = Network::create_own("move")?;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let own = NEXT.fetch_add(1, Ordering::Relaxed);
+        let network = Network::create(&format!("move-{}-{own}", std::process::id()))?;
         let lender = lend(&dir.path().join("lender-run"), dir.path(), &["640M"])?;
         let hosts = Host::admit_to(&network, &binary(), dir.path(), &pages)?;
         let hosts = Self { hosts, network, lender, _dir: dir, pages, parts };
