@@ -109,6 +109,9 @@ pub enum CallError {
     /// This process cannot connect.
     #[error("cannot connect to {path}: {1}", path = .0.display())]
     Unreachable(PathBuf, io::Error),
+    /// The process ended before it read the request.
+    #[error("the process at {path} ended before it read the request: {1}", path = .0.display())]
+    Unread(PathBuf, io::Error),
     /// The process does not answer in time, closes the connection, or sends no valid answer.
     #[error("the process at {path} does not answer: {1}", path = .0.display())]
     Silent(PathBuf, io::Error),
@@ -123,12 +126,23 @@ impl CallError {
         };
         of(socket.to_owned(), source)
     }
+
+    /// Makes an error of a failed write of the request, or read of its first answer. A process that
+    /// ends resets those connections whose data it has not read.
+    fn of_request(socket: &Path, source: io::Error) -> Self {
+        let of = match source.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Self::Unread,
+            _ => Self::Silent,
+        };
+        of(socket.to_owned(), source)
+    }
 }
 
 impl From<CallError> for io::Error {
     fn from(error: CallError) -> Self {
         let (CallError::Absent(_, source)
         | CallError::Unreachable(_, source)
+        | CallError::Unread(_, source)
         | CallError::Silent(_, source)) = error;
         source
     }
@@ -159,7 +173,8 @@ impl Answers {
         let order = request["request"].as_str().or(request.as_str()).unwrap_or("request");
         let mut call = ControlCall::connect(socket, order, silence)
             .map_err(|error| CallError::of_connect(socket, error))?;
-        call.write_all(format!("{request}\n").as_bytes()).map_err(silent)?;
+        let sent = call.write_all(format!("{request}\n").as_bytes());
+        sent.map_err(|error| CallError::of_request(socket, error))?;
         let lines = BufReader::new(call);
         Ok(Self { socket: socket.to_owned(), lines, silence, answered: false })
     }
@@ -167,12 +182,17 @@ impl Answers {
     /// Waits for the next answer.
     ///
     /// # Errors
-    /// [`CallError::Silent`].
+    /// [`CallError::Silent`]; for the first answer also [`CallError::Unread`].
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, CallError> {
-        if std::mem::replace(&mut self.answered, true) {
+        if self.answered {
             self.lines.get_mut().wait(self.silence);
         }
-        next_answer(&mut self.lines).map_err(|error| CallError::Silent(self.socket.clone(), error))
+        let answer = next_answer(&mut self.lines);
+        let is_first = !std::mem::replace(&mut self.answered, true);
+        answer.map_err(|error| match is_first {
+            true => CallError::of_request(&self.socket, error),
+            false => CallError::Silent(self.socket.clone(), error),
+        })
     }
 
     /// Waits until the process closes the connection, or for another `silence`.
@@ -273,6 +293,27 @@ mod tests {
         assert!(!is_listening(&path));
         drop(UnixListener::bind(&path).unwrap());
         assert!(!is_listening(&path));
+    }
+
+    #[test]
+    fn an_unread_request_is_told_from_one_without_an_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let request = serde_json::json!({ "request": "show" });
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut answers = Answers::to(&path, &request, SHORT).unwrap();
+        drop(listener);
+        let error = answers.receive::<serde_json::Value>().unwrap_err();
+        assert!(matches!(error, CallError::Unread(..)), "{error}");
+
+        std::fs::remove_file(&path).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut answers = Answers::to(&path, &request, SHORT).unwrap();
+        let (client, _) = listener.accept().unwrap();
+        BufReader::new(&client).read_line(&mut String::new()).unwrap();
+        drop(client);
+        let error = answers.receive::<serde_json::Value>().unwrap_err();
+        assert!(matches!(error, CallError::Silent(..)), "{error}");
     }
 
     #[test]

@@ -26,6 +26,14 @@ pub enum VmError {
     /// No VM of that name exists.
     #[error("there is no VM '{0}': 'aquifer vm list' lists the VMs of this host")]
     Unknown(RegionName),
+    /// No supervisor read the request.
+    #[error("VM '{name}' has no supervisor ({source}): 'aquifer vm resume {name}' starts one")]
+    Unsupervised {
+        /// The VM.
+        name: RegionName,
+        /// The system's error.
+        source: io::Error,
+    },
     /// QEMU has exited.
     #[error("VM '{name}' is not running; its log is {log}", log = .log.display())]
     Ended {

@@ -260,7 +260,7 @@ fn ask(
         CallError::Silent(_, source) if source.kind() == io::ErrorKind::UnexpectedEof => {
             silent(files, "ended without an answer")
         }
-        CallError::Silent(_, source) => {
+        CallError::Unread(_, source) | CallError::Silent(_, source) => {
             silent(files, &format!("sent no complete answer ({source})"))
         }
     };

@@ -439,7 +439,7 @@ fn asked(
         CallError::Unreachable(socket, error) => {
             RegionError::io(format!("cannot connect to {}", socket.display()))(error)
         }
-        CallError::Silent(_, error) => {
+        CallError::Unread(_, error) | CallError::Silent(_, error) => {
             let name = files.name();
             RegionError::io(format!(
                 "the engine of region '{name}' did not answer within {io_timeout:?}"

@@ -183,21 +183,34 @@ pub fn resize(
     if let Some(handed_over) = record.handed_over {
         return Err(VmError::HandedOver { name: files.name().clone(), to: handed_over.to });
     }
-    if record.pid.is_some() && files.is_running() && !files.is_supervised() {
-        start_supervisor(program, files)?;
-    }
-    let silence = SILENCE + order.retry;
-    let mut next = answers(files, &Request::Resize(order.clone()), silence)?;
-    loop {
-        match next() {
-            Ok(Told::Has { size }) => tell(size),
-            Ok(Told::Resized(resized)) => return Ok(*resized),
-            Ok(other) => return Err(unexpected(other)),
-            Err(_) if !files.is_running() => {
-                return Err(VmError::Ended { name: files.name().clone(), log: files.log() });
-            }
-            Err(error) => return Err(error),
+    let request = Request::Resize(order.clone());
+    let begin = || {
+        if record.pid.is_some() && files.is_running() && !files.is_supervised() {
+            start_supervisor(program, files)?;
         }
+        let mut next = answers(files, &request, SILENCE + order.retry)?;
+        next().map(|told| (told, next))
+    };
+    let ended = |error| match files.is_running() {
+        true => error,
+        false => VmError::Ended { name: files.name().clone(), log: files.log() },
+    };
+    let begun = match begin() {
+        // It was about to end, and read no request any more.
+        Err(VmError::Unsupervised { .. }) => {
+            let _ = wait_until(TIMEOUT, || !files.is_supervised());
+            begin()
+        }
+        begun => begun,
+    };
+    let (mut told, mut next) = begun.map_err(ended)?;
+    loop {
+        match told {
+            Told::Has { size } => tell(size),
+            Told::Resized(resized) => return Ok(*resized),
+            other => return Err(unexpected(other)),
+        }
+        told = next().map_err(ended)?;
     }
 }
 

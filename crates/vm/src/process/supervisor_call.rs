@@ -43,6 +43,13 @@ pub(super) fn unexpected(told: Told) -> VmError {
 }
 
 fn no_answer(files: &Files) -> impl FnOnce(CallError) -> VmError {
-    let what = format!("the supervisor of VM '{}' does not answer", files.name());
-    move |error| VmError::io(what)(error.into())
+    let name = files.name().clone();
+    move |error| match error {
+        CallError::Absent(_, source) | CallError::Unread(_, source) => {
+            VmError::Unsupervised { name, source }
+        }
+        error => {
+            VmError::io(format!("the supervisor of VM '{name}' does not answer"))(error.into())
+        }
+    }
 }
