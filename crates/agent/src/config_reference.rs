@@ -71,6 +71,13 @@ const TOP: &[Key] = &[
         "the tmpfs directory of lent pages; by default `/dev/shm/aquifer/HOST`",
     ),
     key("tls", "path", "\"/etc/aquifer/tls\"", "directory of `ca.pem`, `host.pem` and `host.key`"),
+    key(
+        "cluster",
+        "path",
+        "\"/var/lib/aquifer/cluster\"",
+        "directory of the cluster's key and hosts, which `aquifer cluster join` writes; without \
+         it, the only peers are those of this file",
+    ),
 ];
 
 const TOP_NOTES: &[&str] = &[

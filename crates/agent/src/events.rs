@@ -23,6 +23,7 @@ impl Events {
             EventKind::LenderBack
             | EventKind::SpillBack
             | EventKind::VmEnded
+            | EventKind::HostUp
             | EventKind::Drain => {
                 tracing::info!(event = %kind, who, "{what}");
             }

@@ -6,6 +6,7 @@
 //! - [`driver`]: the one task that owns the node of the `control` crate, which decides, and carries
 //!   out what it says.
 //! - [`lender`], [`borrower`], [`peers`]: lent memory, borrowed memory, and the other hosts.
+//! - [`cluster`]: the cluster that this host belongs to, and how a host joins it.
 //! - [`events`]: events outside the controller's decisions. `stopping`: how an agent ends.
 //! - [`vms`]: VMs that move. [`groups`]: their agreements, and the hand-out of the memory that they
 //!   save.
@@ -17,6 +18,7 @@
 mod background;
 mod balancing;
 pub mod borrower;
+pub mod cluster;
 pub mod config;
 pub mod config_reference;
 mod contacts;
@@ -34,11 +36,13 @@ mod wire;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquifer_transport::tls::{Identity, TlsError};
 use tokio::sync::mpsc;
 
 use borrower::Borrower;
+use cluster::{Admission, ClusterDir, Gossip, Leaving};
 use config::{Config, ConfigError};
 use driver::{Driver, Handle, Parts};
 use events::Events;
@@ -131,9 +135,15 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         .transpose()
         .map_err(start_error)?;
     // Bind the socket first: it keeps a second agent from taking the first one's leases.
-    let endpoints = http::bind(&config.socket, config.listen, identity.server_config())
-        .await
-        .map_err(start_error)?;
+    let cluster = ClusterDir::new(&config.cluster);
+    let started = Gossip::start(&cluster, &config.host, config.listen).await;
+    let (gossip, mut started) = started.map_err(AgentError::Start)?.unzip();
+    // A host that wants to join has no certificate yet.
+    let tls = match &gossip {
+        Some(_) => identity.admitting_config(),
+        None => identity.server_config(),
+    };
+    let endpoints = http::bind(&config.socket, config.listen, tls).await.map_err(start_error)?;
     let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
     let events = Events::default();
     let mut former = contacts::former(&config.state, &config.peers);
@@ -144,6 +154,9 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         &identity.client_config(),
         events.clone(),
     );
+    if let Some(started) = &mut started {
+        peers.follow(&started.others());
+    }
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
     let balances = config.vms.balance;
     let balancer = balances.then(|| balancing::start(&config.state, &exe, &config.vms.balancer));
@@ -164,7 +177,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     }
 
     tracing::info!(
-        host = %config.host, peers = config.peers.len(), memory = %source.name(),
+        host = %config.host, peers = peers.known().len(), memory = %source.name(),
         listen = %config.listen, pages = %lender.place(), socket = %config.socket.display(),
         "ready"
     );
@@ -174,12 +187,37 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         let peers = peers.clone();
         async move { peers.keep_in_contact().await }
     });
-    let driver =
-        Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers, events });
+    let gossiping = started
+        .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
+    let admission = Admission::new(&cluster, &config.host, config.listen, peers.clone());
+    let leaving = Leaving::new(peers.clone(), gossip.clone());
+    let driver = Driver::new(Parts {
+        config,
+        source,
+        pressure,
+        gate,
+        lender,
+        borrower,
+        peers,
+        gossip: gossip.clone(),
+        events,
+    });
     let driver = tokio::spawn(driver.run(inbox));
-    let server =
-        tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms, groups }));
-    let stopped = signals.wait(&handle).await;
+    let served =
+        http::Served { handle: handle.clone(), vms, groups, admission, leaving: leaving.clone() };
+    let server = tokio::spawn(endpoints.serve(served));
+    let stopped = tokio::select! {
+        stopped = signals.wait(&handle) => stopped,
+        () = leaving.wait() => {
+            // Until the answer is on its way.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            Ok(())
+        }
+    };
+    if let Some(gossip) = gossip {
+        gossip.leave(false).await;
+    }
+    gossiping.inspect(tokio::task::JoinHandle::abort);
     contact.abort();
     server.abort();
     let _ = server.await;

@@ -2,14 +2,18 @@
 
 mod names;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use aquifer_api::message::{self, Renew, Renewed};
+use aquifer_api::status::Standing;
 use aquifer_api::{Problem, client::CallError, client::Client, path, status};
 use aquifer_control::{Message, Offer};
-use aquifer_page::{Bytes, HostName, LeaseId, lock};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, lock};
 use rustls::ClientConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +26,9 @@ use crate::wire;
 /// Timeout of an answer with an offer: an overloaded host cannot wait for a dead one.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How many hosts of a cluster get the question for offers at a time.
+const SAMPLE: usize = 4;
+
 /// Timeout of an answer for which the peer must start processes.
 const ASK_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -32,7 +39,7 @@ const CONTACT: Duration = Duration::from_secs(60);
 /// The same interval while any peer has an error.
 const CONTACT_SOON: Duration = Duration::from_secs(10);
 
-/// The peers of the configuration, and former peers.
+/// The peers of the configuration, the hosts of the cluster, and former peers.
 #[derive(Clone, Debug)]
 pub struct Peers(Arc<Inner>);
 
@@ -42,7 +49,7 @@ struct Inner {
     /// Random name of this agent process, new at each start.
     agent: String,
     tls: Arc<ClientConfig>,
-    peers: BTreeMap<HostName, Peer>,
+    peers: RwLock<BTreeMap<HostName, Arc<Peer>>>,
     /// Addresses at which peers call this host but do not reach this agent, each with the reason.
     strayed: Mutex<BTreeMap<String, String>>,
     events: Events,
@@ -52,8 +59,8 @@ struct Inner {
 struct Peer {
     address: String,
     client: Client,
-    /// Whether the configuration names the peer.
-    listed: bool,
+    standing: Standing,
+    admits: bool,
     last: Mutex<Last>,
 }
 
@@ -62,6 +69,8 @@ struct Peer {
 struct Last {
     heard: Option<Instant>,
     spare: Option<(Bytes, Instant)>,
+    /// Its latest news of that.
+    told: Option<Bytes>,
     /// The address at which the peer calls this host.
     calls: Option<String>,
     refused: bool,
@@ -69,8 +78,8 @@ struct Last {
 }
 
 impl Peers {
-    /// Creates the peers without calling them. `former` holds hosts that the configuration no
-    /// longer names.
+    /// Creates the peers without calling them. `former` holds hosts that neither the configuration
+    /// nor the cluster names any more.
     pub fn new(
         host: &HostName,
         peers: &[PeerConfig],
@@ -78,27 +87,71 @@ impl Peers {
         tls: &Arc<ClientConfig>,
         events: Events,
     ) -> Self {
-        let listed = peers.iter().map(|peer| (peer.name.clone(), peer.address.clone(), true));
-        let former = former.into_iter().map(|(name, address)| (name, address, false));
-        let peers = listed.chain(former).map(|(name, address, listed)| {
-            let client = Client::peer(&address, &name, tls.clone());
-            (name, Peer { address, client, listed, last: Mutex::default() })
-        });
+        let peer = |name: HostName, address: &str, standing| {
+            let peer = Arc::new(Peer::new(address, &name, standing, tls));
+            (name, peer)
+        };
+        let listed =
+            peers.iter().map(|listed| peer(listed.name.clone(), &listed.address, Standing::Listed));
+        let former =
+            former.into_iter().map(|(name, address)| peer(name, &address, Standing::Former));
+        let peers: BTreeMap<_, _> = former.chain(listed).collect();
         let inner = Inner {
             host: host.clone(),
             // The name must only be random, and a random lease id provides that.
             agent: LeaseId::random().to_string(),
             tls: tls.clone(),
-            peers: peers.collect(),
+            peers: RwLock::new(peers),
             strayed: Mutex::default(),
             events,
         };
         Self(Arc::new(inner))
     }
 
-    /// Tells whether the configuration names `host`.
+    /// Tells whether the configuration or the cluster names `host`.
     pub fn knows(&self, host: &HostName) -> bool {
-        self.0.peers.get(host).is_some_and(|peer| peer.listed)
+        self.get(host).is_some_and(|peer| peer.is_known())
+    }
+
+    fn get(&self, host: &HostName) -> Option<Arc<Peer>> {
+        read(&self.0.peers).get(host).cloned()
+    }
+
+    fn all(&self) -> BTreeMap<HostName, Arc<Peer>> {
+        read(&self.0.peers).clone()
+    }
+
+    /// Returns the names of all that the configuration or the cluster names.
+    pub fn known(&self) -> BTreeSet<HostName> {
+        let known = self.all().into_iter().filter(|(_, peer)| peer.is_known());
+        known.map(|(host, _)| host).collect()
+    }
+
+    /// Takes in what the cluster says of its hosts. Those of the configuration stay as they are;
+    /// those that the cluster has forgotten become former peers.
+    pub(crate) fn follow(&self, cluster: &BTreeMap<HostName, Follow>) {
+        let mut peers = write(&self.0.peers);
+        for (host, follow) in cluster {
+            let known = peers.get(host);
+            if *host == self.0.host || known.is_some_and(|peer| peer.standing == Standing::Listed) {
+                continue;
+            }
+            if let Some(known) = known.filter(|known| known.is_as(follow)) {
+                known.hear(follow.spare);
+                continue;
+            }
+            let mut peer =
+                Peer::new(&follow.address.to_string(), host, follow.standing, &self.0.tls);
+            peer.admits = follow.admits;
+            peer.hear(follow.spare);
+            peers.insert(host.clone(), Arc::new(peer));
+        }
+        let gone = |host: &HostName, peer: &Peer| {
+            matches!(peer.standing, Standing::Up | Standing::Down) && !cluster.contains_key(host)
+        };
+        for (host, peer) in peers.iter_mut().filter(|(host, peer)| gone(host, peer)) {
+            *peer = Arc::new(Peer::new(&peer.address, host, Standing::Former, &self.0.tls));
+        }
     }
 
     /// Refuses a host that the configuration does not name.
@@ -111,7 +164,7 @@ impl Peers {
             true => Ok(()),
             false => Err(Problem {
                 error: format!("{from} is not a peer of {host}"),
-                help: Some(format!("add a [[peer]] named {from} to the configuration of {host}")),
+                help: Some(to_make_a_peer(from, host)),
             }),
         }
     }
@@ -124,29 +177,65 @@ impl Peers {
         if *from != self.0.host {
             self.admit(from)?;
         }
-        let you = self.0.peers.get(from).map(|peer| peer.address.clone()).unwrap_or_default();
+        let you = self.get(from).map(|peer| peer.address.clone()).unwrap_or_default();
         Ok(message::Offer { host: self.0.host.clone(), spare, agent: self.0.agent.clone(), you })
     }
 
-    /// Calls all peers, then again at intervals, for as long as the caller polls the future.
+    /// Calls all peers of the configuration, then again at intervals, for as long as the caller
+    /// polls the future. Of the other hosts, gossip tells.
     pub async fn keep_in_contact(&self) {
         loop {
-            self.offers().await;
+            self.ask_offers(self.standing(Standing::Listed)).await;
             self.check_name().await;
             let all_well = self.status().iter().all(|peer| peer.error.is_none());
             tokio::time::sleep(if all_well { CONTACT } else { CONTACT_SOON }).await;
         }
     }
 
-    /// Asks all peers at once, and returns the offers that arrive within a second. Offers of peers
-    /// that reach another agent under this host's name are left out: their grants would go there.
+    /// Asks for offers: all peers of the configuration, and a sample of the cluster's hosts. If no
+    /// host of the sample can lend, it asks the next few, and so on.
     pub async fn offers(&self) -> Vec<Offer> {
+        let mut offers = self.ask_offers(self.standing(Standing::Listed)).await;
+        for sample in self.likely_lenders().chunks(SAMPLE) {
+            offers.extend(self.ask_offers(sample.iter().cloned()).await);
+            if offers.iter().any(|offer| offer.spare >= Bytes(EXTENT_SIZE)) {
+                break;
+            }
+        }
+        offers
+    }
+
+    fn standing(&self, standing: Standing) -> impl Iterator<Item = HostName> + use<> {
+        let all = self.all().into_iter();
+        all.filter(move |(_, peer)| peer.standing == standing).map(|(host, _)| host)
+    }
+
+    /// Returns the cluster's hosts that are up, in random order: first those that can lend by their
+    /// news, then those without news.
+    fn likely_lenders(&self) -> Vec<HostName> {
+        let random = RandomState::new();
+        let all = self.all().into_iter();
+        let up = all.filter(|(_, peer)| peer.standing == Standing::Up);
+        let likely = |peer: &Peer| match peer.last().spare {
+            Some((spare, _)) if spare >= Bytes(EXTENT_SIZE) => 0,
+            None => 1,
+            Some(_) => 2,
+        };
+        let mut ranked: Vec<_> =
+            up.map(|(host, peer)| (likely(&peer), random.hash_one(&host), host)).collect();
+        ranked.sort();
+        ranked.into_iter().map(|(_, _, host)| host).collect()
+    }
+
+    /// Asks these peers at once, and returns the offers that arrive within a second. Offers of
+    /// peers that reach another agent under this host's name are left out: their grants would go
+    /// there.
+    async fn ask_offers(&self, hosts: impl IntoIterator<Item = HostName>) -> Vec<Offer> {
         let mut calls = JoinSet::new();
-        let listed = self.0.peers.iter().filter(|(_, peer)| peer.listed);
-        for host in listed.map(|(host, _)| host.clone()) {
+        for host in hosts {
             let peers = self.clone();
             calls.spawn(async move {
-                let client = peers.0.peers.get(&host)?.client.clone().with_timeout(OFFER_TIMEOUT);
+                let client = peers.get(&host)?.client.clone().with_timeout(OFFER_TIMEOUT);
                 let answer = client.get::<message::Offer>(path::OFFER).await;
                 peers.remember(&host, &answer, |last, offer| {
                     last.spare = Some((offer.spare, Instant::now()));
@@ -165,7 +254,7 @@ impl Peers {
     /// # Errors
     /// If `to` is unknown, refuses the message, or may not have received it.
     pub async fn say(&self, to: &HostName, message: &Message) -> Result<Option<String>, SayError> {
-        let peer = self.0.peers.get(to).ok_or_else(|| SayError::Lost(unknown(to)))?;
+        let peer = self.get(to).ok_or_else(|| SayError::Lost(unknown(to)))?;
         let answer = wire::say(&peer.client, message).await;
         self.remember(to, &answer, |_, _| ());
         answer.map_err(|error| match error {
@@ -183,7 +272,7 @@ impl Peers {
         lender: &HostName,
         lease: LeaseId,
     ) -> Result<message::Access, String> {
-        let peer = self.0.peers.get(lender).ok_or_else(|| unknown(lender))?;
+        let peer = self.get(lender).ok_or_else(|| unknown(lender))?;
         let answer = peer.client.get(&path::access(lease)).await;
         self.remember(lender, &answer, |_, _| ());
         answer.map_err(|error| error.to_string())
@@ -201,7 +290,7 @@ impl Peers {
     ) -> Result<T, Problem> {
         let problem = |error| Problem { error, help: None };
         let peer =
-            self.0.peers.get(to).filter(|peer| peer.listed).ok_or_else(|| problem(unknown(to)))?;
+            self.get(to).filter(|peer| peer.is_known()).ok_or_else(|| problem(unknown(to)))?;
         let answer = peer.client.clone().with_timeout(ASK_TIMEOUT).post(path, what).await;
         answer.map_err(|error| match error {
             CallError::Refused { problem, .. } => problem,
@@ -211,7 +300,7 @@ impl Peers {
 
     /// Tells `to` that this host still needs these leases; returns those that `to` does not have.
     pub async fn renew(&self, to: &HostName, renew: Renew) -> Vec<LeaseId> {
-        let Some(peer) = self.0.peers.get(to) else { return Vec::new() };
+        let Some(peer) = self.get(to) else { return Vec::new() };
         let answer = peer.client.post::<_, Renewed>(path::RENEW, &renew).await;
         self.remember(to, &answer, |_, _| ());
         answer.map(|renewed| renewed.lost).unwrap_or_default()
@@ -219,14 +308,16 @@ impl Peers {
 
     /// Returns the latest results for each peer, and for each former peer that is `unsettled`.
     pub fn status_with(&self, unsettled: impl Fn(&HostName) -> bool) -> Vec<status::Peer> {
-        let shown = self.0.peers.iter().filter(|(host, peer)| peer.listed || unsettled(host));
-        let status = |(host, peer): (&HostName, &Peer)| {
-            let Last { heard, spare, calls, refused, error } = peer.last().clone();
+        let all = self.all().into_iter();
+        let shown = all.filter(|(host, peer)| peer.is_known() || unsettled(host));
+        let status = |(host, peer): (HostName, Arc<Peer>)| {
+            let Last { heard, spare, calls, refused, error, .. } = peer.last().clone();
             let age = |at: Instant| at.elapsed().as_secs_f64();
             status::Peer {
-                host: host.clone(),
+                host,
                 address: peer.address.clone(),
-                listed: peer.listed,
+                standing: peer.standing,
+                admits: peer.admits,
                 heard_s: heard.map(age),
                 spare: spare.map(|(spare, _)| spare),
                 spare_s: spare.map(|(_, at)| age(at)),
@@ -248,7 +339,7 @@ impl Peers {
         answer: &Result<T, CallError>,
         note: impl FnOnce(&mut Last, &T),
     ) {
-        let Some(peer) = self.0.peers.get(host) else { return };
+        let Some(peer) = self.get(host) else { return };
         let mut last = peer.last();
         // Warn of the first failure only, not of each retry.
         match answer {
@@ -277,7 +368,42 @@ impl Peers {
     }
 }
 
+/// What the cluster says of a host.
+#[derive(Clone, Debug)]
+pub(crate) struct Follow {
+    pub(crate) address: SocketAddr,
+    pub(crate) standing: Standing,
+    pub(crate) admits: bool,
+    pub(crate) spare: Option<Bytes>,
+}
+
 impl Peer {
+    fn new(address: &str, host: &HostName, standing: Standing, tls: &Arc<ClientConfig>) -> Self {
+        let client = Client::peer(address, host, tls.clone());
+        let address = address.to_owned();
+        Self { address, client, standing, admits: false, last: Mutex::default() }
+    }
+
+    fn is_as(&self, follow: &Follow) -> bool {
+        (self.standing, self.admits) == (follow.standing, follow.admits)
+            && self.address == follow.address.to_string()
+    }
+
+    /// Notes what the peer says that it can lend.
+    fn hear(&self, spare: Option<Bytes>) {
+        let mut last = self.last();
+        if let Some(spare) = spare
+            && last.told != Some(spare)
+        {
+            last.told = Some(spare);
+            last.spare = Some((spare, Instant::now()));
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        self.standing != Standing::Former
+    }
+
     fn last(&self) -> std::sync::MutexGuard<'_, Last> {
         lock(&self.last)
     }
@@ -299,9 +425,21 @@ fn with_help(problem: &Problem) -> String {
     }
 }
 
+fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn unknown(host: &HostName) -> String {
+    format!("{host} is not a peer of this host: {}", to_make_a_peer(host, "this host"))
+}
+
+fn to_make_a_peer(peer: &HostName, of: impl Display) -> String {
     format!(
-        "{host} is not a peer of this host: add a [[peer]] with its name and address \
-         to the configuration"
+        "join both to one cluster with 'aquifer cluster join', or add a [[peer]] named {peer} to \
+         the configuration of {of}"
     )
 }

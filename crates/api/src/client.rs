@@ -134,7 +134,12 @@ pub struct Client {
 #[derive(Clone, Debug)]
 enum Route {
     Unix(PathBuf),
-    Tls { address: String, host: HostName, config: Arc<ClientConfig> },
+    /// Without a host, the configuration alone decides whom it trusts.
+    Tls {
+        address: String,
+        host: Option<HostName>,
+        config: Arc<ClientConfig>,
+    },
 }
 
 impl Client {
@@ -146,8 +151,15 @@ impl Client {
     /// Returns a client of the agent at `address` (`HOST:PORT`), with a timeout of 3 s. The agent's
     /// certificate must name `host`.
     pub fn peer(address: &str, host: &HostName, config: Arc<ClientConfig>) -> Self {
-        let route = Route::Tls { address: address.to_owned(), host: host.clone(), config };
+        let route = Route::Tls { address: address.to_owned(), host: Some(host.clone()), config };
         Self { route, timeout: Duration::from_secs(3) }
+    }
+
+    /// Returns a client of the agent at `address` (`HOST:PORT`), whatever its host, with a timeout
+    /// of 10 s. Only `config` decides whether to trust it.
+    pub fn of_any_host(address: &str, config: Arc<ClientConfig>) -> Self {
+        let route = Route::Tls { address: address.to_owned(), host: None, config };
+        Self { route, timeout: Duration::from_secs(10) }
     }
 
     /// Returns the client with another timeout for each call.
@@ -198,7 +210,8 @@ impl Client {
                     let stream = TcpStream::connect(address)
                         .await
                         .map_err(|error| self.unreachable(error))?;
-                    let name = ServerName::try_from(host.to_string())
+                    let host = host.as_ref().map_or("aquifer", HostName::as_str);
+                    let name = ServerName::try_from(host.to_owned())
                         .map_err(|error| self.unreachable(error))?;
                     let stream = TlsConnector::from(config.clone()).connect(name, stream).await;
                     self.exchange(
@@ -263,7 +276,8 @@ impl Client {
     fn agent(&self) -> String {
         match &self.route {
             Route::Unix(socket) => format!("unix:{}", socket.display()),
-            Route::Tls { address, host, .. } => format!("{address} ({host})"),
+            Route::Tls { address, host: Some(host), .. } => format!("{address} ({host})"),
+            Route::Tls { address, host: None, .. } => address.clone(),
         }
     }
 

@@ -187,3 +187,45 @@ impl fmt::Debug for AccessSecrets {
         f.debug_struct("AccessSecrets").finish_non_exhaustive()
     }
 }
+
+/// A host without a certificate asks a signer to admit it to the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Join {
+    /// The id of the token, 16 hexadecimal digits.
+    pub token: String,
+    /// The name of the host.
+    #[schema(value_type = schema::Name)]
+    pub host: HostName,
+    /// The address at which the others shall reach its agent.
+    #[schema(value_type = schema::Socket)]
+    pub address: SocketAddr,
+    /// The request for a certificate: PKCS#10 (RFC 2986) as DER, in Base64.
+    pub request: String,
+    /// The proof that the host has the token's secret: HMAC-SHA-256 of host, address and request.
+    pub proof: String,
+}
+
+/// A host and the address of its agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemberAddress {
+    /// The host.
+    #[schema(value_type = schema::Name)]
+    pub host: HostName,
+    /// The address of its agent.
+    #[schema(value_type = schema::Socket)]
+    pub address: SocketAddr,
+}
+
+/// The signer admits the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Joined {
+    /// The host's certificate, as PEM.
+    pub certificate: String,
+    /// The authority's certificate, as PEM.
+    pub authority: String,
+    /// The key that seals the gossip of the cluster's hosts, 64 hexadecimal digits.
+    pub key: String,
+    /// The hosts of the cluster that the signer knows, itself among them.
+    pub members: Vec<MemberAddress>,
+}

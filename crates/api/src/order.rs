@@ -72,6 +72,19 @@ pub struct Drain {
     pub on: bool,
 }
 
+/// Leave the cluster for good. The agent then ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Leave {}
+
+/// This host has left the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Departed {
+    /// Why the host's name stays taken, if no signer has heard that it left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name_taken: Option<String>,
+}
+
 /// The progress of a drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Draining {

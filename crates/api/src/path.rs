@@ -22,6 +22,10 @@ pub const OFFER: &str = "/v1/offer";
 pub const ACCESS: &str = "/v1/leases/{lease}/access";
 /// `POST` [`crate::message::Arrive`]: the source of a migration announces a VM.
 pub const ARRIVE: &str = "/v1/vms/arrive";
+/// `POST` [`crate::message::Join`], without a certificate: a host wants to join the cluster.
+pub const JOIN: &str = "/v1/join";
+/// `POST` [`crate::order::Leave`]: a host of the cluster tells a signer that it leaves.
+pub const LEFT: &str = "/v1/left";
 /// `GET` the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET` [`crate::status::Status`].
@@ -34,6 +38,8 @@ pub const BORROW: &str = "/v1/borrow";
 pub const RETURN: &str = "/v1/return";
 /// `POST` [`crate::order::Drain`]; `GET` the progress. Both answer [`crate::order::Draining`].
 pub const DRAIN: &str = "/v1/drain";
+/// `POST` [`crate::order::Leave`]; answers [`crate::order::Departed`].
+pub const LEAVE: &str = "/v1/leave";
 /// `POST` [`crate::order::Migrate`].
 pub const MIGRATE: &str = "/v1/vms/migrate";
 

@@ -36,6 +36,12 @@ pub struct Status {
     /// The host.
     #[schema(value_type = schema::Name)]
     pub host: HostName,
+    /// The address at which other hosts reach the agent.
+    #[serde(default)]
+    pub address: String,
+    /// Whether the host can admit others to its cluster.
+    #[serde(default)]
+    pub admits: bool,
     /// The process id of the agent.
     pub pid: u32,
     /// The agent's version.
@@ -191,7 +197,21 @@ pub enum LeaseHealth {
     Moving,
 }
 
-/// A peer from the configuration.
+/// What a peer is to this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// The configuration names it.
+    Listed,
+    /// A host of the cluster that is up.
+    Up,
+    /// A host of the cluster that is down, or has left.
+    Down,
+    /// A former peer, whose leases are on their way back.
+    Former,
+}
+
+/// Another host.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Peer {
     /// The peer's name.
@@ -199,10 +219,11 @@ pub struct Peer {
     pub host: HostName,
     /// The peer's address.
     pub address: String,
-    /// Whether the configuration names the peer. False: a former peer, whose leases are on their
-    /// way back.
-    #[serde(default = "yes")]
-    pub listed: bool,
+    /// What the peer is to this host.
+    pub standing: Standing,
+    /// Whether the peer can admit hosts to the cluster.
+    #[serde(default)]
+    pub admits: bool,
     /// Seconds since the peer last answered. Absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_s: Option<f64>,
@@ -219,10 +240,6 @@ pub struct Peer {
     /// The reason why the peer does not answer, or refuses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// An event that the operator should know of, outside the controller's decisions.
@@ -263,6 +280,10 @@ pub enum EventKind {
     VmEnded,
     /// Another host has this host's name, or peers call this host at a wrong address.
     NameTaken,
+    /// A host of the cluster is up.
+    HostUp,
+    /// A host of the cluster has left, or answers no host.
+    HostDown,
     /// A drain has started, or all leases are back.
     Drain,
 }
@@ -280,6 +301,8 @@ impl fmt::Display for EventKind {
             Self::OomKill => "oom kill",
             Self::VmEnded => "vm ended",
             Self::NameTaken => "name taken",
+            Self::HostUp => "host up",
+            Self::HostDown => "host down",
             Self::Drain => "drain",
         })
     }

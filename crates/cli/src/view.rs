@@ -1,6 +1,6 @@
 //! An agent's status as text.
 
-use aquifer_api::status::{Decision, Event, Held, Lent, Peer, Status, Volume};
+use aquifer_api::status::{Decision, Event, Held, Lent, Peer, Standing, Status, Volume};
 use aquifer_page::Bytes;
 
 use crate::table::table;
@@ -116,13 +116,20 @@ fn peers(peers: &[Peer]) -> String {
             (Some(spare), None) => spare.to_string(),
             (None, _) => "?".to_owned(),
         };
-        let state = match (&peer.error, peer.listed) {
+        let state = match (&peer.error, peer.standing) {
             (Some(error), _) if peer.refused => format!("refuses: {error}"),
+            (_, Standing::Down) => "down".to_owned(),
             (Some(error), _) => error.clone(),
-            (None, false) => "a former peer; its leases are being returned".to_owned(),
-            (None, true) => String::new(),
+            (None, Standing::Former) => "a former peer; its leases are being returned".to_owned(),
+            (None, Standing::Up) if peer.admits => "up; admits hosts".to_owned(),
+            (None, Standing::Up) => "up".to_owned(),
+            (None, Standing::Listed) => String::new(),
         };
-        let heard = peer.heard_s.map_or_else(|| "never".to_owned(), |age| format!("{age:.0}s ago"));
+        let heard = match (peer.heard_s, peer.standing) {
+            (Some(age), _) => format!("{age:.0}s ago"),
+            (None, Standing::Up | Standing::Down) => "-".to_owned(),
+            (None, _) => "never".to_owned(),
+        };
         vec![peer.host.to_string(), peer.address.clone(), heard, spare, state]
     };
     table(["HOST", "ADDRESS", "HEARD", "COULD LEND", "STATE"], peers.iter().map(row))

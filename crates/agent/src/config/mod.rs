@@ -42,6 +42,9 @@ pub struct Config {
     /// Directory with `ca.pem`, `host.pem` and `host.key`, which `aquifer cluster init` writes.
     #[serde(default = "default_tls")]
     pub tls: PathBuf,
+    /// Directory of what this host knows of its cluster, which `aquifer cluster join` writes.
+    #[serde(default = "default_cluster")]
+    pub cluster: PathBuf,
     /// Settings for watching memory.
     #[serde(default)]
     pub memory: MemoryConfig,
@@ -174,6 +177,10 @@ fn default_state() -> PathBuf {
 
 fn default_tls() -> PathBuf {
     "/etc/aquifer/tls".into()
+}
+
+fn default_cluster() -> PathBuf {
+    "/var/lib/aquifer/cluster".into()
 }
 
 fn duration<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

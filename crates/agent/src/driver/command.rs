@@ -1,5 +1,7 @@
 //! Requests to the agent as commands for the driver, and the channel that carries them.
 
+use std::collections::BTreeSet;
+
 use aquifer_api::Problem;
 use aquifer_api::message::{Access, Offer, Renew};
 use aquifer_api::order::{Borrow, Borrowed, Drain, Draining, Return, Returned};
@@ -24,6 +26,8 @@ pub enum Command {
         /// Receives the answer.
         reply: oneshot::Sender<Heard>,
     },
+    /// The hosts that the configuration or the cluster names have changed.
+    Peers(BTreeSet<HostName>),
     /// A peer's word that it still needs its leases.
     Renew {
         /// The peer, as its certificate names it.

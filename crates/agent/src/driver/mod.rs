@@ -27,6 +27,7 @@ use tokio::time::MissedTickBehavior;
 pub use command::{Command, Handle, Heard};
 
 use crate::borrower::Borrower;
+use crate::cluster::Gossip;
 use crate::config::Config;
 use crate::events::Events;
 use crate::lender::Lender;
@@ -54,6 +55,8 @@ pub struct Parts {
     pub borrower: Arc<Borrower>,
     /// The other hosts.
     pub peers: Peers,
+    /// This host's part in the gossip of its cluster, if it belongs to one.
+    pub(crate) gossip: Option<Gossip>,
     /// Events outside the controller's decisions.
     pub events: Events,
 }
@@ -113,7 +116,12 @@ impl Driver {
 
     fn tick(&mut self) {
         match self.read() {
-            Ok(readings) => self.input(Input::Period(readings)),
+            Ok(readings) => {
+                self.input(Input::Period(readings));
+                if let Some(gossip) = &self.parts.gossip {
+                    gossip.tell(self.node.controller().spare());
+                }
+            }
             Err(error) => tracing::error!("cannot read the memory figures: {error}"),
         }
     }
@@ -132,6 +140,7 @@ impl Driver {
                 let ticket = self.replies.keep(Reply::Heard(from.clone(), reply));
                 self.input(Input::Heard { from, message, ticket });
             }
+            Command::Peers(peers) => self.input(Input::Peers(peers)),
             Command::Renew { from, renew, reply } => {
                 let ticket = self.replies.keep(Reply::Renewed(reply));
                 let (leases, io_timeout_ms) = (renew.leases, renew.io_timeout_ms);
@@ -166,7 +175,7 @@ impl Driver {
 
 /// Creates this host's node from the leases and volumes of the previous agent.
 fn node(parts: &Parts) -> Node {
-    let Config { host, memory, lend, borrow, peers, .. } = &parts.config;
+    let Config { host, memory, lend, borrow, .. } = &parts.config;
     let config = control::Config {
         upper: memory.upper,
         lower: memory.lower,
@@ -185,11 +194,8 @@ fn node(parts: &Parts) -> Node {
     // A controller's ids start at a random number; a random lease id provides one.
     let seed = LeaseId::random().0;
     let controller = Controller::restore(host.clone(), config, seed, Duration::ZERO, found);
-    let settings = Settings {
-        period: memory.period,
-        source: parts.source.name(),
-        peers: peers.iter().map(|peer| peer.name.clone()).collect(),
-    };
+    let settings =
+        Settings { period: memory.period, source: parts.source.name(), peers: parts.peers.known() };
     Node::new(controller, settings)
 }
 

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use super::Driver;
 use super::journal::role;
 use super::reply::contacts;
+use crate::cluster::Gossip;
 
 impl Driver {
     /// Answers with everything about this host. Volumes are other processes, so a blocking thread
@@ -17,6 +18,8 @@ impl Driver {
         let (controller, memory) = (self.node.controller(), self.node.memory());
         let mut status = Status {
             host: config.host.clone(),
+            address: config.listen.to_string(),
+            admits: self.parts.gossip.as_ref().is_some_and(Gossip::admits),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.now().as_secs_f64(),

@@ -25,6 +25,7 @@ use utoipa_axum::routes;
 
 pub use serve::{Endpoints, bind};
 
+use crate::cluster::{Admission, Leaving};
 use crate::driver::Handle;
 use crate::groups::Groups;
 use crate::vms::Vms;
@@ -38,6 +39,22 @@ pub struct Served {
     pub vms: Vms,
     /// The groups of this host.
     pub groups: Groups,
+    /// The admission of hosts to the cluster.
+    pub(crate) admission: Admission,
+    /// This host's way out of the cluster.
+    pub(crate) leaving: Leaving,
+}
+
+impl FromRef<Served> for Leaving {
+    fn from_ref(served: &Served) -> Self {
+        served.leaving.clone()
+    }
+}
+
+impl FromRef<Served> for Admission {
+    fn from_ref(served: &Served) -> Self {
+        served.admission.clone()
+    }
 }
 
 impl FromRef<Served> for Handle {
@@ -65,6 +82,8 @@ pub enum Caller {
     Local,
     /// The host that the client certificate names.
     Peer(HostName),
+    /// A host without a certificate, which may only ask to join.
+    Stranger,
 }
 
 #[derive(OpenApi)]
@@ -106,12 +125,15 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(peers::offer))
         .routes(routes!(peers::access))
         .routes(routes!(peers::arrive))
+        .routes(routes!(peers::join))
+        .routes(routes!(peers::left))
         .routes(routes!(orders::status))
         .routes(routes!(orders::groups))
         .routes(routes!(orders::borrow))
         .routes(routes!(orders::give_back))
         .routes(routes!(orders::drain, orders::draining))
         .routes(routes!(orders::migrate))
+        .routes(routes!(orders::leave))
 }
 
 /// Returns the OpenAPI document: the answer to `GET /v1/openapi.json` and the file
@@ -256,10 +278,13 @@ mod tests {
             path::DRAIN,
             path::ARRIVE,
             path::MIGRATE,
+            path::JOIN,
+            path::LEFT,
+            path::LEAVE,
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 15, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 18, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

@@ -2,12 +2,15 @@
 //! `docs/reference/openapi.json`.
 
 use aquifer_api::group::Group;
-use aquifer_api::order::{Awaited, Borrow, Borrowed, Drain, Draining, Migrate, Return, Returned};
+use aquifer_api::order::{
+    Awaited, Borrow, Borrowed, Departed, Drain, Draining, Leave, Migrate, Return, Returned,
+};
 use aquifer_api::status::Status;
 use axum::Json;
 use axum::extract::State;
 
 use super::{Body, Failure, FromLocal, Refusals};
+use crate::cluster::Leaving;
 use crate::driver::{Command, Handle};
 use crate::groups::Groups;
 use crate::vms::Vms;
@@ -84,4 +87,15 @@ pub(super) async fn migrate(
     Body(order): Body<Migrate>,
 ) -> Result<Json<Awaited>, Failure> {
     Ok(Json(vms.offer(order).await?))
+}
+
+/// Leaves the cluster for good. The agent then ends.
+#[utoipa::path(post, path = "/v1/leave", tag = "orders", request_body = Leave,
+    responses((status = 200, description = "The answer.", body = Departed), Refusals))]
+pub(super) async fn leave(
+    State(leaving): State<Leaving>,
+    _: FromLocal,
+    Body(order): Body<Leave>,
+) -> Result<Json<Departed>, Failure> {
+    Ok(Json(leaving.leave(order).await?))
 }

@@ -2,9 +2,10 @@
 //! and arriving VMs. Doc comments of handlers are text of `docs/reference/openapi.json`.
 
 use aquifer_api::message::{
-    Access, Arrive, Awaits, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer,
-    Renew, Renewed,
+    Access, Arrive, Awaits, Join, Joined, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq,
+    MemLenFin, Offer, Renew, Renewed,
 };
+use aquifer_api::order::Leave;
 use aquifer_api::{Done, schema};
 use aquifer_control::Message;
 use aquifer_page::LeaseId;
@@ -13,6 +14,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::{Body, Failure, FromPeer, Refusals};
+use crate::cluster::Admission;
 use crate::driver::{Command, Handle};
 use crate::vms::Vms;
 use crate::wire::Heard;
@@ -137,4 +139,29 @@ pub(super) async fn arrive(
     Body(arrive): Body<Arrive>,
 ) -> Result<Json<Awaits>, Failure> {
     Ok(Json(vms.receive(from, arrive).await?))
+}
+
+/// Admits a host to the cluster. The caller needs a token, and no certificate.
+#[utoipa::path(post, path = "/v1/join", tag = "peers", request_body = Join,
+    responses((status = 200, description = "The host belongs to the cluster.", body = Joined), Refusals))]
+pub(super) async fn join(
+    State(admission): State<Admission>,
+    Body(join): Body<Join>,
+) -> Result<Json<Joined>, Failure> {
+    // It waits for the disk.
+    let admitted = tokio::task::spawn_blocking(move || admission.admit(&join)).await;
+    let failed = |error| Failure::new(StatusCode::CONFLICT, format!("cannot admit hosts: {error}"));
+    Ok(Json(admitted.map_err(failed)??))
+}
+
+/// A host leaves the cluster: its name is free.
+#[utoipa::path(post, path = "/v1/left", tag = "peers", request_body = Leave,
+    responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
+pub(super) async fn left(
+    State(admission): State<Admission>,
+    FromPeer(from): FromPeer,
+    Body(_): Body<Leave>,
+) -> Answer {
+    admission.forget(&from)?;
+    Ok(Json(Done {}))
 }

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_page::HostName;
 use aquifer_transport::{accepting, tls};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -90,8 +89,8 @@ impl Endpoints {
                 {
                     strangers.welcome(stream, from, self.tls.clone());
                 }
-                Some((stream, host)) = strangers.next() => {
-                    connections.spawn(converse(stream, router.clone(), Caller::Peer(host)));
+                Some((stream, caller)) = strangers.next() => {
+                    connections.spawn(converse(stream, router.clone(), caller));
                 }
                 Some(_) = connections.join_next() => {}
             }
@@ -120,7 +119,7 @@ async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut()
 /// of them keeps a peer out.
 #[derive(Debug, Default)]
 struct Strangers {
-    handshakes: JoinSet<Option<(TlsStream<TcpStream>, HostName)>>,
+    handshakes: JoinSet<Option<(TlsStream<TcpStream>, Caller)>>,
     /// Oldest first.
     waiting: VecDeque<AbortHandle>,
 }
@@ -136,9 +135,8 @@ impl Strangers {
         self.waiting.push_back(self.handshakes.spawn(welcome(stream, from, tls)));
     }
 
-    /// Returns the next caller that proves to be a host of the cluster; pending while there is
-    /// none.
-    async fn next(&mut self) -> Option<(TlsStream<TcpStream>, HostName)> {
+    /// Returns the next caller whose handshake is complete; pending while there is none.
+    async fn next(&mut self) -> Option<(TlsStream<TcpStream>, Caller)> {
         loop {
             match self.handshakes.join_next().await {
                 Some(Ok(Some(welcomed))) => return Some(welcomed),
@@ -155,13 +153,13 @@ impl Drop for Endpoints {
     }
 }
 
-/// Completes the TLS handshake; returns the host that the certificate names, or `None` for a caller
-/// outside the cluster.
+/// Completes the TLS handshake; returns the caller, or `None` if it has a certificate that is not of
+/// this cluster, or needs one and has none.
 async fn welcome(
     stream: TcpStream,
     from: SocketAddr,
     config: Arc<ServerConfig>,
-) -> Option<(TlsStream<TcpStream>, HostName)> {
+) -> Option<(TlsStream<TcpStream>, Caller)> {
     let _ = stream.set_nodelay(true);
     let stream = match tokio::time::timeout(TIMEOUT, TlsAcceptor::from(config).accept(stream)).await
     {
@@ -177,8 +175,9 @@ async fn welcome(
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     match certificate.map(tls::host_name) {
-        Some(Ok(host)) => Some((stream, host)),
-        _ => {
+        Some(Ok(host)) => Some((stream, Caller::Peer(host))),
+        None => Some((stream, Caller::Stranger)),
+        Some(Err(_)) => {
             tracing::warn!(%from, "rejected a caller whose certificate names no host");
             None
         }

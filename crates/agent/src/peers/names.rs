@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use aquifer_api::client::{CallError, Client};
 use aquifer_api::message::Offer;
 use aquifer_api::path;
-use aquifer_api::status::EventKind;
+use aquifer_api::status::{EventKind, Standing};
 use aquifer_page::lock;
 
 use super::{OFFER_TIMEOUT, Peers};
@@ -14,12 +14,8 @@ use super::{OFFER_TIMEOUT, Peers};
 impl Peers {
     /// Calls this host at every address at which its peers call it, and notes each wrong one.
     pub(super) async fn check_name(&self) {
-        let calls = self
-            .0
-            .peers
-            .values()
-            .filter(|peer| peer.listed)
-            .filter_map(|peer| peer.last().calls.clone());
+        let listed = self.all().into_values().filter(|peer| peer.standing == Standing::Listed);
+        let calls = listed.filter_map(|peer| peer.last().calls.clone());
         let addresses: BTreeSet<String> = calls.collect();
         let mut strayed = std::collections::BTreeMap::new();
         for address in addresses {

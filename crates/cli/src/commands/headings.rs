@@ -16,11 +16,11 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Paging", &[], &["policy", "scheme", "prefetch", "workers", "emulate-link", "one-at-a-time"]),
     ("Device", &[], &["swap", "priority", "backend", "direct", "queues"]),
     ("Lenders", &[], &["lender", "borrow", "lend", "take-over"]),
-    ("Security", &[], &["tls", "lender-host", "dhchap-secret", "host-nqn", "allow-host"]),
+    ("Security", &[], &["tls", "lender-host", "dhchap-secret", "host-nqn", "allow-host", "token"]),
     ("Security", &[], &["unencrypted", "encryption"]),
     ("Timeouts", &[], &["io-timeout", "fault-timeout", "timeout", "retry", "max-downtime"]),
     ("Output", &[], &["json", "report", "watch", "stages"]),
-    ("Paths", &[], &["run-dir", "socket", "groups", "config", "dir"]),
+    ("Paths", &[], &["run-dir", "socket", "groups", "config", "dir", "cluster-dir"]),
 ];
 
 /// Puts an option of the command that `words` name under its heading.

@@ -235,7 +235,7 @@ fn peers(config: &Config) -> Check {
         ([], 0) => Check::warn(
             NAME,
             "none: the agent cannot borrow or lend",
-            "add a [[peer]] for each other host",
+            "join a cluster with 'aquifer cluster join', or add a [[peer]] for each other host",
         ),
         ([], count) => Check::ok(NAME, format!("{count}, each with its own name and address")),
         (faults, _) => fault(NAME, faults.join("; "), "correct address in these [[peer]] sections"),

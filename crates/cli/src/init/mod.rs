@@ -1,7 +1,7 @@
 //! A cluster's directory: the authority, and the files of each host.
 
 mod draft;
-mod template;
+pub(crate) mod template;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,7 +22,7 @@ const CONFIG: &str = "agent.toml";
 const TLS: &str = "tls";
 
 /// The port of agents.
-const AGENT_PORT: u16 = 7070;
+pub(crate) const AGENT_PORT: u16 = 7070;
 
 /// The port on which agents serve pages.
 const PAGES_PORT: u16 = 7071;

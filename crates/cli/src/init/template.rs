@@ -1,6 +1,7 @@
 //! The commented configuration of a new host.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use aquifer_page::HostName;
 
@@ -11,10 +12,31 @@ const NVME_PORT: u16 = 4420;
 
 /// Returns the text of `agent.toml` for a host, with its peers' sections at the end.
 pub(super) fn config(member: &Member, peers: &str) -> String {
-    let host = &member.name;
-    let listen = SocketAddr::from((member.ip, super::AGENT_PORT));
-    let pages = SocketAddr::from((member.ip, PAGES_PORT));
-    let nvme = SocketAddr::from((member.ip, NVME_PORT));
+    let peers = format!("# The other hosts.\n{peers}");
+    text(&member.name, member.ip, &peers)
+}
+
+/// Returns the text of `agent.toml` for a host of a cluster that needs no list of hosts. Keys of
+/// `places` get these paths instead of their defaults.
+pub(crate) fn of_cluster(host: &HostName, ip: IpAddr, places: &[(&str, &Path)]) -> String {
+    let peers = "# Hosts outside the cluster, if there are any.\n# [[peer]]\n# name = \"…\"\n\
+                 # address = \"…\"\n";
+    let text = text(host, ip, peers);
+    let placed = |line: &str| {
+        let key = line.strip_prefix("# ").and_then(|line| line.split_once(" = "));
+        let place = key.and_then(|(key, _)| places.iter().find(|(name, _)| *name == key));
+        place.map_or_else(
+            || line.to_owned(),
+            |(key, path)| format!("{key} = {}", toml::Value::from(path.display().to_string())),
+        )
+    };
+    text.lines().map(|line| placed(line) + "\n").collect()
+}
+
+fn text(host: &HostName, ip: IpAddr, peers: &str) -> String {
+    let listen = SocketAddr::from((ip, super::AGENT_PORT));
+    let pages = SocketAddr::from((ip, PAGES_PORT));
+    let nvme = SocketAddr::from((ip, NVME_PORT));
     format!(
         r#"# The agent of host {host}. Lines that are commented out show the defaults.
 # Sizes: 4096, "512MiB", "2G". Times: "500ms", "8s", "10m".
@@ -27,6 +49,8 @@ listen = "{listen}"
 pages = "{pages}"
 # The certificate, the key and the authority's certificate.
 # tls = "/etc/aquifer/tls"
+# What this host knows of its cluster ('aquifer cluster join').
+# cluster = "/var/lib/aquifer/cluster"
 # The socket for 'aquifer status' and 'aquifer host'.
 # socket = "/run/aquifer/agent.sock"
 # Control sockets and logs of volumes.
@@ -102,7 +126,6 @@ pages = "{pages}"
 # The directory of the groups' files.
 # agreements = "/etc/aquifer/groups"
 
-# The other hosts.
 {peers}"#
     )
 }
@@ -125,7 +148,7 @@ mod tests {
         Config::load(&path).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    fn text() -> String {
+    fn commented() -> String {
         let member = Member::new(&"a".parse().unwrap(), "192.0.2.1").unwrap();
         config(&member, &peer(&"b".parse().unwrap(), "192.0.2.2:7070"))
     }
@@ -145,7 +168,7 @@ mod tests {
         let without_default = |line: &String| {
             ["cgroup", "reserved", "nvme"].iter().any(|key| line.starts_with(&format!("{key} = ")))
         };
-        text()
+        commented()
             .lines()
             .map(in_force)
             .filter(|line| !without_default(line))
@@ -155,9 +178,19 @@ mod tests {
 
     #[test]
     fn an_agent_understands_the_configuration_of_a_new_host() {
-        let config = load(&text());
+        let config = load(&commented());
         assert_eq!((config.host.as_str(), config.peers.len()), ("a", 1));
         assert_eq!(config.listen.to_string(), "192.0.2.1:7070");
+    }
+
+    #[test]
+    fn an_agent_understands_the_configuration_of_a_joined_host() {
+        let ip = IpAddr::from([192, 0, 2, 1]);
+        let text = of_cluster(&"a".parse().unwrap(), ip, &[("tls", Path::new("/x \"y\"/tls"))]);
+        let config = load(&text);
+        assert_eq!((config.host.as_str(), config.peers.len()), ("a", 0));
+        assert_eq!(config.tls, Path::new("/x \"y\"/tls"));
+        assert_eq!(config.cluster, Path::new("/var/lib/aquifer/cluster"));
     }
 
     #[test]
@@ -167,7 +200,7 @@ mod tests {
             "{}",
             uncommented()
         );
-        let as_is = format!("{:?}", load(&text()));
+        let as_is = format!("{:?}", load(&commented()));
         // Only a configuration that names the store has the host's name in it.
         let spelled = format!("{:?}", load(&uncommented()))
             .replace("store: Some(\"/dev/shm/aquifer/a\")", "store: None");

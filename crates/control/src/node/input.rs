@@ -1,6 +1,6 @@
 //! The node's input: readings, messages, orders, and the ends of what it ordered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
@@ -24,6 +24,8 @@ pub enum Input {
         /// The bytes stored in each lease that this host gave.
         stored: BTreeMap<LeaseId, Bytes>,
     },
+    /// The hosts that the configuration or the cluster names.
+    Peers(BTreeSet<HostName>),
     /// A peer's message; the peer's certificate proves the sender.
     Heard {
         /// The sender.

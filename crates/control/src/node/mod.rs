@@ -47,7 +47,7 @@ pub struct Settings {
     pub period: Duration,
     /// The watched memory, for people: `host`, or the path of a cgroup.
     pub source: String,
-    /// The hosts that the configuration names.
+    /// The hosts that the configuration or the cluster names.
     pub peers: BTreeSet<HostName>,
 }
 
@@ -135,6 +135,7 @@ impl Node {
         match input {
             Input::Period(readings) => self.period(readings),
             Input::Offers { lenders, stored } => self.offered(lenders, stored),
+            Input::Peers(peers) => self.settings.peers = peers,
             Input::Heard { from, message, ticket } => self.hear(from, message, ticket),
             Input::Renewal { from, leases, io_timeout_ms, ticket } => {
                 let lost = self.renewal(&from, leases, io_timeout_ms);

@@ -152,7 +152,8 @@ pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> Order
     reasons.dedup();
     let help = if peers.is_empty() {
         reasons.push("this host has no peers".to_owned());
-        "add a [[peer]] with its name and address for each other host to the configuration"
+        "join it to a cluster with 'aquifer cluster join', or add a [[peer]] for each other host to \
+         the configuration"
     } else if peers.values().all(|peer| peer.error.is_some()) {
         "'aquifer status' shows all peers, and when each was last heard from"
     } else {

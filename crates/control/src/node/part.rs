@@ -1,4 +1,4 @@
-//! The settling of leases with hosts that the configuration no longer names.
+//! The settling of leases with hosts that neither the configuration nor the cluster names any more.
 
 use std::collections::BTreeSet;
 
@@ -46,6 +46,6 @@ impl Node {
             let held = held.join(", ");
             parts.push(format!("has lent this host lease {held}, which this host vacates"));
         }
-        format!("{host} is not a [[peer]] in the configuration, but {}", parts.join(" and "))
+        format!("{host} is no peer of this host any more, but {}", parts.join(" and "))
     }
 }

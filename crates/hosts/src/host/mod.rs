@@ -11,13 +11,21 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 
 use aquifer_page::Bytes;
+use serde::Deserialize;
+use serde_json::Value;
 use toml::Table;
 
 pub use agent::block_on;
 
-use crate::daemon::Binary;
+use crate::daemon::{Binary, answer};
 use crate::error::{During as _, Result};
 use crate::network::{Namespace, Network};
+
+/// The part of the answer of `aquifer cluster create` that is needed here.
+#[derive(Deserialize)]
+struct Made {
+    token: String,
+}
 
 /// A host; its drop ends its agent and removes its pages.
 #[derive(Debug)]
@@ -46,12 +54,70 @@ impl Host {
     ) -> Result<Vec<Self>> {
         aquifer.init(dir, members.iter().copied())?;
         let host = |&(name, address): &(&'static str, Ipv4Addr)| {
-            let (dir, store) = (dir.join(name), stores.join(name));
-            let (aquifer, agent) = (aquifer.clone(), Mutex::new(None));
-            let host = Self { name, address, aquifer, dir, store, network: None, agent };
+            let host = Self::new(aquifer, dir, stores, (name, address));
             host.configure(|_| ()).map(|()| host)
         };
         members.iter().map(host).collect()
+    }
+
+    /// Creates a cluster whose first host this is; returns the host and a token, but does not start
+    /// its agent.
+    ///
+    /// # Errors
+    /// If `aquifer cluster create` fails.
+    pub fn create(
+        aquifer: &Binary,
+        dir: &Path,
+        stores: &Path,
+        (name, address): (&'static str, Ipv4Addr),
+    ) -> Result<(Self, String)> {
+        let host = Self::new(aquifer, dir, stores, (name, address));
+        let made: Made = answer(&mut host.to_belong(&["create"]))?;
+        host.configure(|_| ())?;
+        Ok((host, made.token))
+    }
+
+    /// Joins a host to the cluster of `signer`, but does not start its agent.
+    ///
+    /// # Errors
+    /// If `aquifer cluster join` fails.
+    pub fn join(
+        aquifer: &Binary,
+        dir: &Path,
+        stores: &Path,
+        (name, address): (&'static str, Ipv4Addr),
+        (signer, token): (&Self, &str),
+    ) -> Result<Self> {
+        let host = Self::new(aquifer, dir, stores, (name, address));
+        let signer = signer.api().to_string();
+        answer::<Value>(&mut host.to_belong(&["join", &signer, "--token", token]))?;
+        host.configure(|_| ())?;
+        Ok(host)
+    }
+
+    fn new(
+        aquifer: &Binary,
+        dir: &Path,
+        stores: &Path,
+        (name, address): (&'static str, Ipv4Addr),
+    ) -> Self {
+        let (dir, store) = (dir.join(name), stores.join(name));
+        let (aquifer, agent) = (aquifer.clone(), Mutex::new(None));
+        Self { name, address, aquifer, dir, store, network: None, agent }
+    }
+
+    /// Returns the command `aquifer cluster VERB` on this host, with its name, address and files.
+    fn to_belong(&self, verb: &[&str]) -> Command {
+        let words: Vec<_> = ["cluster"].iter().chain(verb).copied().collect();
+        let mut command = self.aquifer.json(&self.state(), &words);
+        command.args(["--host", self.name, "--address", &self.address.to_string()]);
+        command.arg("--config").arg(self.config()).arg("--cluster-dir").arg(self.cluster());
+        command
+    }
+
+    /// Returns the directory of what it knows of its cluster.
+    pub fn cluster(&self) -> PathBuf {
+        self.dir.join("cluster")
     }
 
     /// Admits the hosts `a` and `b`, as [`Host::admit`] does, each with its own network.

@@ -11,8 +11,9 @@ use std::time::{Duration, SystemTime};
 use aquifer_page::HostName;
 use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+    SanType,
 };
 use rustix::fs::{CWD, RenameFlags};
 use rustls::pki_types::DnsName;
@@ -116,20 +117,7 @@ impl Authority {
         let issue = |source| TlsError::Issue { path: certificate.clone(), source };
 
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(issue)?;
-        let mut params = validity(CertificateParams::default());
-        params.distinguished_name.push(DnType::CommonName, host.as_str());
-        params.subject_alt_names = vec![SanType::DnsName(dns_name(host.as_str())?)];
-        for name in names {
-            params.subject_alt_names.push(match name.parse::<IpAddr>() {
-                Ok(ip) => SanType::IpAddress(ip),
-                Err(_) => SanType::DnsName(dns_name(name)?),
-            });
-        }
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        params.use_authority_key_identifier_extension = true;
-        let signed = params.signed_by(&pair, &self.issuer).map_err(issue)?;
+        let signed = of_host(host, names)?.signed_by(&pair, &self.issuer).map_err(issue)?;
 
         let own = read_file(&self.dir.join(CA_CERTIFICATE))?;
         if fs::read_to_string(&ca).ok().as_ref() != Some(&own) {
@@ -138,6 +126,53 @@ impl Authority {
         write_file(&key, pair.serialize_pem().as_bytes(), 0o600, force)?;
         write_file(&certificate, signed.pem().as_bytes(), 0o644, force)
     }
+
+    /// Signs the certificate of a host that made its own key, and returns it as PEM. The
+    /// certificate has the names given here and nothing else of the request but its key. `request`
+    /// is a PKCS#10 request (RFC 2986), as DER.
+    ///
+    /// # Errors
+    /// [`TlsError::Request`] if the request is malformed or not signed with its key.
+    /// [`TlsError::Name`] for a name that a certificate cannot carry. [`TlsError::Issue`] if the
+    /// certificate cannot be made.
+    pub fn sign(
+        &self,
+        request: &[u8],
+        host: &HostName,
+        names: &[String],
+    ) -> Result<String, TlsError> {
+        let request = CertificateSigningRequestParams::from_der(&request.into());
+        let key = request.map_err(TlsError::Request)?.public_key;
+        let signed = of_host(host, names)?.signed_by(&key, &self.issuer);
+        let path = || self.dir.join(CA_CERTIFICATE);
+        Ok(signed.map_err(|source| TlsError::Issue { path: path(), source })?.pem())
+    }
+
+    /// Returns the authority's certificate as PEM.
+    ///
+    /// # Errors
+    /// [`TlsError::File`] if it cannot be read.
+    pub fn certificate(&self) -> Result<String, TlsError> {
+        read_file(&self.dir.join(CA_CERTIFICATE))
+    }
+}
+
+/// Returns the content of a host's certificate.
+fn of_host(host: &HostName, names: &[String]) -> Result<CertificateParams, TlsError> {
+    let mut params = validity(CertificateParams::default());
+    params.distinguished_name.push(DnType::CommonName, host.as_str());
+    params.subject_alt_names = vec![SanType::DnsName(dns_name(host.as_str())?)];
+    for name in names {
+        params.subject_alt_names.push(match name.parse::<IpAddr>() {
+            Ok(ip) => SanType::IpAddress(ip),
+            Err(_) => SanType::DnsName(dns_name(name)?),
+        });
+    }
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
 }
 
 fn validity(mut params: CertificateParams) -> CertificateParams {
@@ -157,7 +192,7 @@ fn dns_name(name: &str) -> Result<Ia5String, TlsError> {
     name.try_into().map_err(|_| error())
 }
 
-fn make_dir(dir: &Path) -> Result<(), TlsError> {
+pub(super) fn make_dir(dir: &Path) -> Result<(), TlsError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -180,12 +215,17 @@ fn of_authority(error: TlsError) -> TlsError {
     }
 }
 
-fn read_file(path: &Path) -> Result<String, TlsError> {
+pub(super) fn read_file(path: &Path) -> Result<String, TlsError> {
     fs::read_to_string(path).map_err(|source| TlsError::file("read", path, source))
 }
 
 /// Writes the file atomically: a reader never sees half a key, and a crash leaves the old file.
-fn write_file(path: &Path, text: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
+pub(super) fn write_file(
+    path: &Path,
+    text: &[u8],
+    mode: u32,
+    replace: bool,
+) -> Result<(), TlsError> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
     let draft = Path::new(&draft);

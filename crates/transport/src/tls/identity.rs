@@ -10,6 +10,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::{cipher_suite, default_provider};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::ClientCertVerifierBuilder;
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -27,6 +28,7 @@ use super::authority::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
 pub struct Identity {
     host: HostName,
     server: Arc<ServerConfig>,
+    admitting: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
 }
 
@@ -54,19 +56,25 @@ impl Identity {
 
         let provider = Arc::new(provider());
         let failed = |error: &dyn fmt::Display| TlsError::certificate(&path, error);
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-            .build()
-            .map_err(|error| failed(&error))?;
-        let mut server = ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| failed(&error))?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(|error| failed(&error))?;
-        server.send_tls13_tickets = 0;
-        server.enable_secret_extraction = true;
+        let verifier =
+            || WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+        let serve = |verifier: ClientCertVerifierBuilder, chain: Vec<_>| {
+            let verifier = verifier.build().map_err(|error| failed(&error))?;
+            let mut server = ServerConfig::builder_with_provider(provider.clone())
+                .with_protocol_versions(&[&TLS13])
+                .map_err(|error| failed(&error))?
+                .with_client_cert_verifier(verifier)
+                .with_single_cert(chain, key.clone_key())
+                .map_err(|error| failed(&error))?;
+            server.send_tls13_tickets = 0;
+            server.enable_secret_extraction = true;
+            Ok::<_, TlsError>(Arc::new(server))
+        };
+        let server = serve(verifier(), chain.clone())?;
+        let with_authority = [chain.clone(), certificates(&dir.join(CA_CERTIFICATE))?].concat();
+        let admitting = serve(verifier().allow_unauthenticated(), with_authority)?;
 
-        let mut client = ClientConfig::builder_with_provider(provider)
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| failed(&error))?
             .with_root_certificates(roots)
@@ -74,7 +82,7 @@ impl Identity {
             .map_err(|error| failed(&error))?;
         client.resumption = Resumption::disabled();
         client.enable_secret_extraction = true;
-        Ok(Self { host, server: Arc::new(server), client: Arc::new(client) })
+        Ok(Self { host, server, admitting, client: Arc::new(client) })
     }
 
     /// Checks that peers will trust the certificate in `dir`: the authority beside it has signed
@@ -110,6 +118,12 @@ impl Identity {
         self.server.clone()
     }
 
+    /// Returns the configuration of a server that also serves hosts without a certificate, which
+    /// want to join. It shows them the authority's certificate.
+    pub fn admitting_config(&self) -> Arc<ServerConfig> {
+        self.admitting.clone()
+    }
+
     /// Returns the client's configuration, which demands a server certificate of the cluster's
     /// authority.
     ///
@@ -137,7 +151,7 @@ pub fn host_name(certificate: &CertificateDer<'_>) -> Result<HostName, TlsError>
 
 /// Returns ring's TLS 1.3 suites, AES-128 first: it costs least per page, and the pages live for
 /// hours only.
-fn provider() -> CryptoProvider {
+pub(super) fn provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![
             cipher_suite::TLS13_AES_128_GCM_SHA256,

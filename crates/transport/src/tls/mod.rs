@@ -8,6 +8,7 @@
 mod authority;
 mod handshake;
 mod identity;
+mod joining;
 mod keys;
 mod receiving;
 mod sending;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 pub use authority::{Authority, CA_CERTIFICATE, CA_KEY, HOST_CERTIFICATE, HOST_KEY};
 pub use handshake::{accept, connect};
 pub use identity::{Identity, host_name};
+pub use joining::{Fingerprint, Request, fingerprint, joining_config, same_key};
 pub use stream::TlsStream;
 
 /// The reason why certificates cannot be made or loaded, or why a peer is not trusted.
@@ -73,6 +75,9 @@ pub enum TlsError {
         /// The error of the certificate library.
         source: rcgen::Error,
     },
+    /// A request for a certificate is malformed, or was not made with its key.
+    #[error("the request for a certificate is malformed: {0}")]
+    Request(rcgen::Error),
     /// A certificate, its key and its authority do not belong together.
     #[error(
         "cannot use {path} with the key and the authority beside it: {why}",

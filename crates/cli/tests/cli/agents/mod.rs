@@ -4,10 +4,12 @@
 //! directories of its own. The tests check every byte of the hosts' programs. Each file has one
 //! subject; `framework` has the common parts.
 
+mod clusters;
 mod drains;
 mod events;
 pub mod framework;
 mod given_back;
+mod joins;
 mod losses;
 mod mistakes;
 mod names;

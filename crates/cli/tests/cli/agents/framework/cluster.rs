@@ -18,6 +18,8 @@ pub struct Cluster {
     hosts: Vec<Host>,
     dir: TempDir,
     swap: Option<File>,
+    /// Admits hosts to a cluster of hosts that joined.
+    token: Option<String>,
 }
 
 impl Cluster {
@@ -41,13 +43,56 @@ impl Cluster {
     pub fn admitted<S: Into<Spec>>(specs: impl IntoIterator<Item = S>) -> Self {
         let specs: Vec<(Spec, Ipv4Addr)> =
             specs.into_iter().map(|spec| (spec.into(), address())).collect();
-        let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir().unwrap();
-        let stores = Path::new("/dev/shm/aquifer").join(dir.path().file_name().unwrap());
+        let dir = directory();
+        let stores = stores(&dir);
         let members: Vec<_> = specs.iter().map(|(spec, address)| (spec.name, *address)).collect();
         let hosts = aquifer_hosts::Host::admit(&binary(), dir.path(), &stores, &members).unwrap();
         let hosts =
             specs.iter().zip(hosts).map(|((spec, _), host)| Host::new(spec, host)).collect();
-        Self { hosts, dir, swap: None }
+        Self { hosts, dir, swap: None, token: None }
+    }
+
+    /// Starts the first host of a cluster that others can [`join`](Self::join).
+    pub fn created(spec: impl Into<Spec>) -> Self {
+        let (spec, dir) = (spec.into(), directory());
+        let member = (spec.name, address());
+        let made = aquifer_hosts::Host::create(&binary(), dir.path(), &stores(&dir), member);
+        let (host, token) = made.unwrap();
+        let hosts = vec![Host::new(&spec, host)];
+        let cluster = Self { hosts, dir, swap: None, token: Some(token) };
+        cluster.start();
+        cluster
+    }
+
+    /// Gives the right to swap to a cluster: one such cluster runs at a time.
+    pub fn with_swap(mut self) -> Self {
+        self.swap = Some(super::the_kernels_swap());
+        self
+    }
+
+    /// Joins a host through the first one, and starts its agent.
+    pub fn join(&mut self, spec: impl Into<Spec>) {
+        let spec = spec.into();
+        let signer = (&**self.hosts.first().unwrap(), self.token());
+        let (dir, stores) = (self.dir(), stores(&self.dir));
+        let member = (spec.name, address());
+        let host = aquifer_hosts::Host::join(&binary(), dir, &stores, member, signer).unwrap();
+        self.hosts.push(Host::new(&spec, host));
+        let host = self.hosts.last().unwrap();
+        host.start();
+        host.wait_until_ready();
+    }
+
+    /// Removes a host with all its files.
+    pub fn forget(&mut self, name: &str) {
+        let dir = self[name].dir().to_owned();
+        self.hosts.retain(|host| host.name() != name);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Returns the token of a cluster that was [`created`](Self::created).
+    pub fn token(&self) -> &str {
+        self.token.as_deref().unwrap()
     }
 
     fn start(&self) {
@@ -91,6 +136,14 @@ impl Drop for Cluster {
         // Tests list borrowers first, so that each can give back while its lenders live.
         self.hosts.iter().for_each(Host::end);
     }
+}
+
+fn directory() -> TempDir {
+    tempfile::Builder::new().prefix("aquifer-test-").tempdir().unwrap()
+}
+
+fn stores(dir: &TempDir) -> PathBuf {
+    Path::new("/dev/shm/aquifer").join(dir.path().file_name().unwrap())
 }
 
 /// Admits hosts by `aquifer cluster init`.

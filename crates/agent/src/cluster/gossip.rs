@@ -1,0 +1,280 @@
+//! The task that passes datagrams between the network and the state machine, and tells the agent
+//! what changes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aquifer_api::status::{EventKind, Standing};
+use aquifer_membership::{Change, FORGOTTEN_AFTER, Known, Member, News, Now, Output};
+use aquifer_page::{Bytes, HostName, LeaseId};
+use tokio::net::UdpSocket;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::{ClusterDir, ClusterError};
+use crate::driver::{Command, Handle};
+use crate::events::Events;
+use crate::peers::{Follow, Peers};
+
+/// The most bytes that a datagram can have.
+const LARGEST: usize = 1 << 16;
+
+/// How long a host that stops waits until its farewell is on the network.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// The agent follows news at once if a host comes or goes, and else after this time.
+const FOLLOW: Duration = Duration::from_secs(1);
+
+/// This host's part in the gossip of its cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Gossip {
+    spare: Arc<watch::Sender<Bytes>>,
+    leave: mpsc::Sender<(bool, oneshot::Sender<()>)>,
+    admits: bool,
+}
+
+/// A host that is about to take part.
+#[derive(Debug)]
+pub(crate) struct Started {
+    dir: ClusterDir,
+    /// Hosts that the previous agent knew, and that this one has not heard of.
+    contacts: BTreeMap<HostName, SocketAddr>,
+    socket: UdpSocket,
+    machine: aquifer_membership::Gossip,
+    spare: watch::Receiver<Bytes>,
+    leave: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
+    begun: Instant,
+    /// When the agent last followed the news.
+    followed: Instant,
+    /// The hosts that the agent and the disk know.
+    passed_on: Option<BTreeMap<HostName, SocketAddr>>,
+    saving: Option<JoinHandle<()>>,
+}
+
+impl Gossip {
+    /// Binds the address for datagrams; `None` if this host belongs to no cluster. Says nothing
+    /// before [`Started::run`].
+    ///
+    /// # Errors
+    /// If a file of the cluster is damaged, or the address is in use.
+    pub(crate) async fn start(
+        dir: &ClusterDir,
+        host: &HostName,
+        listen: SocketAddr,
+    ) -> Result<Option<(Self, Started)>, String> {
+        let failed = |error: ClusterError| error.to_string();
+        let Some(key) = dir.key().map_err(failed)? else { return Ok(None) };
+        if listen.ip().is_unspecified() {
+            return Err(format!(
+                "listen = \"{listen}\": the hosts of a cluster tell each other their addresses: \
+                 name the one at which the others reach this host"
+            ));
+        }
+        let socket = UdpSocket::bind(listen)
+            .await
+            .map_err(|error| format!("cannot listen on {listen} (UDP): {error}"))?;
+        let clock = u64::try_from(wall().as_millis()).unwrap_or(u64::MAX);
+        let life = dir.next_life(clock).map_err(failed)?;
+        let own = Member { host: host.clone(), address: listen, life };
+        // A random lease id is a random number.
+        let random = LeaseId::random().0;
+        let mut machine = aquifer_membership::Gossip::new(own, dir.admits(), key, random);
+        let contacts = dir.members().map_err(failed)?;
+        let member = |(host, address): (&HostName, &SocketAddr)| Member {
+            host: host.clone(),
+            address: *address,
+            life: 0,
+        };
+        machine.meet(contacts.iter().map(member));
+        let (spare, spares) = watch::channel(Bytes::ZERO);
+        let (leave, leaves) = mpsc::channel(1);
+        let started = Started {
+            dir: dir.clone(),
+            contacts,
+            socket,
+            machine,
+            spare: spares,
+            leave: leaves,
+            begun: Instant::now(),
+            followed: Instant::now(),
+            passed_on: None,
+            saving: None,
+        };
+        Ok(Some((Self { spare: Arc::new(spare), leave, admits: dir.admits() }, started)))
+    }
+
+    /// Returns whether this host can admit others.
+    pub(crate) fn admits(&self) -> bool {
+        self.admits
+    }
+
+    /// Tells the other hosts what this one can spare, if that is news.
+    pub(crate) fn tell(&self, spare: Bytes) {
+        self.spare.send_if_modified(|told| std::mem::replace(told, spare) != spare);
+    }
+
+    /// Tells the other hosts that this one stops, or that it leaves for good.
+    pub(crate) async fn leave(&self, for_good: bool) {
+        let (done, told) = oneshot::channel();
+        if self.leave.send((for_good, done)).await.is_ok() {
+            let _ = tokio::time::timeout(FAREWELL, told).await;
+        }
+    }
+}
+
+impl Started {
+    /// Takes part until the caller drops the future.
+    pub(crate) async fn run(mut self, peers: Peers, events: Events, agent: Handle) {
+        let mut buffer = vec![0; LARGEST];
+        let mut foreign = 0_u64;
+        loop {
+            let wakes_at = self.machine.wakes_at().map(|at| self.begun + at);
+            let outputs = tokio::select! {
+                received = self.socket.recv_from(&mut buffer) => match received {
+                    Ok((length, from)) => {
+                        let now = self.now();
+                        self.machine.receive(&buffer[..length], now).unwrap_or_else(|error| {
+                            // Anyone can send datagrams: the log shows the first.
+                            foreign += 1;
+                            if foreign == 1 {
+                                tracing::warn!(%from, "ignored a datagram: {error}");
+                            }
+                            Vec::new()
+                        })
+                    }
+                    Err(error) => {
+                        tracing::debug!("cannot receive datagrams: {error}");
+                        tokio::time::sleep(FAREWELL).await;
+                        Vec::new()
+                    }
+                },
+                () = sleep_until(wakes_at.unwrap_or_else(far)), if wakes_at.is_some() => {
+                    let now = self.now();
+                    self.machine.tick(now)
+                }
+                Ok(()) = self.spare.changed() => {
+                    let spare = *self.spare.borrow_and_update();
+                    let now = self.now();
+                    self.machine.tell(spare, now)
+                }
+                Some((for_good, done)) = self.leave.recv() => {
+                    let now = self.now();
+                    let farewell = self.machine.leave(for_good, now);
+                    self.perform(farewell, &peers, &events, &agent).await;
+                    let _ = done.send(());
+                    return;
+                }
+            };
+            self.perform(outputs, &peers, &events, &agent).await;
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { steady: self.begun.elapsed(), wall: wall() }
+    }
+
+    /// Returns what is known of the other hosts.
+    pub(crate) fn others(&mut self) -> BTreeMap<HostName, Follow> {
+        let known = self.machine.others();
+        self.contacts.retain(|host, _| known.iter().all(|known| known.member.host != *host));
+        if self.begun.elapsed() > FORGOTTEN_AFTER {
+            self.contacts.clear();
+        }
+        let unheard = self.contacts.iter().map(|(host, address)| {
+            let down =
+                Follow { address: *address, standing: Standing::Down, admits: false, spare: None };
+            (host.clone(), down)
+        });
+        unheard.chain(known.iter().map(follow)).collect()
+    }
+
+    async fn perform(
+        &mut self,
+        outputs: Vec<Output>,
+        peers: &Peers,
+        events: &Events,
+        agent: &Handle,
+    ) {
+        let mut changes = Vec::new();
+        for output in outputs {
+            match output {
+                Output::Change(change) => changes.push(change),
+                Output::Send { to, datagram } => {
+                    if let Err(error) = self.socket.send_to(&datagram, to).await {
+                        tracing::debug!(%to, "cannot send a datagram: {error}");
+                    }
+                }
+            }
+        }
+        changes.iter().for_each(|change| note(change, events));
+        if !changes.is_empty() || self.followed.elapsed() >= FOLLOW {
+            self.follow(peers, agent);
+        }
+    }
+
+    /// Makes the agent follow what is known of the others. What cannot be passed on now is passed
+    /// on the next time: gossip waits for neither the disk nor a busy agent.
+    fn follow(&mut self, peers: &Peers, agent: &Handle) {
+        self.followed = Instant::now();
+        let others = self.others();
+        peers.follow(&others);
+        let addresses: BTreeMap<_, _> =
+            others.into_iter().map(|(host, follow)| (host, follow.address)).collect();
+        let is_saving = self.saving.as_ref().is_some_and(|saving| !saving.is_finished());
+        if is_saving || self.passed_on.as_ref() == Some(&addresses) {
+            return;
+        }
+        if agent.0.try_send(Command::Peers(peers.known())).is_ok() {
+            self.passed_on = Some(addresses.clone());
+            let dir = self.dir.clone();
+            self.saving = Some(tokio::task::spawn_blocking(move || {
+                if let Err(error) = dir.keep_members(&addresses) {
+                    tracing::warn!("{error}: after a restart, this host may not find the cluster");
+                }
+            }));
+        }
+    }
+}
+
+fn note(change: &Change, events: &Events) {
+    match change {
+        Change::Up(host) => {
+            let what = format!("{} is up at {}", host.host, host.address);
+            events.note(EventKind::HostUp, &host.host, what);
+        }
+        Change::Down(host) => {
+            let what = format!("{} at {} answers no host, or stopped", host.host, host.address);
+            events.note(EventKind::HostDown, &host.host, what);
+        }
+        Change::NameTaken(twin) => {
+            let what = format!(
+                "the host at {} also has the name {}: stop its agent, and join it under another \
+                 name",
+                twin.address, twin.host
+            );
+            events.note(EventKind::NameTaken, &twin.host, what);
+        }
+    }
+}
+
+fn follow(known: &Known) -> (HostName, Follow) {
+    let news = known.news.as_ref().filter(|_| known.is_alive());
+    let follow = Follow {
+        address: known.member.address,
+        standing: if known.is_alive() { Standing::Up } else { Standing::Down },
+        admits: news.is_some_and(|news| news.admits),
+        spare: news.map(News::spare),
+    };
+    (known.member.host.clone(), follow)
+}
+
+fn wall() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}

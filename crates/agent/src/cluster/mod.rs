@@ -1,0 +1,219 @@
+//! The cluster that this host belongs to: its key, its hosts, and on a signer how it admits more.
+//!
+//! A directory holds what must survive a reboot: `gossip.key`, `members.json` and `life`. On a
+//! signer, a host that can admit others, it also has the authority (`ca.pem`, `ca.key`), its tokens
+//! (`tokens.json`) and the certificates that it issued (`hosts/NAME.pem`).
+//!
+//! - [`Token`]: what a host needs to join. `admitting`: how a signer answers one that does.
+//!   `leaving`: how a host leaves.
+//! - `gossip`: the task that passes datagrams between the network and [`aquifer_membership`].
+
+mod admitting;
+mod gossip;
+mod leaving;
+mod token;
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+pub use aquifer_membership::Key;
+use aquifer_page::HostName;
+use aquifer_page::file::replace_durably;
+use aquifer_transport::tls::{Authority, CA_KEY, Fingerprint, TlsError, fingerprint};
+
+pub(crate) use admitting::Admission;
+pub(crate) use gossip::Gossip;
+pub(crate) use leaving::Leaving;
+pub use token::{Token, TokenError};
+
+const KEY: &str = "gossip.key";
+const MEMBERS: &str = "members.json";
+const LIFE: &str = "life";
+const TOKENS: &str = "tokens.json";
+const HOSTS: &str = "hosts";
+
+/// The directory of a cluster on this host.
+#[derive(Clone, Debug)]
+pub struct ClusterDir(PathBuf);
+
+/// The reason why a file of the cluster cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// The operating system failed to read or write a file.
+    #[error("cannot {0} {path}: {2}", path = .1.display())]
+    File(&'static str, PathBuf, io::Error),
+    /// A file has content that this program does not understand.
+    #[error("{path} is damaged: {1}", path = .0.display())]
+    Damaged(PathBuf, String),
+    /// The authority cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The kernel gives no random bytes.
+    #[error("the kernel gives no random bytes")]
+    Random,
+}
+
+type Result<T> = std::result::Result<T, ClusterError>;
+
+impl ClusterDir {
+    /// Names the directory, which need not exist.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Returns the path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Returns the cluster's key; `None` if this host belongs to no cluster of this kind.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or holds no key.
+    pub fn key(&self) -> Result<Option<Key>> {
+        let path = self.0.join(KEY);
+        match fs::read_to_string(&path) {
+            Ok(text) => match Key::from_hex(&text) {
+                Some(key) => Ok(Some(key)),
+                None => Err(ClusterError::Damaged(path, "it holds no key".to_owned())),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ClusterError::File("read", path, error)),
+        }
+    }
+
+    /// Returns whether this host can admit others.
+    pub fn admits(&self) -> bool {
+        self.0.join(CA_KEY).exists()
+    }
+
+    /// Begins a new cluster, whose first signer is this host, or goes on with one that a former call
+    /// began. Returns the authority.
+    ///
+    /// # Errors
+    /// If the directory cannot be read or written.
+    pub fn create(&self, name: &str) -> Result<Authority> {
+        let authority = if self.admits() {
+            Authority::load(&self.0)?
+        } else {
+            Authority::create(&self.0, name)?
+        };
+        if self.key()?.is_none() {
+            self.join(&Key::random().map_err(|_| ClusterError::Random)?, &BTreeMap::new())?;
+        }
+        Ok(authority)
+    }
+
+    /// Writes what a host of the cluster needs: its key, and the other hosts.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn join(&self, key: &Key, members: &BTreeMap<HostName, SocketAddr>) -> Result<()> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|error| ClusterError::File("create", self.0.clone(), error))?;
+        self.keep_members(members)?;
+        // The key is last: with it, the host belongs to the cluster.
+        self.write(KEY, format!("{}\n", key.to_hex()).as_bytes())
+    }
+
+    /// Removes all that [`ClusterDir::join`] and [`ClusterDir::create`] wrote.
+    ///
+    /// # Errors
+    /// If a file cannot be removed.
+    pub fn remove(&self) -> Result<()> {
+        let failed = |error| ClusterError::File("remove", self.0.clone(), error);
+        match fs::remove_dir_all(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the hosts of the cluster that this one last knew.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn members(&self) -> Result<BTreeMap<HostName, SocketAddr>> {
+        self.read(MEMBERS)
+    }
+
+    pub(crate) fn keep_members(&self, members: &BTreeMap<HostName, SocketAddr>) -> Result<()> {
+        self.write_json(MEMBERS, members)
+    }
+
+    /// Returns a number for a new life of this host: larger than all before, even if the clock was
+    /// set back. `clock` has the milliseconds since 1970.
+    pub(crate) fn next_life(&self, clock: u64) -> Result<u64> {
+        let last: Option<u64> = self.read(LIFE)?;
+        let life = last.map_or(clock, |last| clock.max(last.saturating_add(1)));
+        self.write_json(LIFE, &Some(life))?;
+        Ok(life)
+    }
+
+    /// Returns the fingerprint of the authority, whose certificate is in the directory of a signer.
+    ///
+    /// # Errors
+    /// If this host is no signer.
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        Ok(fingerprint(&Authority::load(&self.0)?.certificate()?)?)
+    }
+
+    /// Returns the file of a certificate that this signer issued.
+    fn issued(&self, host: &HostName) -> PathBuf {
+        self.0.join(HOSTS).join(format!("{host}.pem"))
+    }
+
+    /// Reads JSON; the default if there is no file.
+    fn read<T: serde::de::DeserializeOwned + Default>(&self, file: &str) -> Result<T> {
+        let path = self.0.join(file);
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|error| ClusterError::Damaged(path, error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
+            Err(error) => Err(ClusterError::File("read", path, error)),
+        }
+    }
+
+    fn write_json(&self, file: &str, content: &impl serde::Serialize) -> Result<()> {
+        let text = serde_json::to_vec_pretty(content)
+            .map_err(|error| ClusterError::Damaged(self.0.join(file), error.to_string()))?;
+        self.write(file, &text)
+    }
+
+    fn write(&self, file: &str, content: &[u8]) -> Result<()> {
+        let path = self.0.join(file);
+        replace_durably(&path, content).map_err(|error| ClusterError::File("write", path, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_always_larger_than_the_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = ClusterDir::new(dir.path());
+        assert_eq!(cluster.next_life(1000).unwrap(), 1000);
+        assert_eq!(cluster.next_life(900).unwrap(), 1001, "the clock was set back");
+        assert_eq!(cluster.next_life(5000).unwrap(), 5000);
+    }
+
+    #[test]
+    fn a_cluster_is_created_once_and_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = ClusterDir::new(dir.path().join("cluster"));
+        assert!(cluster.key().unwrap().is_none() && !cluster.admits());
+        cluster.create("test").unwrap();
+        let key = cluster.key().unwrap().unwrap().to_hex();
+        assert!(cluster.admits() && cluster.members().unwrap().is_empty());
+        cluster.create("test").unwrap();
+        assert_eq!(cluster.key().unwrap().unwrap().to_hex(), key);
+        fs::write(cluster.path().join(KEY), "half").unwrap();
+        let error = cluster.key().unwrap_err().to_string();
+        assert!(error.contains("gossip.key is damaged"), "{error}");
+    }
+}

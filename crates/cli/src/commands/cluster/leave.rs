@@ -1,0 +1,104 @@
+//! `aquifer cluster leave`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use aquifer_agent::cluster::ClusterDir;
+use aquifer_agent::config::Config;
+use aquifer_api::order::{Departed, Leave as Order};
+use aquifer_api::path;
+use aquifer_api::status::Status;
+use aquifer_transport::tls::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
+use clap::Args;
+
+use crate::agent_call::Socket;
+use crate::commands::Common;
+use crate::commands::serve::CONFIG;
+use crate::failure::{Failure, OrFail, Result};
+use crate::manual::Manual;
+use crate::output;
+
+/// Leave the cluster for good
+///
+/// The other hosts forget this one, its name is free, and its agent ends. The command removes the
+/// certificate, its key, and all that this host knows of the cluster; the configuration stays. Before
+/// it, give back all memory: 'aquifer host drain' and 'aquifer host return'.
+#[derive(Debug, Args)]
+pub struct Leave {
+    /// Configuration file of this host's agent
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+    #[command(flatten)]
+    socket: Socket,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[(
+        "aquifer host drain && aquifer host return && aquifer cluster leave",
+        "Give back all memory, and leave",
+    )],
+    files: super::create::FILES,
+    see_also: &["aquifer-cluster-join(1)", "aquifer-host-drain(1)", "aquifer-host-return(1)"],
+    ..Manual::NONE
+};
+
+/// How long the agent may take: it calls the signers.
+const LIMIT: Duration = Duration::from_secs(90);
+
+impl Leave {
+    /// Leaves the cluster.
+    ///
+    /// # Errors
+    /// If the agent does not answer, if memory is lent or borrowed, or if this host is the only one
+    /// that can admit others. If a file cannot be removed.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        let what = "leaving the cluster";
+        let config = Config::load(&self.config).or_fail(|| what)?;
+        let agent = self.socket.agent(common)?;
+        let status: Status =
+            agent.call(what, LIMIT, async |client| client.get(path::STATUS).await)?;
+        if status.host != config.host {
+            let why = format!(
+                "the agent is of {}, and {} of {}",
+                status.host,
+                self.config.display(),
+                config.host
+            );
+            return Err(
+                Failure::new(what, why).help("name the right one with --config or --socket")
+            );
+        }
+        let (lent, borrowed) = (status.lent.len(), status.borrowed.len());
+        if lent + borrowed > 0 {
+            let why = format!("this host lends {lent} leases and borrows {borrowed} volumes");
+            return Err(Failure::new(what, why)
+                .help("run 'aquifer host drain' and 'aquifer host return' first"));
+        }
+        let departed: Departed =
+            agent.call(what, LIMIT, async |client| client.post(path::LEAVE, &Order {}).await)?;
+        // The certificate goes first: without it, this host belongs to no cluster.
+        for file in [HOST_CERTIFICATE, HOST_KEY, CA_CERTIFICATE] {
+            remove(&config.tls.join(file)).or_fail(|| what)?;
+        }
+        ClusterDir::new(config.cluster).remove().or_fail(|| what)?;
+        output::answer(common.json, &departed, |departed| text(&config.host, departed))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn remove(file: &Path) -> io::Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn text(host: &aquifer_page::HostName, departed: &Departed) -> String {
+    match &departed.name_taken {
+        None => format!("{host} has left the cluster"),
+        Some(why) => format!("{host} has left the cluster, but its name stays taken: {why}"),
+    }
+}

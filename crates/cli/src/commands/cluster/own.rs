@@ -1,0 +1,175 @@
+//! This host in `aquifer cluster create` and `join`: its name, its address and its files.
+
+use std::fs::{self, DirBuilder};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use aquifer_agent::cluster::ClusterDir;
+use aquifer_agent::config::Config;
+use aquifer_page::HostName;
+use aquifer_page::file::replace_durably;
+use aquifer_transport::tls::HOST_CERTIFICATE;
+use clap::Args;
+
+use crate::commands::serve::CONFIG;
+use crate::failure::{Failure, OrFail, Result};
+use crate::init::{AGENT_PORT, template};
+
+/// The default of --cluster-dir.
+const CLUSTER: &str = "/var/lib/aquifer/cluster";
+
+/// Options about this host.
+#[derive(Debug, Args)]
+pub(super) struct Own {
+    /// Name of this host in the cluster
+    ///
+    /// The default is the name in the configuration, else that of the system.
+    #[arg(long, value_name = "NAME")]
+    host: Option<HostName>,
+    /// Address at which the other hosts reach this one
+    ///
+    /// The default is the address in the configuration, else the one from which this host reaches
+    /// the others.
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// Configuration file of the agent, created if missing
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+    /// Directory for the cluster's key and hosts
+    ///
+    /// It must survive a reboot. An existing configuration names it.
+    #[arg(long, value_name = "DIR", default_value = CLUSTER)]
+    cluster_dir: PathBuf,
+}
+
+/// This host, ready to belong to a cluster.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) name: HostName,
+    /// The address of its agent.
+    pub(super) address: SocketAddr,
+    pub(super) cluster: ClusterDir,
+    pub(super) tls: PathBuf,
+    pub(super) config: PathBuf,
+    pub(super) config_is_new: bool,
+}
+
+impl Own {
+    /// Finds out name, address and places, and changes nothing. `towards` is an address that this
+    /// host must reach.
+    pub(super) fn host(self, what: &str, towards: SocketAddr) -> Result<Host> {
+        let Self { host, address, config: path, cluster_dir } = self;
+        let absolute = |path: &Path| std::path::absolute(path).or_fail(|| what);
+        if path.exists() {
+            return of_config(what, &path, host.as_ref(), address);
+        }
+        let name = host.map_or_else(|| system_name(what), Ok)?;
+        let ip = address.or_else(|| route_to(towards)).ok_or_else(|| {
+            Failure::new(what, "this host has no address that the others could reach")
+                .help("name it with --address")
+        })?;
+        let etc = path.parent().unwrap_or(Path::new("."));
+        let host = Host {
+            name,
+            address: SocketAddr::from((ip, AGENT_PORT)),
+            cluster: ClusterDir::new(absolute(&cluster_dir)?),
+            tls: absolute(&etc.join("tls"))?,
+            config: absolute(&path)?,
+            config_is_new: true,
+        };
+        host.refuse_second_cluster(what)
+    }
+}
+
+fn of_config(
+    what: &str,
+    path: &Path,
+    host: Option<&HostName>,
+    address: Option<IpAddr>,
+) -> Result<Host> {
+    let config = Config::load(path).or_fail(|| what)?;
+    let differs = |option: &str, here: String| {
+        let why = format!("{} says {here}", path.display());
+        let help = format!("leave {option} out, or change that file");
+        Err(Failure::new(what, why).help(help))
+    };
+    if host.is_some_and(|host| *host != config.host) {
+        return differs("--host", format!("host = \"{}\"", config.host));
+    }
+    if address.is_some_and(|address| address != config.listen.ip()) {
+        return differs("--address", format!("listen = \"{}\"", config.listen));
+    }
+    let host = Host {
+        name: config.host,
+        address: config.listen,
+        cluster: ClusterDir::new(config.cluster),
+        tls: config.tls,
+        config: path.to_owned(),
+        config_is_new: false,
+    };
+    host.refuse_second_cluster(what)
+}
+
+impl Host {
+    fn refuse_second_cluster(self, what: &str) -> Result<Self> {
+        let certificate = self.tls.join(HOST_CERTIFICATE);
+        if certificate.exists() {
+            let why = format!("this host belongs to a cluster: {} exists", certificate.display());
+            return Err(Failure::new(what, why).help("run 'aquifer cluster leave' first"));
+        }
+        Ok(self)
+    }
+
+    /// Writes the configuration, if there was none.
+    pub(super) fn configure(&self) -> Result<()> {
+        if !self.config_is_new {
+            return Ok(());
+        }
+        let places = [("tls", self.tls.as_path()), ("cluster", self.cluster.path())];
+        let text = template::of_cluster(&self.name, self.address.ip(), &places);
+        let dir = self.config.parent().unwrap_or(Path::new("."));
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(dir)
+            .and_then(|()| replace_durably(&self.config, text.as_bytes()))
+            .or_fail(|| format!("writing {}", self.config.display()))
+    }
+
+    /// Returns the command that starts the agent.
+    pub(super) fn start(&self) -> String {
+        match self.config == Path::new(CONFIG) {
+            true => "aquifer serve agent".to_owned(),
+            false => format!("aquifer serve agent --config {}", self.config.display()),
+        }
+    }
+}
+
+fn system_name(what: &str) -> Result<HostName> {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    name.parse().map_err(|error| {
+        Failure::new(what, error).help("name this host with --host: the system's name does not fit")
+    })
+}
+
+/// Returns the address from which this host would send to another. Nothing is sent.
+fn route_to(other: SocketAddr) -> Option<IpAddr> {
+    let any = if other.is_ipv4() {
+        IpAddr::from(Ipv4Addr::UNSPECIFIED)
+    } else {
+        IpAddr::from(Ipv6Addr::UNSPECIFIED)
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(other).ok()?;
+    socket.local_addr().ok().map(|local| local.ip())
+}
+
+/// Makes a directory of secrets.
+pub(super) fn secret_dir(dir: &Path) -> Result<()> {
+    let what = || format!("creating {}", dir.display());
+    if fs::metadata(dir).is_ok_and(|found| found.is_dir()) {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).or_fail(what)
+}

@@ -1,0 +1,232 @@
+//! Tests of clusters that hosts join: no file of another host changes, and each host knows which
+//! others live. None of these tests swaps.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use aquifer_api::status::{EventKind, Peer, Standing};
+use aquifer_page::Bytes;
+use rustix::process::Signal;
+
+use super::framework::{Answer, Cluster, Host, Spec, address, lacks_rights, wait_until};
+use crate::common::binary;
+
+fn peers(host: &Host) -> Vec<Peer> {
+    host.try_status().map(|status| status.peers).unwrap_or_default()
+}
+
+fn knows(host: &Host, name: &str, standing: Standing) -> bool {
+    peers(host).iter().any(|peer| peer.host.as_str() == name && peer.standing == standing)
+}
+
+/// Returns the files that an operator may edit, with their content.
+fn edited(host: &Host) -> Vec<(PathBuf, Vec<u8>)> {
+    let tls = fs::read_dir(host.tls()).unwrap().map(|entry| entry.unwrap().path());
+    let files = tls.chain([host.config()]);
+    let mut files: Vec<_> = files.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    files.sort();
+    files
+}
+
+fn three() -> Cluster {
+    let mut cluster = Cluster::created("a");
+    cluster.join("b");
+    cluster.join("c");
+    cluster
+}
+
+#[test]
+fn a_host_that_joins_is_known_to_all_and_no_file_is_edited() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created("a");
+    cluster.join("b");
+    let before = ["a", "b"].map(|name| edited(&cluster[name]));
+    cluster.join("c");
+    for (host, others) in [("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"])] {
+        wait_until(&format!("{host} knows what the others can lend"), || {
+            let peers = peers(&cluster[host]);
+            others.iter().all(|other| {
+                let known = peers.iter().find(|peer| peer.host.as_str() == *other);
+                known.is_some_and(|peer| {
+                    peer.standing == Standing::Up && peer.spare > Some(Bytes::ZERO)
+                })
+            })
+        });
+    }
+    assert_eq!(before, ["a", "b"].map(|name| edited(&cluster[name])));
+    let shown = Answer::of(&mut cluster["c"].aquifer(&["cluster", "status"])).stdout;
+    assert!(shown.contains("this host") && shown.contains("admits hosts"), "{shown}");
+    assert!(!edited(&cluster["c"]).iter().any(|(path, _)| path.ends_with("ca.key")));
+}
+
+#[test]
+fn a_host_that_dies_is_down_and_comes_back_after_a_reboot() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    wait_until("c knows a and b", || ["a", "b"].iter().all(|of| knows(c, of, Standing::Up)));
+    b.kill_agent();
+    for host in [a, c] {
+        wait_until("the others know that b is down", || knows(host, "b", Standing::Down));
+    }
+    let events = a.status().events;
+    let down = |event: &&aquifer_api::status::Event| event.kind == EventKind::HostDown;
+    assert_eq!(events.iter().filter(down).count(), 1, "{events:?}");
+
+    // All are rebooted: what is in /run is gone.
+    for host in [a, b, c] {
+        if host.name() != "b" {
+            host.kill_agent();
+        }
+        fs::remove_dir_all(host.state()).unwrap();
+    }
+    // The signer stays away.
+    b.restart();
+    c.restart();
+    wait_until("b knows c", || knows(b, "c", Standing::Up) && knows(b, "a", Standing::Down));
+    a.restart();
+    for (host, other) in [(a, "b"), (b, "a"), (c, "a"), (a, "c")] {
+        wait_until("all know all", || knows(host, other, Standing::Up));
+    }
+}
+
+#[test]
+fn a_host_that_stops_says_so() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    wait_until("a knows b", || knows(a, "b", Standing::Up));
+    b.signal_agent(Signal::TERM);
+    wait_until("a knows that b is down", || knows(a, "b", Standing::Down));
+}
+
+/// A host that is not in the cluster yet.
+struct Outsider<'a> {
+    cluster: &'a Cluster,
+    dir: PathBuf,
+    address: Ipv4Addr,
+}
+
+impl<'a> Outsider<'a> {
+    fn new(cluster: &'a Cluster, dir: &str) -> Self {
+        Self { cluster, dir: cluster.dir().join(dir), address: address() }
+    }
+
+    fn join(&self, through: &Host, token: &str, name: &str) -> Answer {
+        let signer = through.api().to_string();
+        let mut command = binary().command(self.cluster.dir());
+        command.args(["cluster", "join", &signer, "--token", token, "--host", name]);
+        command.args(["--address", &self.address.to_string()]);
+        command.arg("--config").arg(self.dir.join("agent.toml"));
+        command.arg("--cluster-dir").arg(self.dir.join("cluster"));
+        Answer::of(&mut command)
+    }
+
+    fn is_outside(&self) -> bool {
+        !Path::new(&self.dir).join("tls/host.pem").exists() && !self.dir.join("agent.toml").exists()
+    }
+}
+
+#[test]
+fn a_host_is_refused_with_the_reason_and_the_way_out() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    let other = Cluster::created("z");
+    let new = Outsider::new(&cluster, "new");
+    wait_until("b knows a", || knows(b, "a", Standing::Up) && peers(b)[0].admits);
+
+    let signer = a.api().to_string();
+    new.join(b, cluster.token(), "d").must_fail(1, &["b cannot admit hosts", &signer, "(a)"]);
+    new.join(a, cluster.token(), "b").must_fail(1, &["the name b is taken", "--host"]);
+    new.join(a, cluster.token(), "a").must_fail(1, &["the name a is taken", "--host"]);
+    new.join(a, other.token(), "d").must_fail(1, &["not of the cluster that made this token"]);
+    new.join(a, "xyz", "d").must_fail(2, &["this is not a token"]);
+    let mut brief = a.aquifer(&["cluster", "token", "--json", "--life", "0s", "--config"]);
+    let brief: serde_json::Value = Answer::of(brief.arg(a.config())).json();
+    let ended = brief["token"].as_str().unwrap();
+    new.join(a, ended, "d").must_fail(1, &["the token has ended", "aquifer cluster token"]);
+    let mut token = b.aquifer(&["cluster", "token", "--config"]);
+    Answer::of(token.arg(b.config())).must_fail(1, &["b cannot admit hosts"]);
+    assert!(new.is_outside());
+
+    // The answer of the signer was lost: the host has a key and no certificate.
+    let again = Outsider::new(&cluster, "again");
+    assert_eq!(again.join(a, cluster.token(), "d").code, Some(0));
+    fs::remove_file(again.dir.join("tls/host.pem")).unwrap();
+    assert_eq!(again.join(a, cluster.token(), "d").code, Some(0));
+    again.join(a, cluster.token(), "d").must_fail(1, &["belongs to a cluster", "tls"]);
+}
+
+#[test]
+fn a_host_that_leaves_is_gone_and_its_name_is_free() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = three();
+    wait_until("c knows a", || knows(&cluster["c"], "a", Standing::Up));
+    let leave = |host: &Host| {
+        let mut leave = host.aquifer(&["cluster", "leave", "--config"]);
+        Answer::of(leave.arg(host.config()))
+    };
+    leave(&cluster["a"]).must_fail(1, &["the only host that can admit others"]);
+    let c = &cluster["c"];
+    let left = leave(c);
+    assert_eq!(left.code, Some(0), "{left:?}");
+    wait_until("the agent of c ends", || c.ended().is_some());
+    wait_until("b forgets c", || peers(&cluster["b"]).iter().all(|peer| peer.host.as_str() != "c"));
+    for file in ["tls/host.pem", "tls/host.key", "tls/ca.pem", "cluster/gossip.key"] {
+        assert!(!c.dir().join(file).exists(), "{file}");
+    }
+    leave(c).must_fail(1, &["no agent answers"]);
+    // A new machine takes the name.
+    cluster.forget("c");
+    cluster.join("c");
+    wait_until("b knows the new c", || knows(&cluster["b"], "c", Standing::Up));
+}
+
+#[test]
+fn a_certificate_of_another_cluster_opens_nothing() {
+    if lacks_rights() {
+        return;
+    }
+    let (cluster, other) = (Cluster::created("a"), Cluster::created("z"));
+    let stranger = super::framework::Identity::load(&other["z"].tls());
+    stranger.get(&cluster["a"], aquifer_api::path::OFFER).unwrap_err();
+    // A caller without any certificate may only ask to join.
+    let client = cluster_client(&cluster["a"]);
+    for path in [aquifer_api::path::OFFER, aquifer_api::path::STATUS] {
+        let got = aquifer_hosts::block_on(client.get::<serde_json::Value>(path));
+        let error = got.unwrap_err().to_string();
+        assert!(error.contains("only"), "{error}");
+    }
+}
+
+/// Returns a client that trusts the host's cluster, and has no certificate.
+fn cluster_client(host: &Host) -> aquifer_api::client::Client {
+    let ca = fs::read_to_string(host.tls().join("ca.pem")).unwrap();
+    let fingerprint = aquifer_transport::tls::fingerprint(&ca).unwrap();
+    let config = aquifer_transport::tls::joining_config(fingerprint).unwrap();
+    aquifer_api::client::Client::of_any_host(&host.api().to_string(), config.into())
+}
+
+#[test]
+fn an_agent_of_a_cluster_names_an_address_that_others_can_reach() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::created(Spec::new("a"));
+    let a = &cluster["a"];
+    a.signal_agent(Signal::TERM);
+    a.configure(|config| _ = config.insert("listen".to_owned(), "0.0.0.0:7070".into()));
+    a.refusal().must_fail(1, &["listen", "reach this host"]);
+}
