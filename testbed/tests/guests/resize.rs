@@ -270,6 +270,33 @@ fn a_shrinking_guest_keeps_what_its_programs_use() -> Result<()> {
 }
 
 #[test]
+fn a_resize_that_no_supervisor_read_is_sent_to_the_next() -> Result<()> {
+    let host = new_host()?;
+    let _guest = start(&host, "one", &[])?;
+    for memory in ["768M", "1G", "512M"] {
+        let pid = Pid::from_raw(supervisor(&host, "one")? as i32).context("the process ID is 0")?;
+        kill_process(pid, Signal::STOP)?;
+        let resizing = Command::new(aquifer())
+            .args(["--json", "vm", "resize", "one", "--memory", memory])
+            .env("AQUIFER_RUN_DIR", host.dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let fds = format!("/proc/{}/fd", resizing.id());
+        wait_until("the command has connected", TIMEOUT, || {
+            let links = std::fs::read_dir(&fds).into_iter().flatten().flatten();
+            let mut links = links.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+            Ok(links.any(|link| link.to_string_lossy().starts_with("socket:")))
+        })?;
+        kill_process(pid, Signal::KILL)?;
+        let end = resizing.wait_with_output()?;
+        let said = String::from_utf8_lossy(&end.stderr).into_owned();
+        ensure!(end.status.success(), "{said}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
     let mut host = Here::new(Spec::new("guest"), Bytes::mib(64))?;
     host.parts.append += " init_on_alloc=0";
