@@ -88,8 +88,8 @@ impl CallError {
             ),
             Self::Denied { .. } => Some("run this as root, for example with sudo".to_owned()),
             Self::Untrusted { .. } => Some(
-                "give both hosts certificates from one authority: run 'aquifer cluster init' in \
-                 the directory that has its key, and compare the file ca.pem of both hosts"
+                "join both hosts to one cluster with 'aquifer cluster join': the file ca.pem of \
+                 both must be the same"
                     .to_owned(),
             ),
             _ => None,

@@ -8,7 +8,7 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 macro_rules! schema {
-    ($(#[doc = $doc:literal])* $name:ident, $types:expr, $pattern:literal) => {
+    ($(#[doc = $doc:literal])* $name:ident, $types:expr, $pattern:expr) => {
         $(#[doc = $doc])*
         #[derive(Debug)]
         pub struct $name;
@@ -55,8 +55,29 @@ schema!(
     /// An address at which a host listens: `192.0.2.1:7070`, `[2001:db8::1]:7070`.
     Socket,
     [Type::String],
-    r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$"
+    socket()
 );
+
+/// Returns the pattern of a socket address: IPv4, or IPv6 as RFC 4291 (section 2.2, forms 1 and 2)
+/// writes it, in brackets.
+fn socket() -> String {
+    let octet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+    let ipv4 = format!(r"{octet}(\.{octet}){{3}}");
+    let group = "[0-9a-fA-F]{1,4}";
+    // The two colons stand for all groups that are missing of the eight.
+    let short = (1..7).map(|before| {
+        let after = 7 - before;
+        format!("({group}:){{1,{before}}}(:{group}){{1,{after}}}")
+    });
+    let ends = [
+        format!("({group}:){{7}}{group}"),
+        format!("({group}:){{1,7}}:"),
+        format!("::({group}(:{group}){{0,6}})?"),
+    ];
+    let ipv6 = ends.into_iter().chain(short).collect::<Vec<_>>().join("|");
+    let port = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5]?[0-9]{1,4})";
+    format!(r"^({ipv4}|\[({ipv6})(%[0-9]{{1,9}})?\]):{port}$")
+}
 
 /// The state of a lease that a host has granted.
 #[derive(Debug, ToSchema)]

@@ -101,10 +101,10 @@ mod tests {
     #[test]
     fn a_failure_reads_as_what_why_and_what_to_do() {
         let failure = Failure::new("reading /etc/x", "no such file")
-            .help("make it with 'aquifer cluster init'");
+            .help("make it with 'aquifer cluster create'");
         assert_eq!(
             failure.to_string(),
-            "reading /etc/x: no such file\n  help: make it with 'aquifer cluster init'"
+            "reading /etc/x: no such file\n  help: make it with 'aquifer cluster create'"
         );
     }
 

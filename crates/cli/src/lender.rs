@@ -23,7 +23,7 @@ use crate::lender_uri::LenderUri;
 pub struct Certified {
     /// For nbds: directory of this host's certificate
     ///
-    /// 'aquifer cluster init' creates it. nbds:// needs it.
+    /// 'aquifer cluster create' or 'join' makes it. nbds:// needs it.
     #[arg(long, value_name = "DIR")]
     pub(crate) tls: Option<PathBuf>,
     /// For nbds: name of the lender in its certificate

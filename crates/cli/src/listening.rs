@@ -19,7 +19,7 @@ pub fn check<'a>(
     match addresses.into_iter().find(|address| tls.is_none() && !address.is_local()) {
         Some(address) => {
             let why = "without TLS any user of any other host could reach it";
-            let help = "give --tls DIR with a certificate from 'aquifer cluster init', \
+            let help = "give --tls DIR with the certificate of a host of a cluster, \
                         or a loopback or unix address";
             Err(Failure::new(format!("listening on {address}"), why).help(help))
         }

@@ -83,6 +83,12 @@ impl Controller {
         ctx.step
     }
 
+    /// Ends all lending and borrowing of a host that has nothing lent or borrowed.
+    pub(crate) fn retire(&mut self) {
+        (self.facts.config.borrows, self.facts.config.lends) = (false, false);
+        self.lender = LenderRole::restore(Vec::new(), false, self.facts.now);
+    }
+
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -128,6 +134,11 @@ impl Controller {
     /// Returns the request in flight.
     pub fn asking(&self) -> Option<AskingStatus> {
         self.borrower.round.as_ref().and_then(|round| round.status())
+    }
+
+    /// Returns whether this host asks lenders, or waits to ask one again.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.borrower.round.is_some()
     }
 
     /// Returns the number of unconfirmed `mem_bor_fin`s.

@@ -76,6 +76,7 @@
 //! | borrow and return | `orders`: `Orders` | `orders::a_return_` |
 //! | let a volume leave | `fit`: `fits_without` | `orders::a_volume_` |
 //! | drain, and say what stays | `drain`: `drain`, `left` | `drain::a_drain_` |
+//! | let the host leave the cluster | `leave`: `leave` | `leave::a_host_` |
 
 pub mod balance;
 mod borrower;

@@ -148,7 +148,7 @@ fn alive(host: &Gossip) -> Vec<Known> {
 }
 
 #[test]
-fn a_host_that_joins_is_known_to_all_with_its_spare_memory_within_5_s() {
+fn a_host_that_joins_is_known_with_its_spare_memory_within_5_s() {
     for seed in 0..20 {
         let mut cluster = Cluster::new(20, seed);
         cluster.run(10 * SECOND);

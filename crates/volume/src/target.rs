@@ -171,7 +171,7 @@ impl LeaseTarget {
                     (Some(identity), true) => Some((identity.client_config(), self.lender.clone())),
                     (None, true) => {
                         let why = "it requires TLS, but this host has no certificate: run 'aquifer \
-                                   cluster init'";
+                                   cluster join'";
                         let (lease, lender) = (self.lease, self.lender.to_string());
                         return Err(VolumeError::Unusable { lease, lender, why: why.to_owned() });
                     }

@@ -70,13 +70,7 @@ impl Admission {
             let error = format!("{} does not admit hosts to the cluster", self.host);
             return Err(Problem { error, help: None });
         };
-        let issued = lock(dir).issued(host);
-        match fs::remove_file(&issued) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(failed(ClusterError::File("remove", issued, error)))
-            }
-            _ => Ok(()),
-        }
+        lock(dir).free(host).map(drop).map_err(failed)
     }
 }
 
@@ -111,7 +105,11 @@ impl Signer {
         if join.host == *own || known.is_some_and(|known| !same_key(&known, &request)) {
             return Err(refused(
                 format!("the name {} is taken by another host of this cluster", join.host),
-                "choose another name with --host",
+                format!(
+                    "choose another name with --host; or, if that host is gone for good, run \
+                     'aquifer cluster forget {}' on {own}",
+                    join.host
+                ),
             ));
         }
         let authority = Authority::load(dir.path()).map_err(|error| failed(error.into()))?;

@@ -7,6 +7,7 @@ use aquifer_api::{Done, Problem, path};
 use tokio::sync::Notify;
 
 use super::gossip::Gossip;
+use crate::driver::{Command, Handle};
 use crate::peers::Peers;
 
 /// This host's way out of its cluster.
@@ -14,15 +15,17 @@ use crate::peers::Peers;
 pub(crate) struct Leaving {
     peers: Peers,
     gossip: Option<Gossip>,
+    agent: Handle,
     left: Arc<Notify>,
 }
 
 impl Leaving {
-    pub(crate) fn new(peers: Peers, gossip: Option<Gossip>) -> Self {
-        Self { peers, gossip, left: Arc::default() }
+    pub(crate) fn new(peers: Peers, gossip: Option<Gossip>, agent: Handle) -> Self {
+        Self { peers, gossip, agent, left: Arc::default() }
     }
 
-    /// Tells the signers and all other hosts that this one leaves for good. The agent then ends.
+    /// Leaves, if no page of this host is elsewhere and no page of others is here. Tells the signers
+    /// and all other hosts that this one leaves for good. The agent then ends.
     pub(crate) async fn leave(&self, _: Leave) -> Result<Departed, Problem> {
         let Some(gossip) = &self.gossip else {
             return Err(Problem {
@@ -41,6 +44,7 @@ impl Leaving {
                 help: Some("let the other hosts leave first".to_owned()),
             });
         }
+        self.agent.ask(|reply| Command::Leave { reply }).await??;
         let (mut told, mut untold) = (false, None);
         for signer in others.into_iter().filter(|peer| peer.admits) {
             match self.peers.ask::<Done>(&signer.host, path::LEFT, &Leave {}).await {

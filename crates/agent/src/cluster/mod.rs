@@ -91,8 +91,8 @@ impl ClusterDir {
         self.0.join(CA_KEY).exists()
     }
 
-    /// Begins a new cluster, whose first signer is this host, or goes on with one that a former call
-    /// began. Returns the authority.
+    /// Begins a new cluster, whose first signer is this host, or goes on with one that a former
+    /// call began. Returns the authority.
     ///
     /// # Errors
     /// If the directory cannot be read or written.
@@ -159,6 +159,19 @@ impl ClusterDir {
     /// If this host is no signer.
     pub fn fingerprint(&self) -> Result<Fingerprint> {
         Ok(fingerprint(&Authority::load(&self.0)?.certificate()?)?)
+    }
+
+    /// Frees the name of a host that this signer admitted; returns whether it was taken.
+    ///
+    /// # Errors
+    /// If the file of its certificate cannot be removed.
+    pub fn free(&self, host: &HostName) -> Result<bool> {
+        let issued = self.issued(host);
+        match fs::remove_file(&issued) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(ClusterError::File("remove", issued, error)),
+        }
     }
 
     /// Returns the file of a certificate that this signer issued.

@@ -18,7 +18,7 @@ pub use lend::{LeaseBackend, LendConfig};
 pub use memory::MemoryConfig;
 pub use tenants::{GroupsConfig, VmsConfig};
 
-/// The agent's whole configuration. `aquifer cluster init` writes a commented example.
+/// The agent's whole configuration. `aquifer cluster create` and `join` write a commented example.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -39,7 +39,7 @@ pub struct Config {
     /// Directory on a tmpfs for the pages of leases; `None` means `/dev/shm/aquifer/HOST`.
     #[serde(default)]
     pub store: Option<PathBuf>,
-    /// Directory with `ca.pem`, `host.pem` and `host.key`, which `aquifer cluster init` writes.
+    /// Directory with `ca.pem`, `host.pem` and `host.key`, which `aquifer cluster join` writes.
     #[serde(default = "default_tls")]
     pub tls: PathBuf,
     /// Directory of what this host knows of its cluster, which `aquifer cluster join` writes.

@@ -79,6 +79,11 @@ pub enum Command {
         /// Receives the volumes once they are gone, or the reason for a failure.
         reply: oneshot::Sender<Result<Returned, Problem>>,
     },
+    /// The operator's order to leave the cluster: this host no longer lends or borrows.
+    Leave {
+        /// Receives the end, or the reason why the host must stay.
+        reply: oneshot::Sender<Result<(), Problem>>,
+    },
 }
 
 /// The sending end of the driver's command channel.

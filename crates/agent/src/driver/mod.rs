@@ -169,6 +169,10 @@ impl Driver {
                 let ticket = self.replies.keep(Reply::Returned(reply));
                 self.input(Input::Return { volume: order.volume, ticket });
             }
+            Command::Leave { reply } => {
+                let ticket = self.replies.keep(Reply::Left(reply));
+                self.input(Input::Leave { ticket });
+            }
         }
     }
 }

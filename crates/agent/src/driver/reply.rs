@@ -26,6 +26,7 @@ pub(super) enum Reply {
     Renewed(Sender<Vec<LeaseId>>),
     Borrowed(Sender<Result<Borrowed, Problem>>),
     Returned(Sender<Result<Returned, Problem>>),
+    Left(Sender<Result<(), Problem>>),
 }
 
 impl Replies {
@@ -45,6 +46,7 @@ impl Reply {
             Self::Renewed(reply) => reply.is_closed(),
             Self::Borrowed(reply) => reply.is_closed(),
             Self::Returned(reply) => reply.is_closed(),
+            Self::Left(reply) => reply.is_closed(),
         }
     }
 }
@@ -75,6 +77,10 @@ impl Driver {
                 drop(reply.send(Ok(Returned { volumes })));
             }
             (Reply::Returned(reply), Answer::Failed(error)) => {
+                drop(reply.send(Err(problem(error))));
+            }
+            (Reply::Left(reply), Answer::Left) => drop(reply.send(Ok(()))),
+            (Reply::Left(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(problem(error))));
             }
             // The node answers each request with its own kind of answer.

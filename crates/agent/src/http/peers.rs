@@ -143,7 +143,7 @@ pub(super) async fn arrive(
 
 /// Admits a host to the cluster. The caller needs a token, and no certificate.
 #[utoipa::path(post, path = "/v1/join", tag = "peers", request_body = Join,
-    responses((status = 200, description = "The host belongs to the cluster.", body = Joined), Refusals))]
+    responses((status = 200, description = "The host is admitted.", body = Joined), Refusals))]
 pub(super) async fn join(
     State(admission): State<Admission>,
     Body(join): Body<Join>,

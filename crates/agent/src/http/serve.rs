@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_page::HostName;
 use aquifer_transport::{accepting, tls};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,13 +22,14 @@ use tokio_rustls::server::TlsStream;
 
 use super::{Caller, Served, router};
 
-/// Timeout of a TLS handshake, and of a request's headers; then the agent closes the connection.
+/// Timeout of a TLS handshake, of a request's headers, and of all that a stranger does; then the
+/// agent closes the connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections at which the agent stops accepting TCP; more wait in the kernel's queue.
 const CONNECTIONS: usize = 256;
 
-/// Most callers at a time with a TLS handshake in progress.
+/// Most callers at a time without a certificate, or with a TLS handshake in progress.
 const STRANGERS: usize = 128;
 
 /// The API's two listeners. Dropping them removes the unix socket.
@@ -87,10 +89,10 @@ impl Endpoints {
                 (stream, from) = accepted(|| self.tcp.accept()),
                     if connections.len() < CONNECTIONS =>
                 {
-                    strangers.welcome(stream, from, self.tls.clone());
+                    strangers.welcome(stream, from, self.tls.clone(), router.clone());
                 }
-                Some((stream, caller)) = strangers.next() => {
-                    connections.spawn(converse(stream, router.clone(), caller));
+                Some((stream, host)) = strangers.next() => {
+                    connections.spawn(converse(stream, router.clone(), Caller::Peer(host)));
                 }
                 Some(_) = connections.join_next() => {}
             }
@@ -115,31 +117,37 @@ async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut()
     }
 }
 
-/// Callers with a TLS handshake in progress. The oldest makes room for a new one, so that no number
-/// of them keeps a peer out.
+/// Callers with a TLS handshake in progress, and those without a certificate. The oldest makes room
+/// for a new one, so that no number of them keeps a peer out.
 #[derive(Debug, Default)]
 struct Strangers {
-    handshakes: JoinSet<Option<(TlsStream<TcpStream>, Caller)>>,
+    callers: JoinSet<Option<(TlsStream<TcpStream>, HostName)>>,
     /// Oldest first.
     waiting: VecDeque<AbortHandle>,
 }
 
 impl Strangers {
-    fn welcome(&mut self, stream: TcpStream, from: SocketAddr, tls: Arc<ServerConfig>) {
-        self.waiting.retain(|handshake| !handshake.is_finished());
+    fn welcome(
+        &mut self,
+        stream: TcpStream,
+        from: SocketAddr,
+        tls: Arc<ServerConfig>,
+        router: Router,
+    ) {
+        self.waiting.retain(|caller| !caller.is_finished());
         if self.waiting.len() == STRANGERS
             && let Some(oldest) = self.waiting.pop_front()
         {
             oldest.abort();
         }
-        self.waiting.push_back(self.handshakes.spawn(welcome(stream, from, tls)));
+        self.waiting.push_back(self.callers.spawn(welcome(stream, from, tls, router)));
     }
 
-    /// Returns the next caller whose handshake is complete; pending while there is none.
-    async fn next(&mut self) -> Option<(TlsStream<TcpStream>, Caller)> {
+    /// Returns the next caller that proved to be a host of the cluster; pending if there is none.
+    async fn next(&mut self) -> Option<(TlsStream<TcpStream>, HostName)> {
         loop {
-            match self.handshakes.join_next().await {
-                Some(Ok(Some(welcomed))) => return Some(welcomed),
+            match self.callers.join_next().await {
+                Some(Ok(Some(host))) => return Some(host),
                 Some(_) => {}
                 None => std::future::pending().await,
             }
@@ -153,13 +161,14 @@ impl Drop for Endpoints {
     }
 }
 
-/// Completes the TLS handshake; returns the caller, or `None` if it has a certificate that is not of
-/// this cluster, or needs one and has none.
+/// Completes the TLS handshake; returns a host of the cluster. Serves a caller without a
+/// certificate here, if it may call.
 async fn welcome(
     stream: TcpStream,
     from: SocketAddr,
     config: Arc<ServerConfig>,
-) -> Option<(TlsStream<TcpStream>, Caller)> {
+    router: Router,
+) -> Option<(TlsStream<TcpStream>, HostName)> {
     let _ = stream.set_nodelay(true);
     let stream = match tokio::time::timeout(TIMEOUT, TlsAcceptor::from(config).accept(stream)).await
     {
@@ -175,8 +184,11 @@ async fn welcome(
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     match certificate.map(tls::host_name) {
-        Some(Ok(host)) => Some((stream, Caller::Peer(host))),
-        None => Some((stream, Caller::Stranger)),
+        Some(Ok(host)) => Some((stream, host)),
+        None => {
+            let _ = tokio::time::timeout(TIMEOUT, converse(stream, router, Caller::Stranger)).await;
+            None
+        }
         Some(Err(_)) => {
             tracing::warn!(%from, "rejected a caller whose certificate names no host");
             None

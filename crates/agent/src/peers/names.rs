@@ -40,8 +40,7 @@ impl Peers {
             Ok(offer) if offer.agent == self.0.agent => None,
             Ok(_) | Err(CallError::Refused { .. }) => Some(format!(
                 "the name {host} is taken: another agent of that name answers at {address}, where \
-                 peers call {host}; give one of the two hosts another name with \
-                 'aquifer cluster init'"
+                 peers call {host}; join one of the two hosts again, under another name"
             )),
             // Peers may reach an address that this host does not: only proof counts.
             Err(CallError::Unreachable { .. } | CallError::TimedOut { .. }) => None,

@@ -1,6 +1,7 @@
 //! `aquifer cluster`.
 
 mod create;
+mod forget;
 mod init;
 mod join;
 mod leave;
@@ -28,6 +29,7 @@ enum What {
     Create(create::Create),
     Join(join::Join),
     Leave(leave::Leave),
+    Forget(forget::Forget),
     Token(token::Token),
     Status(status::Status),
     Init(init::Init),
@@ -48,6 +50,7 @@ pub(super) const MANUALS: &[(&str, &Manual)] = &[
     ("create", &create::MANUAL),
     ("join", &join::MANUAL),
     ("leave", &leave::MANUAL),
+    ("forget", &forget::MANUAL),
     ("token", &token::MANUAL),
     ("status", &status::MANUAL),
     ("init", &init::MANUAL),
@@ -63,6 +66,7 @@ impl Cluster {
             What::Create(create) => create.run(common),
             What::Join(join) => join.run(common),
             What::Leave(leave) => leave.run(common),
+            What::Forget(forget) => forget.run(common),
             What::Token(token) => token.run(common),
             What::Status(status) => status.run(common),
             What::Init(init) => init.run(common),

@@ -9,8 +9,8 @@ use crate::manual::roff;
 /// What the file is, in Markdown.
 const INTRO: &[&str] = &[
     "The agent reads `/etc/aquifer/agent.toml` (`aquifer serve agent --config FILE` names \
-     another). `aquifer cluster init` writes a commented file with most of these keys and their \
-     defaults. The agent refuses a file with unknown keys, and names them.",
+     another). `aquifer cluster create` and `join` write a commented file with most of these keys \
+     and their defaults. The agent refuses a file with unknown keys, and names them.",
     "`aquifer serve agent --check` examines all that the file names: certificate, cgroup, \
      addresses, directories, peers, groups. It lists each fault and changes nothing. The exit \
      status is 1 if an agent could not work with the file.",

@@ -166,7 +166,7 @@ const MANUAL: Manual = Manual {
         ),
     ],
     files: &[
-        ("/etc/aquifer", "the agent's configuration and certificates, from 'aquifer cluster init'"),
+        ("/etc/aquifer", "the agent's configuration and certificates, from 'aquifer cluster'"),
         ("/run/aquifer", "sockets of the agent and of volumes, locks of running commands"),
         ("/dev/shm/aquifer", "lent pages: files on a tmpfs that outlive their server process"),
     ],

@@ -48,7 +48,7 @@ fn fault(name: &str, found: impl Display, help: impl Into<String>) -> Check {
 fn certificate(config: &Config) -> Check {
     const NAME: &str = "certificate";
     const HELP: &str =
-        "copy DIR/HOST/tls from 'aquifer cluster init', or create it again with --force";
+        "get one with 'aquifer cluster join'; a file that is there already must go first";
     let checked = Identity::load(&config.tls).and_then(|identity| {
         Identity::verify_own(&config.tls)?;
         Ok(identity)

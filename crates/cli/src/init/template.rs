@@ -1,9 +1,7 @@
 //! The commented configuration of a new host.
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
-
 use aquifer_page::HostName;
+use std::net::{IpAddr, SocketAddr};
 
 use super::{Member, PAGES_PORT};
 
@@ -16,21 +14,18 @@ pub(super) fn config(member: &Member, peers: &str) -> String {
     text(&member.name, member.ip, &peers)
 }
 
-/// Returns the text of `agent.toml` for a host of a cluster that needs no list of hosts. Keys of
-/// `places` get these paths instead of their defaults.
-pub(crate) fn of_cluster(host: &HostName, ip: IpAddr, places: &[(&str, &Path)]) -> String {
+/// Returns the text of `agent.toml` for a host of a cluster that needs no list of hosts, with these
+/// keys in force.
+pub(crate) fn of_cluster(host: &HostName, ip: IpAddr, keys: &[(&str, toml::Value)]) -> String {
     let peers = "# Hosts outside the cluster, if there are any.\n# [[peer]]\n# name = \"…\"\n\
                  # address = \"…\"\n";
     let text = text(host, ip, peers);
-    let placed = |line: &str| {
+    let in_force = |line: &str| {
         let key = line.strip_prefix("# ").and_then(|line| line.split_once(" = "));
-        let place = key.and_then(|(key, _)| places.iter().find(|(name, _)| *name == key));
-        place.map_or_else(
-            || line.to_owned(),
-            |(key, path)| format!("{key} = {}", toml::Value::from(path.display().to_string())),
-        )
+        let set = key.and_then(|(key, _)| keys.iter().find(|(name, _)| *name == key));
+        set.map_or_else(|| line.to_owned(), |(key, value)| format!("{key} = {value}"))
     };
-    text.lines().map(|line| placed(line) + "\n").collect()
+    text.lines().map(|line| in_force(line) + "\n").collect()
 }
 
 fn text(host: &HostName, ip: IpAddr, peers: &str) -> String {
@@ -137,6 +132,8 @@ pub(super) fn peer(host: &HostName, address: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use aquifer_agent::config::Config;
 
     use super::*;
@@ -186,8 +183,9 @@ mod tests {
     #[test]
     fn an_agent_understands_the_configuration_of_a_joined_host() {
         let ip = IpAddr::from([192, 0, 2, 1]);
-        let text = of_cluster(&"a".parse().unwrap(), ip, &[("tls", Path::new("/x \"y\"/tls"))]);
-        let config = load(&text);
+        let keys = [("tls", "/x \"y\"/tls".into()), ("accept", true.into())];
+        let config = load(&of_cluster(&"a".parse().unwrap(), ip, &keys));
+        assert!(config.vms.accept && !config.groups.balance);
         assert_eq!((config.host.as_str(), config.peers.len()), ("a", 0));
         assert_eq!(config.tls, Path::new("/x \"y\"/tls"));
         assert_eq!(config.cluster, Path::new("/var/lib/aquifer/cluster"));

@@ -24,7 +24,7 @@ pub struct Left {
 
 impl Node {
     pub(super) fn drain(&mut self, on: bool, stored: Bytes) {
-        if self.lending.draining == on {
+        if self.lending.draining == on || self.has_left {
             return;
         }
         self.lending.draining = on;

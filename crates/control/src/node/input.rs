@@ -94,6 +94,11 @@ pub enum Input {
         /// The bytes stored in all leases.
         stored: Bytes,
     },
+    /// The operator makes this host leave its cluster for good.
+    Leave {
+        /// For the answer.
+        ticket: Ticket,
+    },
 }
 
 /// The readings of one period.

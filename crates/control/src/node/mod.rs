@@ -8,13 +8,15 @@
 //! - `offers`: when to ask peers for offers, and input that waits for them.
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
-//! - `drain`: the order to drain. `part`: the settling of leases with former peers.
+//! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
+//!   with former peers.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod drain;
 mod fit;
 mod hear;
 mod input;
+mod leave;
 mod offers;
 mod orders;
 mod output;
@@ -67,6 +69,8 @@ pub struct Node {
     borrowing: Borrowing,
     /// Time of the last attempt to settle leases with former peers.
     parted: Option<Duration>,
+    /// Whether this host has left the cluster: it neither lends nor borrows any more.
+    has_left: bool,
     /// Programs that the kernel has killed for lack of memory, at the last reading.
     oom_kills: Option<u64>,
     outputs: Vec<Output>,
@@ -123,6 +127,7 @@ impl Node {
             lending: Lending { draining, drained: draining, ..Lending::default() },
             borrowing: Borrowing::default(),
             parted: None,
+            has_left: false,
             oom_kills: None,
             outputs: Vec::new(),
         }
@@ -148,6 +153,7 @@ impl Node {
             Input::Borrow { bytes, priority, ticket } => self.borrow(bytes, priority, ticket),
             Input::Return { volume, ticket } => self.give_back(volume, ticket),
             Input::Drain { on, stored } => self.drain(on, stored),
+            Input::Leave { ticket } => self.leave(ticket),
         }
         std::mem::take(&mut self.outputs)
     }

@@ -97,6 +97,11 @@ impl Orders {
         self.borrow.as_ref().filter(|borrowing| borrowing.volume == Some(volume))?.priority
     }
 
+    /// Returns whether an order to borrow is in progress.
+    pub(super) fn is_borrowing(&self) -> bool {
+        self.borrow.is_some()
+    }
+
     fn end_borrowing(&mut self, volume: VolumeId, answer: Answer) -> Option<Output> {
         let ended = self.borrow.take_if(|borrowing| borrowing.volume == Some(volume))?;
         Some(Output::Answer(ended.ticket, answer))
@@ -133,7 +138,7 @@ impl Orders {
     }
 }
 
-fn failed(error: String, help: Option<&str>) -> Answer {
+pub(super) fn failed(error: String, help: Option<&str>) -> Answer {
     Answer::Failed(OrderError { error, help: help.map(str::to_owned) })
 }
 
@@ -152,8 +157,8 @@ pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> Order
     reasons.dedup();
     let help = if peers.is_empty() {
         reasons.push("this host has no peers".to_owned());
-        "join it to a cluster with 'aquifer cluster join', or add a [[peer]] for each other host to \
-         the configuration"
+        "join it to a cluster with 'aquifer cluster join', or add a [[peer]] for each other host \
+         to the configuration"
     } else if peers.values().all(|peer| peer.error.is_some()) {
         "'aquifer status' shows all peers, and when each was last heard from"
     } else {
@@ -165,7 +170,10 @@ pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> Order
 
 impl Node {
     pub(super) fn borrow(&mut self, bytes: Bytes, priority: Option<u16>, ticket: Ticket) {
-        if self.orders.borrow.is_some() {
+        if self.has_left {
+            return self.answer(ticket, failed("this host leaves its cluster".to_owned(), None));
+        }
+        if self.orders.is_borrowing() {
             let error = "another 'aquifer host borrow' is in progress".to_owned();
             return self.answer(ticket, failed(error, Some("wait for it to end")));
         }

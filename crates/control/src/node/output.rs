@@ -90,6 +90,8 @@ pub enum Answer {
     NobodyLends(Bytes),
     /// To a return: these volumes are gone.
     Returned(Vec<VolumeId>),
+    /// To the order to leave the cluster: this host shares no memory, and will not.
+    Left,
     /// To an order: it failed.
     Failed(OrderError),
 }

@@ -102,7 +102,9 @@ impl Identity {
             Ok(_) => Ok(()),
             Err(error) => Err(TlsError::certificate(
                 &path,
-                format!("no peer would trust it: {error}; renew it with 'aquifer cluster init'"),
+                format!(
+                    "no peer would trust it: {error}; remove it, and run 'aquifer cluster join'"
+                ),
             )),
         }
     }

@@ -52,7 +52,7 @@ pub enum TlsError {
     AuthorityExists(PathBuf),
     /// A PEM file is missing or malformed.
     #[error(
-        "cannot load {path}: {source}; create this host's certificate with 'aquifer cluster init'",
+        "cannot load {path}: {source}; get this host's certificate with 'aquifer cluster join'",
         path = path.display()
     )]
     Pem {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use aquifer_page::HostName;
 use clap::Args;
+use humantime::parse_duration;
 use serde::Serialize;
 
 use super::own::Own;
@@ -30,7 +31,7 @@ pub struct Create {
     #[arg(long, value_name = "NAME", default_value = "aquifer")]
     name: String,
     /// How long the first token admits hosts
-    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = parse_duration)]
     token_life: Duration,
     #[command(flatten)]
     own: Own,
@@ -46,8 +47,8 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     notes: &[(
         "Security",
-        "The holder of ca.key can admit hosts, so only the signer has it. A token is a secret until \
-         its end: its holder can join.",
+        "The holder of ca.key can admit hosts, so only the signer has it. A token is a secret \
+         until its end: its holder can join.",
     )],
     files: FILES,
     see_also: &["aquifer-cluster-join(1)", "aquifer-cluster-token(1)", "aquifer-serve-agent(1)"],

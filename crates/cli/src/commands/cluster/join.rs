@@ -29,8 +29,8 @@ use crate::output;
 /// Join this host to a cluster
 ///
 /// The signer at HOST:PORT admits this host and gives it a certificate for the key that this host
-/// makes. No file is edited, here or elsewhere: the hosts of a cluster tell each other who comes and
-/// who goes. If the command fails, it may be given again.
+/// makes. No file needs an edit, here or elsewhere: the hosts of a cluster tell each other which
+/// hosts come and go. If the command fails, run it again.
 #[derive(Debug, Args)]
 pub struct Join {
     /// Address of a signer's agent, as 'aquifer cluster token' prints it

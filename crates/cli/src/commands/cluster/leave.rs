@@ -24,8 +24,8 @@ use crate::output;
 /// Leave the cluster for good
 ///
 /// The other hosts forget this one, its name is free, and its agent ends. The command removes the
-/// certificate, its key, and all that this host knows of the cluster; the configuration stays. Before
-/// it, give back all memory: 'aquifer host drain' and 'aquifer host return'.
+/// certificate, its key, and all that this host knows of the cluster; the configuration stays.
+/// First give back all memory: 'aquifer host drain' and 'aquifer host return'.
 #[derive(Debug, Args)]
 pub struct Leave {
     /// Configuration file of this host's agent
@@ -70,12 +70,6 @@ impl Leave {
             return Err(
                 Failure::new(what, why).help("name the right one with --config or --socket")
             );
-        }
-        let (lent, borrowed) = (status.lent.len(), status.borrowed.len());
-        if lent + borrowed > 0 {
-            let why = format!("this host lends {lent} leases and borrows {borrowed} volumes");
-            return Err(Failure::new(what, why)
-                .help("run 'aquifer host drain' and 'aquifer host return' first"));
         }
         let departed: Departed =
             agent.call(what, LIMIT, async |client| client.post(path::LEAVE, &Order {}).await)?;

@@ -33,6 +33,11 @@ pub(super) struct Own {
     /// the others.
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
+    /// Accept VMs that other hosts migrate here
+    ///
+    /// Those hosts choose QEMU's arguments, and so have the rights of root here.
+    #[arg(long)]
+    accept_vms: bool,
     /// Configuration file of the agent, created if missing
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
@@ -53,17 +58,19 @@ pub(super) struct Host {
     pub(super) tls: PathBuf,
     pub(super) config: PathBuf,
     pub(super) config_is_new: bool,
+    accept_vms: bool,
 }
 
 impl Own {
     /// Finds out name, address and places, and changes nothing. `towards` is an address that this
     /// host must reach.
     pub(super) fn host(self, what: &str, towards: SocketAddr) -> Result<Host> {
-        let Self { host, address, config: path, cluster_dir } = self;
-        let absolute = |path: &Path| std::path::absolute(path).or_fail(|| what);
-        if path.exists() {
-            return of_config(what, &path, host.as_ref(), address);
+        if self.config.exists() {
+            let config = Config::load(&self.config).or_fail(|| what)?;
+            return self.agree(what, &config)?.refuse_second_cluster(what);
         }
+        let Self { host, address, accept_vms, config: path, cluster_dir } = self;
+        let absolute = |path: &Path| std::path::absolute(path).or_fail(|| what);
         let name = host.map_or_else(|| system_name(what), Ok)?;
         let ip = address.or_else(|| route_to(towards)).ok_or_else(|| {
             Failure::new(what, "this host has no address that the others could reach")
@@ -77,38 +84,42 @@ impl Own {
             tls: absolute(&etc.join("tls"))?,
             config: absolute(&path)?,
             config_is_new: true,
+            accept_vms,
         };
         host.refuse_second_cluster(what)
     }
-}
 
-fn of_config(
-    what: &str,
-    path: &Path,
-    host: Option<&HostName>,
-    address: Option<IpAddr>,
-) -> Result<Host> {
-    let config = Config::load(path).or_fail(|| what)?;
-    let differs = |option: &str, here: String| {
-        let why = format!("{} says {here}", path.display());
-        let help = format!("leave {option} out, or change that file");
-        Err(Failure::new(what, why).help(help))
-    };
-    if host.is_some_and(|host| *host != config.host) {
-        return differs("--host", format!("host = \"{}\"", config.host));
+    /// Takes all from an existing configuration, which no option may contradict.
+    fn agree(&self, what: &str, config: &Config) -> Result<Host> {
+        let differs = |option: &str, here: String| {
+            let why = format!("{} says {here}", self.config.display());
+            let help = format!("leave {option} out, or change that file");
+            Err(Failure::new(what, why).help(help))
+        };
+        if self.host.as_ref().is_some_and(|host| *host != config.host) {
+            return differs("--host", format!("host = \"{}\"", config.host));
+        }
+        if self.address.is_some_and(|address| address != config.listen.ip()) {
+            return differs("--address", format!("listen = \"{}\"", config.listen));
+        }
+        if self.accept_vms && !config.vms.accept {
+            return differs("--accept-vms", "accept = false under [vms]".to_owned());
+        }
+        if config.listen.ip().is_unspecified() {
+            let why = format!("{} says listen = \"{}\"", self.config.display(), config.listen);
+            let help = "change it to the address at which the other hosts reach this one";
+            return Err(Failure::new(what, why).help(help));
+        }
+        Ok(Host {
+            name: config.host.clone(),
+            address: config.listen,
+            cluster: ClusterDir::new(config.cluster.clone()),
+            tls: config.tls.clone(),
+            config: self.config.clone(),
+            config_is_new: false,
+            accept_vms: config.vms.accept,
+        })
     }
-    if address.is_some_and(|address| address != config.listen.ip()) {
-        return differs("--address", format!("listen = \"{}\"", config.listen));
-    }
-    let host = Host {
-        name: config.host,
-        address: config.listen,
-        cluster: ClusterDir::new(config.cluster),
-        tls: config.tls,
-        config: path.to_owned(),
-        config_is_new: false,
-    };
-    host.refuse_second_cluster(what)
 }
 
 impl Host {
@@ -126,8 +137,12 @@ impl Host {
         if !self.config_is_new {
             return Ok(());
         }
-        let places = [("tls", self.tls.as_path()), ("cluster", self.cluster.path())];
-        let text = template::of_cluster(&self.name, self.address.ip(), &places);
+        let path = |path: &Path| toml::Value::from(path.display().to_string());
+        let mut keys = vec![("tls", path(&self.tls)), ("cluster", path(self.cluster.path()))];
+        if self.accept_vms {
+            keys.push(("accept", true.into()));
+        }
+        let text = template::of_cluster(&self.name, self.address.ip(), &keys);
         let dir = self.config.parent().unwrap_or(Path::new("."));
         DirBuilder::new()
             .recursive(true)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use aquifer_agent::cluster::{ClusterDir, Token as ClusterToken};
 use aquifer_agent::config::Config;
 use clap::Args;
+use humantime::parse_duration;
 use serde::Serialize;
 
 use crate::commands::Common;
@@ -26,7 +27,7 @@ pub(super) const LIFE: &str = "24h";
 #[derive(Debug, Args)]
 pub struct Token {
     /// How long the token admits hosts
-    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = parse_duration)]
     life: Duration,
     /// Configuration file of this host's agent
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
@@ -38,6 +39,10 @@ pub(super) const MANUAL: Manual = Manual {
     see_also: &["aquifer-cluster-create(1)", "aquifer-cluster-join(1)"],
     ..Manual::NONE
 };
+
+/// The remedy on a host that cannot admit others.
+pub(super) const ON_A_SIGNER: &str = "run this on the host on which 'aquifer cluster create' ran; \
+                                      'aquifer cluster status' shows the hosts that admit others";
 
 #[derive(Debug, Serialize)]
 struct Made {
@@ -59,9 +64,7 @@ impl Token {
         let cluster = ClusterDir::new(config.cluster);
         if !cluster.admits() {
             let why = format!("{} cannot admit hosts to a cluster", config.host);
-            let help = "run this on the host on which 'aquifer cluster create' ran; 'aquifer \
-                        cluster status' shows the hosts that admit others";
-            return Err(Failure::new(what, why).help(help));
+            return Err(Failure::new(what, why).help(ON_A_SIGNER));
         }
         let token = cluster.new_token(self.life).or_fail(|| what)?;
         let made = Made {

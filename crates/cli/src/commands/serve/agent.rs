@@ -27,7 +27,7 @@ pub(in crate::commands) const CONFIG: &str = "/etc/aquifer/agent.toml";
 /// when this host runs short.
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// Configuration file: the agent.toml that 'cluster init' made
+    /// Configuration file: the agent.toml that 'cluster create' or 'join' made
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
     /// Check the configuration and exit
@@ -83,7 +83,7 @@ impl Agent {
             if self.config.exists() {
                 failure
             } else {
-                failure.help("create one with 'aquifer cluster init'")
+                failure.help("create one with 'aquifer cluster create' or 'aquifer cluster join'")
             }
         })?;
         if self.check {

@@ -9,7 +9,11 @@ use aquifer_api::status::{EventKind, Peer, Standing};
 use aquifer_page::Bytes;
 use rustix::process::Signal;
 
-use super::framework::{Answer, Cluster, Host, Spec, address, lacks_rights, wait_until};
+use super::framework::stranger::{connect, until_closed};
+use super::framework::{
+    Answer, Cluster, Host, Identity, STEP_TIMEOUT, Spec, Stranger, address, lacks_rights,
+    wait_until,
+};
 use crate::common::binary;
 
 fn peers(host: &Host) -> Vec<Peer> {
@@ -195,12 +199,36 @@ fn a_host_that_leaves_is_gone_and_its_name_is_free() {
 }
 
 #[test]
+fn a_host_that_was_lost_gives_its_name_to_a_new_machine() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = three();
+    let forget = |on: &Host, name: &str| {
+        let mut forget = on.aquifer(&["cluster", "forget", name, "--config"]);
+        Answer::of(forget.arg(on.config()))
+    };
+    wait_until("a knows c", || knows(&cluster["a"], "c", Standing::Up));
+    forget(&cluster["a"], "c").must_fail(1, &["c is up", "aquifer cluster leave"]);
+    forget(&cluster["b"], "c").must_fail(1, &["b cannot admit hosts"]);
+    cluster["c"].kill_agent();
+    wait_until("a knows that c is down", || knows(&cluster["a"], "c", Standing::Down));
+    cluster.forget("c");
+    let refused = Outsider::new(&cluster, "new").join(&cluster["a"], cluster.token(), "c");
+    refused.must_fail(1, &["the name c is taken", "aquifer cluster forget c"]);
+    assert_eq!(forget(&cluster["a"], "c").code, Some(0));
+    forget(&cluster["a"], "c").must_fail(1, &["the name is free"]);
+    cluster.join("c");
+    wait_until("b knows the new c", || knows(&cluster["b"], "c", Standing::Up));
+}
+
+#[test]
 fn a_certificate_of_another_cluster_opens_nothing() {
     if lacks_rights() {
         return;
     }
     let (cluster, other) = (Cluster::created("a"), Cluster::created("z"));
-    let stranger = super::framework::Identity::load(&other["z"].tls());
+    let stranger = Identity::load(&other["z"].tls());
     stranger.get(&cluster["a"], aquifer_api::path::OFFER).unwrap_err();
     // A caller without any certificate may only ask to join.
     let client = cluster_client(&cluster["a"]);
@@ -217,6 +245,28 @@ fn cluster_client(host: &Host) -> aquifer_api::client::Client {
     let fingerprint = aquifer_transport::tls::fingerprint(&ca).unwrap();
     let config = aquifer_transport::tls::joining_config(fingerprint).unwrap();
     aquifer_api::client::Client::of_any_host(&host.api().to_string(), config.into())
+}
+
+#[test]
+fn strangers_that_never_finish_a_request_keep_no_host_out() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created("a");
+    cluster.join("b");
+    let (a, b) = (&cluster["a"], Identity::load(&cluster["b"].tls()));
+    let stranger = Stranger::new(&a.tls().join("ca.pem"));
+    let words = b"POST /v1/join HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+                  content-length: 1000\r\n\r\n{";
+    let begin = |_| stranger.begin(connect(a.api()), a, words);
+    let mut unfinished: Vec<_> = (0..300).map(begin).collect();
+    b.get(a, aquifer_api::path::OFFER).unwrap();
+    // The agent closes the newest, too, in the end.
+    let newest = unfinished.last_mut().unwrap();
+    newest.sock.set_read_timeout(Some(2 * STEP_TIMEOUT)).unwrap();
+    assert!(!String::from_utf8_lossy(&until_closed(newest)).contains("certificate"));
+    // Another host still joins.
+    cluster.join("c");
 }
 
 #[test]

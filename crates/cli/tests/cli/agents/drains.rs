@@ -164,8 +164,8 @@ fn hosts_that_are_no_longer_peers_give_back_their_leases() {
             assert_b_holds_nothing(&cluster);
         });
         let told = match forgetful {
-            "a" => "b is not a [[peer]] in the configuration, but has lent this host lease",
-            _ => "a is not a [[peer]] in the configuration, but holds lease",
+            "a" => "b is no peer of this host any more, but has lent this host lease",
+            _ => "a is no peer of this host any more, but holds lease",
         };
         let log = host.log_text();
         assert!(log.contains(told), "{log}");
@@ -201,5 +201,5 @@ fn an_agent_with_a_foreign_certificate_does_not_start() {
     init(&elsewhere, [("a", address())]);
     std::fs::copy(elsewhere.join("a/tls/ca.pem"), a.tls().join("ca.pem")).unwrap();
     let answer = a.refusal();
-    answer.must_fail(1, &["host.pem", "no peer would trust it", "aquifer cluster init"]);
+    answer.must_fail(1, &["host.pem", "no peer would trust it", "aquifer cluster join"]);
 }

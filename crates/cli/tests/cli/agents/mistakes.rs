@@ -60,7 +60,7 @@ fn a_wrong_configuration_is_refused_and_its_fault_named() {
         a.refusal().must_fail(1, &[named, path.to_str().unwrap()]);
     }
     std::fs::remove_file(&path).unwrap();
-    a.refusal().must_fail(1, &["No such file", path.to_str().unwrap(), "aquifer cluster init"]);
+    a.refusal().must_fail(1, &["No such file", path.to_str().unwrap(), "aquifer cluster join"]);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_missing_or_foreign_certificate_is_named() {
     };
     use_tls(&cluster["b"].tls()).must_fail(1, &["certificate of 'b'", "configuration is for 'a'"]);
     use_tls(&cluster.dir().join("nowhere"))
-        .must_fail(1, &["nowhere/host.pem", "aquifer cluster init"]);
+        .must_fail(1, &["nowhere/host.pem", "aquifer cluster join"]);
 
     let (mixed, elsewhere) = (cluster.dir().join("mixed"), cluster.dir().join("elsewhere"));
     init(&elsewhere, [("a", address())]);

@@ -1,6 +1,7 @@
 //! Tests of the node: one host's decisions around the controller, driven by sequences of inputs.
 
 mod drain;
+mod leave;
 mod messages;
 mod orders;
 mod period;
@@ -93,6 +94,11 @@ impl Shell {
 
     fn drain(&mut self, on: bool) -> &mut Self {
         self.input(Input::Drain { on, stored: Bytes::mib(64) })
+    }
+
+    fn leave(&mut self) -> &mut Self {
+        let ticket = self.ticket();
+        self.input(Input::Leave { ticket })
     }
 
     fn done(&mut self, work: Work, event: Event) -> &mut Self {

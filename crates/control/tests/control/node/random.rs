@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use aquifer_control::node::{Input, Output, Readings, Said, Ticket, Work};
+use aquifer_control::node::{Answer, Input, Output, Readings, Said, Ticket, Work};
 use aquifer_control::{Action, Event, Message};
 use aquifer_page::Bytes;
 use proptest::prelude::*;
@@ -22,6 +22,7 @@ enum Happening {
     Borrow,
     Return,
     Drain(bool),
+    Leave,
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -38,6 +39,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::Borrow),
         1 => Just(Happening::Return),
         1 => any::<bool>().prop_map(Happening::Drain),
+        1 => Just(Happening::Leave),
     ]
 }
 
@@ -50,6 +52,8 @@ struct World {
     peers: VecDeque<(String, Message)>,
     leases: u128,
     answered: BTreeSet<Ticket>,
+    /// Whether the node has left its cluster.
+    left: bool,
 }
 
 impl World {
@@ -61,6 +65,7 @@ impl World {
             peers: VecDeque::new(),
             leases: 0,
             answered: BTreeSet::new(),
+            left: false,
         }
     }
 
@@ -70,12 +75,15 @@ impl World {
             match output {
                 Output::Begin(work, action) => {
                     assert!(self.work.iter().all(|(other, _)| *other != work), "{work:?}");
+                    let begins = matches!(action, Action::Activate(_) | Action::OpenLease(_));
+                    assert!(!(self.left && begins), "after it left: {action:?}");
                     self.work.push((work, action));
                 }
                 Output::AskOffers => assert!(!std::mem::replace(&mut self.asked, true)),
                 Output::Answer(ticket, answer) => {
                     assert!(ticket.0 <= self.shell.tickets, "{answer:?}");
                     assert!(self.answered.insert(ticket), "a second answer: {answer:?}");
+                    self.left |= answer == Answer::Left;
                 }
                 _ => {}
             }
@@ -106,6 +114,7 @@ impl World {
             Happening::Borrow => drop(self.shell.borrow(1)),
             Happening::Return => drop(self.shell.give_back(None)),
             Happening::Drain(on) => drop(self.shell.drain(on)),
+            Happening::Leave => drop(self.shell.leave()),
         }
         self.take();
     }

@@ -117,8 +117,8 @@ pub struct Export {
     quota: Option<Bytes>,
     /// Require mutual TLS on --nbd over TCP, with DIR's certificate
     ///
-    /// 'aquifer cluster init' creates it. Default: no TLS, and --nbd over TCP only on loopback.
-    /// NVMe has no TLS.
+    /// 'aquifer cluster create' or 'join' makes it. Default: no TLS, and --nbd over TCP only on
+    /// loopback. NVMe has no TLS.
     #[arg(long, value_name = "DIR")]
     tls: Option<PathBuf>,
 }

@@ -25,7 +25,8 @@ pub struct Stranger {
 }
 
 impl Stranger {
-    pub(super) fn new(authority: &Path) -> Self {
+    /// Trusts the hosts with a certificate of the authority in this file.
+    pub fn new(authority: &Path) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
@@ -41,12 +42,22 @@ impl Stranger {
     /// Sends `words` under TLS on an open connection; returns the answer until the connection
     /// closes.
     pub fn say_on(&self, stream: TcpStream, host: &Host, words: &[u8]) -> Vec<u8> {
+        until_closed(&mut self.begin(stream, host, words))
+    }
+
+    /// Sends `words` under TLS on an open connection, and keeps it open.
+    pub fn begin(
+        &self,
+        stream: TcpStream,
+        host: &Host,
+        words: &[u8],
+    ) -> StreamOwned<ClientConnection, TcpStream> {
         let name = ServerName::try_from(host.name()).unwrap();
         let connection = ClientConnection::new(self.tls.clone(), name).unwrap();
         let mut stream = StreamOwned::new(connection, stream);
         // The server may close the connection during the write.
         let _ = stream.write_all(words).and_then(|()| stream.flush());
-        until_closed(&mut stream)
+        stream
     }
 }
 
