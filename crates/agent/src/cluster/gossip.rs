@@ -209,7 +209,7 @@ impl Started {
                 }
             }
         }
-        changes.iter().for_each(|change| note(change, events));
+        changes.iter().for_each(|change| note(change, events, agent));
         if !changes.is_empty() || self.followed.elapsed() >= FOLLOW {
             self.follow(peers, agent);
         }
@@ -239,15 +239,20 @@ impl Started {
     }
 }
 
-fn note(change: &Change, events: &Events) {
+fn note(change: &Change, events: &Events, agent: &Handle) {
     match change {
         Change::Up(host) => {
             let what = format!("{} is up at {}", host.host, host.address);
             events.note(EventKind::HostUp, &host.host, what);
         }
         Change::Down(host) => {
-            let what = format!("{} at {} answers no host, or stopped", host.host, host.address);
-            events.note(EventKind::HostDown, &host.host, what);
+            let Member { host, address, .. } = host.clone();
+            // If the agent is too busy to say what this concerns, the event says the rest.
+            let told = agent.0.try_send(Command::HostDown { host: host.clone(), address });
+            if told.is_err() {
+                let what = format!("{host} at {address} answers no host, or stopped");
+                events.note(EventKind::HostDown, &host, what);
+            }
         }
         Change::NameTaken(twin) => {
             let what = format!(

@@ -24,8 +24,8 @@ impl Leaving {
         Self { peers, gossip, agent, left: Arc::default() }
     }
 
-    /// Leaves, if no page of this host is elsewhere and no page of others is here. Tells the signers
-    /// and all other hosts that this one leaves for good. The agent then ends.
+    /// Leaves, if no page of this host is elsewhere and no page of others is here. Tells the
+    /// signers and all other hosts that this one leaves for good. The agent then ends.
     pub(crate) async fn leave(&self, _: Leave) -> Result<Departed, Problem> {
         let Some(gossip) = &self.gossip else {
             return Err(Problem {

@@ -1,6 +1,7 @@
 //! Requests to the agent as commands for the driver, and the channel that carries them.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use aquifer_api::Problem;
 use aquifer_api::message::{Access, Offer, Renew};
@@ -28,6 +29,13 @@ pub enum Command {
     },
     /// The hosts that the configuration or the cluster names have changed.
     Peers(BTreeSet<HostName>),
+    /// A host of the cluster stopped, or answers no host.
+    HostDown {
+        /// The host.
+        host: HostName,
+        /// The address of its agent.
+        address: SocketAddr,
+    },
     /// A peer's word that it still needs its leases.
     Renew {
         /// The peer, as its certificate names it.

@@ -141,6 +141,7 @@ impl Driver {
                 self.input(Input::Heard { from, message, ticket });
             }
             Command::Peers(peers) => self.input(Input::Peers(peers)),
+            Command::HostDown { host, address } => self.input(Input::HostDown { host, address }),
             Command::Renew { from, renew, reply } => {
                 let ticket = self.replies.keep(Reply::Renewed(reply));
                 let (leases, io_timeout_ms) = (renew.leases, renew.io_timeout_ms);

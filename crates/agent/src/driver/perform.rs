@@ -162,6 +162,7 @@ impl Driver {
 /// Converts the kind of a notice to the API's type.
 fn event_kind(kind: NoticeKind) -> EventKind {
     match kind {
+        NoticeKind::HostDown => EventKind::HostDown,
         NoticeKind::LenderLost => EventKind::LenderLost,
         NoticeKind::LenderBack => EventKind::LenderBack,
         NoticeKind::PageUnreachable => EventKind::PageUnreachable,

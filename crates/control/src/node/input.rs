@@ -1,6 +1,7 @@
 //! The node's input: readings, messages, orders, and the ends of what it ordered.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
@@ -26,6 +27,13 @@ pub enum Input {
     },
     /// The hosts that the configuration or the cluster names.
     Peers(BTreeSet<HostName>),
+    /// A host of the cluster stopped, or answers no host.
+    HostDown {
+        /// The host.
+        host: HostName,
+        /// The address of its agent.
+        address: SocketAddr,
+    },
     /// A peer's message; the peer's certificate proves the sender.
     Heard {
         /// The sender.

@@ -141,6 +141,7 @@ impl Node {
             Input::Period(readings) => self.period(readings),
             Input::Offers { lenders, stored } => self.offered(lenders, stored),
             Input::Peers(peers) => self.settings.peers = peers,
+            Input::HostDown { host, address } => self.host_down(&host, address),
             Input::Heard { from, message, ticket } => self.hear(from, message, ticket),
             Input::Renewal { from, leases, io_timeout_ms, ticket } => {
                 let lost = self.renewal(&from, leases, io_timeout_ms);

@@ -119,6 +119,8 @@ pub struct Notice {
 /// The kind of a [`Notice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoticeKind {
+    /// A host of the cluster stopped, or answers no host.
+    HostDown,
     /// A lender does not answer.
     LenderLost,
     /// A lender answers again.

@@ -1,10 +1,11 @@
 //! The settling of leases with hosts that neither the configuration nor the cluster names any more.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use aquifer_page::HostName;
 
-use super::{Node, Output};
+use super::{Node, NoticeKind, Output};
 use crate::Event;
 
 /// Periods between two attempts to settle leases with former peers.
@@ -34,18 +35,33 @@ impl Node {
     }
 
     fn former_peer(&self, host: &HostName) -> String {
-        let lent = self.controller.lent().into_iter().filter(|lent| lent.lease.borrower == *host);
-        let lent: Vec<_> = lent.map(|lent| lent.lease.lease.to_string()).collect();
-        let held = self.controller.borrowed().into_iter().filter(|held| held.lease.lender == *host);
-        let held: Vec<_> = held.map(|held| held.lease.lease.to_string()).collect();
-        let mut parts = Vec::new();
-        if !lent.is_empty() {
-            parts.push(format!("holds lease {}, which this host recalls", lent.join(", ")));
-        }
-        if !held.is_empty() {
-            let held = held.join(", ");
-            parts.push(format!("has lent this host lease {held}, which this host vacates"));
-        }
+        let (lent, held) = self.shared_with(host);
+        let lent = lent.map(|lent| format!("holds lease {lent}, which this host recalls"));
+        let held =
+            held.map(|held| format!("has lent this host lease {held}, which this host vacates"));
+        let parts: Vec<_> = lent.into_iter().chain(held).collect();
         format!("{host} is no peer of this host any more, but {}", parts.join(" and "))
+    }
+
+    /// Notes that a host is down, with the leases that this concerns.
+    pub(super) fn host_down(&mut self, host: &HostName, address: SocketAddr) {
+        let (lent, held) = self.shared_with(host);
+        let held = held.map(|held| format!("pages of this host are there, in lease {held}"));
+        let lent = lent.map(|lent| format!("pages of it are here, in lease {lent}"));
+        let down = format!("{host} at {address} answers no host, or stopped");
+        let parts: Vec<_> = [down].into_iter().chain(held).chain(lent).collect();
+        self.note(NoticeKind::HostDown, host, parts.join("; "));
+    }
+
+    /// Returns the ids of the leases that this host gave to `host`, and of those that it holds of
+    /// `host`; `None` if there are none.
+    fn shared_with(&self, host: &HostName) -> (Option<String>, Option<String>) {
+        let lent = self.controller.lent().into_iter().filter(|lent| lent.lease.borrower == *host);
+        let held = self.controller.borrowed().into_iter().filter(|held| held.lease.lender == *host);
+        let listed = |ids: Vec<String>| (!ids.is_empty()).then(|| ids.join(", "));
+        (
+            listed(lent.map(|lent| lent.lease.lease.to_string()).collect()),
+            listed(held.map(|held| held.lease.lease.to_string()).collect()),
+        )
     }
 }

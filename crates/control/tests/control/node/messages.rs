@@ -1,6 +1,6 @@
 //! Tests of peers' messages, of this host's own, and of hosts that are no longer peers.
 
-use aquifer_control::node::{Answer, Input, Output, Said, Work};
+use aquifer_control::node::{Answer, Input, NoticeKind, Output, Said, Work};
 use aquifer_control::{
     Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Message, Reason, RequestId,
     Restored,
@@ -176,4 +176,28 @@ fn a_renewal_is_a_sign_of_life_and_names_what_is_gone() {
     let left = shell.node.left(&Default::default(), &Default::default());
     let timeouts: Vec<_> = left.iter().map(|left| left.io_timeout_ms).collect();
     assert_eq!(timeouts, [Some(8000), None]);
+}
+
+#[test]
+fn a_host_that_is_down_is_noted_with_the_leases_it_concerns() {
+    let address = std::net::SocketAddr::from(([192, 0, 2, 2], 7070));
+    let down = |shell: &mut Shell, host: &str| {
+        shell.input(Input::HostDown { host: name(host), address });
+        let [(NoticeKind::HostDown, what)] = &shell.notices()[..] else {
+            panic!("{:?}", shell.outputs)
+        };
+        what.clone()
+    };
+    let mut borrower = Shell::new();
+    borrower.swap();
+    let what = down(&mut borrower, "b");
+    let lease = LEASE;
+    assert!(what.ends_with(&format!("pages of this host are there, in lease {lease}")), "{what}");
+    let other = "c at 192.0.2.2:7070 answers no host, or stopped";
+    assert_eq!(down(&mut borrower, "c"), other);
+
+    let mut lender = Shell::new();
+    let lease = lender.lend("b", 1);
+    let what = down(&mut lender, "b");
+    assert!(what.ends_with(&format!("pages of it are here, in lease {lease}")), "{what}");
 }
