@@ -10,6 +10,8 @@
 
 mod config;
 mod gossip;
+#[cfg(test)]
+mod hostile;
 mod member;
 mod news;
 mod seal;
