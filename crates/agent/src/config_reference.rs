@@ -78,6 +78,12 @@ const TOP: &[Key] = &[
         "directory of the cluster's key and hosts, which `aquifer cluster join` writes; without \
          it, the only peers are those of this file",
     ),
+    key(
+        "zone",
+        "name",
+        "",
+        "the zone that this host is in, such as its rack: hosts of one zone may fail together",
+    ),
 ];
 
 const TOP_NOTES: &[&str] = &[

@@ -136,7 +136,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         .map_err(start_error)?;
     // Bind the socket first: it keeps a second agent from taking the first one's leases.
     let cluster = ClusterDir::new(&config.cluster);
-    let started = Gossip::start(&cluster, &config.host, config.listen).await;
+    let started = Gossip::start(&cluster, &config).await;
     let (gossip, mut started) = started.map_err(AgentError::Start)?.unzip();
     // A host that wants to join has no certificate yet.
     let tls = match &gossip {

@@ -13,6 +13,7 @@ use aquifer_api::message::{self, Renew, Renewed};
 use aquifer_api::status::Standing;
 use aquifer_api::{Problem, client::CallError, client::Client, path, status};
 use aquifer_control::{Message, Offer};
+use aquifer_membership::About;
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, lock};
 use rustls::ClientConfig;
 use serde::Serialize;
@@ -60,7 +61,7 @@ struct Peer {
     address: String,
     client: Client,
     standing: Standing,
-    admits: bool,
+    about: About,
     last: Mutex<Last>,
 }
 
@@ -142,7 +143,7 @@ impl Peers {
             }
             let mut peer =
                 Peer::new(&follow.address.to_string(), host, follow.standing, &self.0.tls);
-            peer.admits = follow.admits;
+            peer.about = follow.about.clone();
             peer.hear(follow.spare);
             peers.insert(host.clone(), Arc::new(peer));
         }
@@ -317,7 +318,8 @@ impl Peers {
                 host,
                 address: peer.address.clone(),
                 standing: peer.standing,
-                admits: peer.admits,
+                admits: peer.about.admits,
+                zone: peer.about.zone.clone(),
                 heard_s: heard.map(age),
                 spare: spare.map(|(spare, _)| spare),
                 spare_s: spare.map(|(_, at)| age(at)),
@@ -373,7 +375,7 @@ impl Peers {
 pub(crate) struct Follow {
     pub(crate) address: SocketAddr,
     pub(crate) standing: Standing,
-    pub(crate) admits: bool,
+    pub(crate) about: About,
     pub(crate) spare: Option<Bytes>,
 }
 
@@ -381,11 +383,12 @@ impl Peer {
     fn new(address: &str, host: &HostName, standing: Standing, tls: &Arc<ClientConfig>) -> Self {
         let client = Client::peer(address, host, tls.clone());
         let address = address.to_owned();
-        Self { address, client, standing, admits: false, last: Mutex::default() }
+        Self { address, client, standing, about: About::default(), last: Mutex::default() }
     }
 
     fn is_as(&self, follow: &Follow) -> bool {
-        (self.standing, self.admits) == (follow.standing, follow.admits)
+        self.standing == follow.standing
+            && self.about == follow.about
             && self.address == follow.address.to_string()
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId, Zone};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -42,6 +42,10 @@ pub struct Status {
     /// Whether the host can admit others to its cluster.
     #[serde(default)]
     pub admits: bool,
+    /// The zone that the host is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Name>)]
+    pub zone: Option<Zone>,
     /// The process id of the agent.
     pub pid: u32,
     /// The agent's version.
@@ -224,6 +228,10 @@ pub struct Peer {
     /// Whether the peer can admit hosts to the cluster.
     #[serde(default)]
     pub admits: bool,
+    /// The zone that the peer is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Name>)]
+    pub zone: Option<Zone>,
     /// Seconds since the peer last answered. Absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_s: Option<f64>,

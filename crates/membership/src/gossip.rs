@@ -12,7 +12,7 @@ use rand::rngs::SmallRng;
 
 use crate::config::config;
 use crate::member::Member;
-use crate::news::{Board, News, Receiver};
+use crate::news::{About, Board, News, Receiver};
 use crate::seal::{Key, Opener, SealError, Sealer};
 use crate::twins::Watch;
 
@@ -141,14 +141,14 @@ impl Runtime<Member> for &mut Collected {
 impl Gossip {
     /// Begins the part of the host `own`, which nobody has heard of yet. `random` seeds choices and
     /// names this process: two processes must not have the same.
-    pub fn new(own: Member, admits: bool, key: Key, random: u128) -> Self {
+    pub fn new(own: Member, about: About, key: Key, random: u128) -> Self {
         let (board, watch) = (Board::default(), Watch::new(own.clone()));
         let receiver =
             Receiver { own: own.host.clone(), board: board.clone(), watch: watch.clone() };
         let mut seed = [0; 32];
         seed[..16].copy_from_slice(&random.to_be_bytes());
         let (rng, codec) = (SmallRng::from_seed(seed), watch.clone());
-        let news = News::first(own.clone(), admits);
+        let news = News::first(own.clone(), about);
         Self {
             foca: Foca::with_custom_broadcast(own, config(), rng, codec, receiver),
             collected: Collected::default(),

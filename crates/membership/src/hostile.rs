@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use crate::gossip::{Gossip, Now, Output};
 use crate::member::Member;
+use crate::news::About;
 use crate::seal::{Key, Opener, Sealer};
 
 const WALL: Duration = Duration::from_secs(1_700_000_000);
@@ -25,7 +26,9 @@ fn at(millis: u64) -> Now {
 }
 
 fn gossip(number: u8, key: &Key) -> Gossip {
-    Gossip::new(member(number), number == 1, key.clone(), number.into())
+    let zone = Some(format!("z{number}").parse().unwrap());
+    let about = About { admits: number == 1, zone };
+    Gossip::new(member(number), about, key.clone(), number.into())
 }
 
 fn datagrams(outputs: Vec<Output>) -> Vec<Vec<u8>> {

@@ -20,5 +20,5 @@ mod twins;
 pub use config::FORGOTTEN_AFTER;
 pub use gossip::{Change, Gossip, Known, Now, Output};
 pub use member::Member;
-pub use news::News;
+pub use news::{About, News};
 pub use seal::{Key, SealError};

@@ -3,12 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, HostName, lock};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, Zone, lock};
 use foca::{BroadcastHandler, Invalidates};
 use serde::{Deserialize, Serialize};
 
 use crate::Member;
 use crate::twins::Watch;
+
+/// What a host tells of itself that does not change while its agent runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Whether it can admit hosts to the cluster.
+    pub admits: bool,
+    /// The zone that it is in.
+    pub zone: Option<Zone>,
+}
 
 /// What a host tells all others of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,16 +28,16 @@ pub struct News {
     pub number: u64,
     /// The extents that it can lend, rounded down.
     spare: u64,
-    /// Whether it can admit hosts to the cluster.
-    pub admits: bool,
+    /// What does not change while its agent runs.
+    pub about: About,
     /// Whether it leaves the cluster for good.
     pub(crate) leaves: bool,
 }
 
 impl News {
     /// Returns the first news of a host.
-    pub(crate) fn first(of: Member, admits: bool) -> Self {
-        Self { of, number: 0, spare: 0, admits, leaves: false }
+    pub(crate) fn first(of: Member, about: About) -> Self {
+        Self { of, number: 0, spare: 0, about, leaves: false }
     }
 
     /// Returns the memory that the host can lend, rounded down: the number of its extents has two
@@ -122,7 +131,7 @@ mod tests {
             address: std::net::SocketAddr::from(([127, 0, 0, 1], 1)),
             life: 1,
         };
-        let mut news = News::first(member, false);
+        let mut news = News::first(member, About::default());
         assert!(!news.set_spare(Bytes(EXTENT_SIZE - 1)));
         let mut steps = Vec::new();
         for extents in 1..=17 {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use aquifer_membership::{Change, Gossip, Key, Known, Member, Now, Output};
+use aquifer_membership::{About, Change, Gossip, Key, Known, Member, Now, Output};
 use aquifer_page::{Bytes, EXTENT_SIZE};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -38,6 +38,11 @@ struct Cluster {
 fn member(number: u16, life: u64) -> Member {
     let address = SocketAddr::from(([10, 0, 0, 1], 1000 + number));
     Member { host: format!("host-{number}").parse().unwrap(), address, life }
+}
+
+/// The first host admits others; each has a zone of its own.
+fn about(of: &Member) -> About {
+    About { admits: of.address.port() == 1000, zone: Some(of.host.as_str().parse().unwrap()) }
 }
 
 impl Cluster {
@@ -71,8 +76,7 @@ impl Cluster {
 
     fn start(&mut self, own: &Member) {
         let random = self.rng.random();
-        let mut gossip =
-            Gossip::new(own.clone(), own.address.port() == 1000, self.key.clone(), random);
+        let mut gossip = Gossip::new(own.clone(), about(own), self.key.clone(), random);
         gossip.meet([member(0, 0)].into_iter().filter(|other| other.host != own.host));
         let outputs = gossip.tick(self.now());
         self.hosts.insert(own.address, gossip);
@@ -168,7 +172,10 @@ fn a_host_that_joins_is_known_with_its_spare_memory_within_5_s() {
         // The new host knows which of the others can admit hosts.
         cluster.run_until(35 * SECOND, |cluster| {
             let new = &cluster.hosts[&member(20, 0).address];
-            let admits = |known: &Known| known.news.as_ref().is_some_and(|news| news.admits);
+            let admits = |known: &Known| {
+                let news = known.news.as_ref();
+                news.is_some_and(|news| news.about.admits && news.about == about(&known.member))
+            };
             alive(new)
                 .iter()
                 .find(|known| known.member.host == member(0, 0).host)
@@ -300,7 +307,7 @@ fn a_second_host_of_a_name_is_noticed() {
 fn datagrams_of_strangers_change_nothing() {
     let mut cluster = Cluster::new(3, 1);
     let now = cluster.now();
-    let mut stranger = Gossip::new(member(9, 1), false, Key::random().unwrap(), 9);
+    let mut stranger = Gossip::new(member(9, 1), About::default(), Key::random().unwrap(), 9);
     stranger.meet([member(1, 1)]);
     for output in stranger.tick(now) {
         let Output::Send { datagram, .. } = output else { continue };

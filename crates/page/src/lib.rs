@@ -17,7 +17,7 @@ pub use bytes::{Bytes, ParseBytesError};
 pub use index::{ExtentIndex, FrameIndex, PageIndex, WorkerId};
 pub use name::{
     ClientId, Group, HostName, Incarnation, LeaseId, MigrationId, NameError, OwnerId, RegionName,
-    VolumeId,
+    VolumeId, Zone,
 };
 
 /// Bytes in a page, the unit of transfer.

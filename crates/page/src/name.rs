@@ -134,6 +134,11 @@ name!(
     "host"
 );
 name!(
+    /// The name of a zone: hosts of one zone may fail together.
+    Zone,
+    "zone"
+);
+name!(
     /// The name of a tenant. Pages are shared within a group, never between groups.
     Group,
     "group"

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_api::status::{EventKind, Standing};
-use aquifer_membership::{Change, FORGOTTEN_AFTER, Known, Member, News, Now, Output};
+use aquifer_membership::{About, Change, FORGOTTEN_AFTER, Known, Member, News, Now, Output};
 use aquifer_page::{Bytes, HostName, LeaseId};
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::{ClusterDir, ClusterError};
+use crate::config::Config;
 use crate::driver::{Command, Handle};
 use crate::events::Events;
 use crate::peers::{Follow, Peers};
@@ -33,7 +34,7 @@ const FOLLOW: Duration = Duration::from_secs(1);
 pub(crate) struct Gossip {
     spare: Arc<watch::Sender<Bytes>>,
     leave: mpsc::Sender<(bool, oneshot::Sender<()>)>,
-    admits: bool,
+    about: About,
 }
 
 /// A host that is about to take part.
@@ -62,9 +63,9 @@ impl Gossip {
     /// If a file of the cluster is damaged, or the address is in use.
     pub(crate) async fn start(
         dir: &ClusterDir,
-        host: &HostName,
-        listen: SocketAddr,
+        Config { host, listen, zone, .. }: &Config,
     ) -> Result<Option<(Self, Started)>, String> {
+        let listen = *listen;
         let failed = |error: ClusterError| error.to_string();
         let Some(key) = dir.key().map_err(failed)? else { return Ok(None) };
         if listen.ip().is_unspecified() {
@@ -81,7 +82,8 @@ impl Gossip {
         let own = Member { host: host.clone(), address: listen, life };
         // A random lease id is a random number.
         let random = LeaseId::random().0;
-        let mut machine = aquifer_membership::Gossip::new(own, dir.admits(), key, random);
+        let about = About { admits: dir.admits(), zone: zone.clone() };
+        let mut machine = aquifer_membership::Gossip::new(own, about.clone(), key, random);
         let contacts = dir.members().map_err(failed)?;
         let member = |(host, address): (&HostName, &SocketAddr)| Member {
             host: host.clone(),
@@ -103,12 +105,12 @@ impl Gossip {
             passed_on: None,
             saving: None,
         };
-        Ok(Some((Self { spare: Arc::new(spare), leave, admits: dir.admits() }, started)))
+        Ok(Some((Self { spare: Arc::new(spare), leave, about }, started)))
     }
 
     /// Returns whether this host can admit others.
     pub(crate) fn admits(&self) -> bool {
-        self.admits
+        self.about.admits
     }
 
     /// Tells the other hosts what this one can spare, if that is news.
@@ -184,8 +186,12 @@ impl Started {
             self.contacts.clear();
         }
         let unheard = self.contacts.iter().map(|(host, address)| {
-            let down =
-                Follow { address: *address, standing: Standing::Down, admits: false, spare: None };
+            let down = Follow {
+                address: *address,
+                standing: Standing::Down,
+                about: About::default(),
+                spare: None,
+            };
             (host.clone(), down)
         });
         unheard.chain(known.iter().map(follow)).collect()
@@ -270,7 +276,7 @@ fn follow(known: &Known) -> (HostName, Follow) {
     let follow = Follow {
         address: known.member.address,
         standing: if known.is_alive() { Standing::Up } else { Standing::Down },
-        admits: news.is_some_and(|news| news.admits),
+        about: news.map(|news| news.about.clone()).unwrap_or_default(),
         spare: news.map(News::spare),
     };
     (known.member.host.clone(), follow)

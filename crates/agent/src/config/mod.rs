@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_page::HostName;
+use aquifer_page::{HostName, Zone};
 use serde::Deserialize;
 
 pub use borrow::{Attach, BorrowConfig, PageProtocol};
@@ -45,6 +45,9 @@ pub struct Config {
     /// Directory of what this host knows of its cluster, which `aquifer cluster join` writes.
     #[serde(default = "default_cluster")]
     pub cluster: PathBuf,
+    /// The zone that this host is in: hosts of one zone may fail together.
+    #[serde(default)]
+    pub zone: Option<Zone>,
     /// Settings for watching memory.
     #[serde(default)]
     pub memory: MemoryConfig,

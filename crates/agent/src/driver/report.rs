@@ -20,6 +20,7 @@ impl Driver {
             host: config.host.clone(),
             address: config.listen.to_string(),
             admits: self.parts.gossip.as_ref().is_some_and(Gossip::admits),
+            zone: config.zone.clone(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.now().as_secs_f64(),

@@ -52,6 +52,8 @@ pages = "{pages}"
 # state = "/run/aquifer"
 # The tmpfs directory that holds lent pages. They outlive the agent.
 # store = "/dev/shm/aquifer/{host}"
+# The zone that this host is in, such as its rack: hosts of one zone may fail together.
+# zone = "…"
 
 [memory]
 # Manage one memory cgroup, a path under /sys/fs/cgroup, instead of the whole host.
@@ -163,7 +165,9 @@ mod tests {
             _ => line.to_owned(),
         };
         let without_default = |line: &String| {
-            ["cgroup", "reserved", "nvme"].iter().any(|key| line.starts_with(&format!("{key} = ")))
+            ["cgroup", "reserved", "nvme", "zone"]
+                .iter()
+                .any(|key| line.starts_with(&format!("{key} = ")))
         };
         commented()
             .lines()

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use aquifer_agent::cluster::ClusterDir;
 use aquifer_agent::config::Config;
-use aquifer_page::HostName;
 use aquifer_page::file::replace_durably;
+use aquifer_page::{HostName, Zone};
 use aquifer_transport::tls::HOST_CERTIFICATE;
 use clap::Args;
 
@@ -33,6 +33,11 @@ pub(super) struct Own {
     /// the others.
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
+    /// Zone that this host is in, such as its rack
+    ///
+    /// Hosts of one zone may fail together.
+    #[arg(long, value_name = "NAME")]
+    zone: Option<Zone>,
     /// Accept VMs that other hosts migrate here
     ///
     /// Those hosts choose QEMU's arguments, and so have the rights of root here.
@@ -58,6 +63,7 @@ pub(super) struct Host {
     pub(super) tls: PathBuf,
     pub(super) config: PathBuf,
     pub(super) config_is_new: bool,
+    zone: Option<Zone>,
     accept_vms: bool,
 }
 
@@ -69,7 +75,7 @@ impl Own {
             let config = Config::load(&self.config).or_fail(|| what)?;
             return self.agree(what, &config)?.refuse_second_cluster(what);
         }
-        let Self { host, address, accept_vms, config: path, cluster_dir } = self;
+        let Self { host, address, zone, accept_vms, config: path, cluster_dir } = self;
         let absolute = |path: &Path| std::path::absolute(path).or_fail(|| what);
         let name = host.map_or_else(|| system_name(what), Ok)?;
         let ip = address.or_else(|| route_to(towards)).ok_or_else(|| {
@@ -84,6 +90,7 @@ impl Own {
             tls: absolute(&etc.join("tls"))?,
             config: absolute(&path)?,
             config_is_new: true,
+            zone,
             accept_vms,
         };
         host.refuse_second_cluster(what)
@@ -102,6 +109,13 @@ impl Own {
         if self.address.is_some_and(|address| address != config.listen.ip()) {
             return differs("--address", format!("listen = \"{}\"", config.listen));
         }
+        if self.zone.is_some() && self.zone != config.zone {
+            let zone = config
+                .zone
+                .as_ref()
+                .map_or("no zone".to_owned(), |zone| format!("zone = \"{zone}\""));
+            return differs("--zone", zone);
+        }
         if self.accept_vms && !config.vms.accept {
             return differs("--accept-vms", "accept = false under [vms]".to_owned());
         }
@@ -117,6 +131,7 @@ impl Own {
             tls: config.tls.clone(),
             config: self.config.clone(),
             config_is_new: false,
+            zone: config.zone.clone(),
             accept_vms: config.vms.accept,
         })
     }
@@ -139,6 +154,9 @@ impl Host {
         }
         let path = |path: &Path| toml::Value::from(path.display().to_string());
         let mut keys = vec![("tls", path(&self.tls)), ("cluster", path(self.cluster.path()))];
+        if let Some(zone) = &self.zone {
+            keys.push(("zone", zone.to_string().into()));
+        }
         if self.accept_vms {
             keys.push(("accept", true.into()));
         }

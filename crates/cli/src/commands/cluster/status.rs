@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aquifer_api::path;
 use aquifer_api::status::{Peer, Standing, Status as HostStatus};
-use aquifer_page::{Bytes, HostName};
+use aquifer_page::{Bytes, HostName, Zone};
 use clap::Args;
 use serde::Serialize;
 
@@ -18,9 +18,9 @@ use crate::table::table;
 
 /// Show the hosts of the cluster
 ///
-/// Lists each host, whether it is up, and the memory that it could lend, rounded down. The hosts
-/// tell each other: any of them knows all. A host that dies is known to be down within 5 seconds,
-/// and forgotten a day later.
+/// Lists each host, its zone, whether it is up, and the memory that it could lend, rounded down.
+/// The hosts tell each other: any of them knows all. A host that dies is known to be down within 5
+/// seconds, and forgotten a day later.
 #[derive(Debug, Args)]
 pub struct Status {
     #[command(flatten)]
@@ -54,6 +54,8 @@ struct Member {
     #[serde(skip_serializing_if = "Option::is_none")]
     spare: Option<Bytes>,
     admits: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zone: Option<Zone>,
 }
 
 impl Status {
@@ -71,6 +73,7 @@ impl Status {
             standing: Standing::Up,
             spare: Some(status.memory.spare),
             admits: status.admits,
+            zone: status.zone,
         };
         let of = |peer: Peer| Member {
             host: peer.host,
@@ -78,6 +81,7 @@ impl Status {
             standing: peer.standing,
             spare: peer.spare,
             admits: peer.admits,
+            zone: peer.zone,
         };
         let mut hosts: Vec<_> = status.peers.into_iter().map(of).chain([own]).collect();
         hosts.sort_by(|a, b| a.host.cmp(&b.host));
@@ -105,10 +109,11 @@ fn text(cluster: &Cluster) -> String {
         vec![
             member.host.to_string(),
             member.address.clone(),
+            member.zone.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
             state.to_owned(),
             member.spare.map_or_else(|| "?".to_owned(), |spare| spare.to_string()),
             notes.join(", "),
         ]
     };
-    table(["HOST", "ADDRESS", "STATE", "COULD LEND", "NOTE"], cluster.hosts.iter().map(row))
+    table(["HOST", "ADDRESS", "ZONE", "STATE", "COULD LEND", "NOTE"], cluster.hosts.iter().map(row))
 }

@@ -128,6 +128,7 @@ impl<'a> Outsider<'a> {
         let mut command = binary().command(self.cluster.dir());
         command.args(["cluster", "join", &signer, "--token", token, "--host", name]);
         command.args(["--address", &self.address.to_string()]);
+        command.args(["--zone", "rack-1", "--accept-vms"]);
         command.arg("--config").arg(self.dir.join("agent.toml"));
         command.arg("--cluster-dir").arg(self.dir.join("cluster"));
         Answer::of(&mut command)
@@ -166,6 +167,8 @@ fn a_host_is_refused_with_the_reason_and_the_way_out() {
     // The answer of the signer was lost: the host has a key and no certificate.
     let again = Outsider::new(&cluster, "again");
     assert_eq!(again.join(a, cluster.token(), "d").code, Some(0));
+    let config = fs::read_to_string(again.dir.join("agent.toml")).unwrap();
+    assert!(config.contains("\nzone = \"rack-1\"\n") && config.contains("\naccept = true\n"));
     fs::remove_file(again.dir.join("tls/host.pem")).unwrap();
     assert_eq!(again.join(a, cluster.token(), "d").code, Some(0));
     again.join(a, cluster.token(), "d").must_fail(1, &["belongs to a cluster", "tls"]);
