@@ -189,8 +189,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     });
     let gossiping = started
         .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
-    let admission = Admission::new(&cluster, &config.host, config.listen, peers.clone());
-    let leaving = Leaving::new(peers.clone(), gossip.clone(), handle.clone());
+    let admission = Admission::new(&config, peers.clone(), gossip.clone());
+    let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone());
     let driver = Driver::new(Parts {
         config,
         source,

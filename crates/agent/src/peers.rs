@@ -174,12 +174,17 @@ impl Peers {
     ///
     /// # Errors
     /// If `from` is neither a peer nor this host's own name.
-    pub fn offer(&self, from: &HostName, spare: Bytes) -> Result<message::Offer, Problem> {
+    pub fn offer(
+        &self,
+        from: &HostName,
+        (spare, room): (Bytes, Bytes),
+    ) -> Result<message::Offer, Problem> {
         if *from != self.0.host {
             self.admit(from)?;
         }
         let you = self.get(from).map(|peer| peer.address.clone()).unwrap_or_default();
-        Ok(message::Offer { host: self.0.host.clone(), spare, agent: self.0.agent.clone(), you })
+        let (host, agent) = (self.0.host.clone(), self.0.agent.clone());
+        Ok(message::Offer { host, spare, room, agent, you })
     }
 
     /// Calls all peers of the configuration, then again at intervals, for as long as the caller
@@ -193,13 +198,25 @@ impl Peers {
         }
     }
 
-    /// Asks for offers: all peers of the configuration, and a sample of the cluster's hosts. If no
-    /// host of the sample can lend, it asks the next few, and so on.
+    /// Returns offers of memory: of all peers of the configuration, and of a sample of the
+    /// cluster's hosts. If no host of the sample can lend, it asks the next few, and so on.
     pub async fn offers(&self) -> Vec<Offer> {
-        let mut offers = self.ask_offers(self.standing(Standing::Listed)).await;
+        let of = |offer: &message::Offer| offer.spare;
+        self.offers_of(Bytes(EXTENT_SIZE), of).await
+    }
+
+    /// Returns offers of room for a VM, in the same way, until a host has `least`.
+    pub async fn rooms(&self, least: Bytes) -> Vec<Offer> {
+        self.offers_of(least, |offer| offer.room).await
+    }
+
+    async fn offers_of(&self, least: Bytes, of: impl Fn(&message::Offer) -> Bytes) -> Vec<Offer> {
+        let offer = |(host, offer): (HostName, message::Offer)| Offer { host, spare: of(&offer) };
+        let listed = self.ask_offers(self.standing(Standing::Listed)).await;
+        let mut offers: Vec<_> = listed.into_iter().map(offer).collect();
         for sample in self.likely_lenders().chunks(SAMPLE) {
-            offers.extend(self.ask_offers(sample.iter().cloned()).await);
-            if offers.iter().any(|offer| offer.spare >= Bytes(EXTENT_SIZE)) {
+            offers.extend(self.ask_offers(sample.iter().cloned()).await.into_iter().map(offer));
+            if offers.iter().any(|offer| offer.spare >= least) {
                 break;
             }
         }
@@ -231,7 +248,10 @@ impl Peers {
     /// Asks these peers at once, and returns the offers that arrive within a second. Offers of
     /// peers that reach another agent under this host's name are left out: their grants would go
     /// there.
-    async fn ask_offers(&self, hosts: impl IntoIterator<Item = HostName>) -> Vec<Offer> {
+    async fn ask_offers(
+        &self,
+        hosts: impl IntoIterator<Item = HostName>,
+    ) -> Vec<(HostName, message::Offer)> {
         let mut calls = JoinSet::new();
         for host in hosts {
             let peers = self.clone();
@@ -243,7 +263,7 @@ impl Peers {
                     last.calls = Some(offer.you.clone()).filter(|you| !you.is_empty());
                 });
                 let offer = answer.ok()?;
-                peers.astray(&offer.you).is_none().then_some(Offer { host, spare: offer.spare })
+                peers.astray(&offer.you).is_none().then_some((host, offer))
             });
         }
         calls.join_all().await.into_iter().flatten().collect()
@@ -288,14 +308,15 @@ impl Peers {
         to: &HostName,
         path: &str,
         what: &impl Serialize,
-    ) -> Result<T, Problem> {
-        let problem = |error| Problem { error, help: None };
-        let peer =
-            self.get(to).filter(|peer| peer.is_known()).ok_or_else(|| problem(unknown(to)))?;
+    ) -> Result<T, AskError> {
+        let peer = self
+            .get(to)
+            .filter(|peer| peer.is_known())
+            .ok_or_else(|| AskError::Refused(Problem { error: unknown(to), help: None }))?;
         let answer = peer.client.clone().with_timeout(ASK_TIMEOUT).post(path, what).await;
         answer.map_err(|error| match error {
-            CallError::Refused { problem, .. } => problem,
-            error => Problem { help: error.help(), error: error.to_string() },
+            CallError::Refused { problem, .. } => AskError::Refused(problem),
+            error => AskError::Lost(Problem { help: error.help(), error: error.to_string() }),
         })
     }
 
@@ -409,6 +430,23 @@ impl Peer {
 
     fn last(&self) -> std::sync::MutexGuard<'_, Last> {
         lock(&self.last)
+    }
+}
+
+/// The reason why a peer did not do what this host asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AskError {
+    /// The peer refuses, and has changed nothing; or there is no such peer.
+    Refused(Problem),
+    /// The peer may have done it.
+    Lost(Problem),
+}
+
+impl From<AskError> for Problem {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Refused(problem) | AskError::Lost(problem) => problem,
+        }
     }
 }
 

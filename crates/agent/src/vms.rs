@@ -7,14 +7,15 @@ use std::sync::Arc;
 use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
 use aquifer_api::{Problem, path};
+use aquifer_control::Offer;
 use aquifer_group::Agreements;
-use aquifer_page::HostName;
+use aquifer_page::{Bytes, HostName, RegionName};
 use aquifer_region::process::preload_library;
 use aquifer_vm::migrate::{self, Arrival};
 use aquifer_vm::process::{Files, client};
 
 use crate::config::Config;
-use crate::peers::Peers;
+use crate::peers::{AskError, Peers};
 
 /// The agent's part in moving VMs.
 #[derive(Clone, Debug)]
@@ -63,25 +64,67 @@ impl Vms {
         received.await.map_err(problem)?
     }
 
-    /// Asks a peer to wait for a VM of this host.
+    /// Asks a peer to wait for a VM of this host: the one that the order names, or else the one
+    /// that can spare most and takes the VM.
     ///
     /// # Errors
-    /// If there is no such VM, or the peer cannot take it.
+    /// If there is no such VM, or no peer can take it.
     pub async fn offer(&self, order: Migrate) -> Result<Awaited, Problem> {
         let Inner { config, peers, .. } = &*self.0;
-        if order.to == config.host {
-            return Err(problem(format!("VM '{}' is on host {} already", order.vm, order.to)));
+        if order.to.as_ref() == Some(&config.host) {
+            return Err(problem(format!("VM '{}' is on host {} already", order.vm, config.host)));
         }
         let mut arrival = client::offer(&Files::new(&config.state, &order.vm)).map_err(problem)?;
         arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
-        let migration = arrival.migration;
+        let (migration, cache) = (arrival.migration, arrival.memory.cache);
         let arrive = Arrive { arrival: serde_json::to_value(arrival).map_err(problem)? };
-        let Awaits { address } = peers.ask(&order.to, path::ARRIVE, &arrive).await?;
-        Ok(Awaited { migration, address, identity: config.tls.clone() })
+        let (to, Awaits { address }) = match order.to {
+            Some(to) => {
+                let awaits = peers.ask(&to, path::ARRIVE, &arrive).await?;
+                (to, awaits)
+            }
+            None => self.0.place(&order.vm, cache, &arrive).await?,
+        };
+        Ok(Awaited { to, migration, address, identity: config.tls.clone() })
     }
 }
 
+/// Returns the hosts that can spare `cache`, those that can spare most first.
+fn by_room(offers: Vec<Offer>, cache: Bytes) -> Vec<Offer> {
+    let mut fitting: Vec<_> = offers.into_iter().filter(|offer| offer.spare >= cache).collect();
+    fitting.sort_by(|a, b| (b.spare, &a.host).cmp(&(a.spare, &b.host)));
+    fitting
+}
+
 impl Inner {
+    /// Finds a host for a VM. Only a host that surely does not wait for the VM is left for the
+    /// next one.
+    async fn place(
+        &self,
+        vm: &RegionName,
+        cache: Bytes,
+        arrive: &Arrive,
+    ) -> Result<(HostName, Awaits), Problem> {
+        let mut reasons = Vec::new();
+        for Offer { host, .. } in by_room(self.peers.rooms(cache).await, cache) {
+            match self.peers.ask(&host, path::ARRIVE, arrive).await {
+                Ok(awaits) => return Ok((host, awaits)),
+                Err(AskError::Refused(refusal)) => {
+                    reasons.push(format!("{host}: {}", refusal.error))
+                }
+                Err(AskError::Lost(lost)) => return Err(lost),
+            }
+        }
+        let why = match reasons.is_empty() {
+            true => format!("none can spare {cache} for its cache"),
+            false => reasons.join("; "),
+        };
+        Err(Problem {
+            error: format!("no host takes VM '{vm}': {why}"),
+            help: Some("name a host with --to, or a smaller cache with --cache".to_owned()),
+        })
+    }
+
     fn receive(&self, from: HostName, mut arrival: Arrival) -> Result<Awaits, Problem> {
         let Config { listen, state, tls, vms, groups, .. } = &self.config;
         let memory = &arrival.memory;
@@ -104,5 +147,24 @@ impl Inner {
         let address = client::receive(&self.exe, state, &arrival, incoming).map_err(problem)?;
         tracing::info!(vm = %arrival.vm.name, %address, "waiting for the VM to arrive");
         Ok(Awaits { address })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_goes_to_the_host_with_most_room_if_its_cache_fits() {
+        let offer = |(host, gib): (&str, u64)| Offer {
+            host: host.parse().unwrap(),
+            spare: Bytes::gib(gib),
+        };
+        let offers = [("d", 2), ("b", 4), ("c", 1), ("a", 4)].map(offer).to_vec();
+        let hosts = |gib| {
+            let fitting = by_room(offers.clone(), Bytes::gib(gib)).into_iter();
+            fitting.map(|offer| offer.host.to_string()).collect::<Vec<_>>().concat()
+        };
+        assert_eq!((hosts(2), hosts(3), hosts(5)), ("abd".into(), "ab".into(), String::new()));
     }
 }

@@ -124,6 +124,10 @@ pub struct Offer {
     /// The bytes that the host would grant now. Zero while it borrows or is short of memory.
     #[schema(value_type = schema::Size)]
     pub spare: Bytes,
+    /// The bytes of which a VM that comes there can make use. Zero while an operator drains the
+    /// host.
+    #[schema(value_type = schema::Size)]
+    pub room: Bytes,
     /// An id of the agent that answers, new at each start.
     #[serde(default)]
     pub agent: String,
@@ -228,4 +232,6 @@ pub struct Joined {
     pub key: String,
     /// The hosts of the cluster that the signer knows, itself among them.
     pub members: Vec<MemberAddress>,
+    /// The last life of a host with this name: the new one must have a higher number.
+    pub life: u64,
 }

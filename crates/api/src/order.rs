@@ -121,9 +121,10 @@ pub struct Migrate {
     /// The VM.
     #[schema(value_type = schema::Name)]
     pub vm: RegionName,
-    /// The destination, a peer of this host.
-    #[schema(value_type = schema::Name)]
-    pub to: HostName,
+    /// The destination, a peer of this host. Default: the peer that can spare most and takes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Name>)]
+    pub to: Option<HostName>,
     /// The size of the VM's local cache at the destination. Default: its present size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Size>)]
@@ -133,6 +134,9 @@ pub struct Migrate {
 /// The destination waits for the VM. The VM's supervisor does the rest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Awaited {
+    /// The destination.
+    #[schema(value_type = schema::Name)]
+    pub to: HostName,
     /// The id of the attempt.
     #[schema(value_type = schema::Id)]
     pub migration: MigrationId,

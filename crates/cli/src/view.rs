@@ -185,7 +185,8 @@ mod tests {
                     }]
                 }],
                 "peers": [{
-                    "host": "b", "address": "192.0.2.2:7070", "error": "connection refused"
+                    "host": "b", "address": "192.0.2.2:7070", "standing": "listed",
+                    "error": "connection refused"
                 }],
                 "events": [{
                     "at": 7322.0, "kind": "lender_lost", "who": "b", "what": "b does not answer"

@@ -116,6 +116,15 @@ impl Controller {
         self.lender.spare(busy(&self.borrower), &ctx)
     }
 
+    /// Returns the bytes of which a program can make use here while this host stays below T_upper
+    /// M_t, also when every lease is full.
+    pub fn room(&self) -> Bytes {
+        let lent = self.lender.lent();
+        let promised = lent.granted.saturating_sub(lent.stored);
+        let memory = &self.facts.memory;
+        memory.upper(&self.facts.config).saturating_sub(memory.used).saturating_sub(promised)
+    }
+
     /// Returns the volumes, by id.
     pub fn volumes(&self) -> Vec<VolumeStatus> {
         self.borrower.volumes().collect()

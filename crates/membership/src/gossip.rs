@@ -1,11 +1,11 @@
 //! The state machine: datagrams and the time in, datagrams and changes out.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, HostName};
 use foca::{Foca, Notification, Runtime, State, Timer};
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
@@ -121,8 +121,14 @@ impl Runtime<Member> for &mut Collected {
                 self.news_needed = true;
             }
             Notification::MemberDown(member) => self.changes.push(Change::Down(member.clone())),
-            // If the host was down, `MemberUp` follows.
-            Notification::Rename(_, after) => self.changes.push(Change::Up(after.clone())),
+            // If the host was down, `MemberUp` follows. A new life at the same address is no news
+            // of it, but it may lack the news of others.
+            Notification::Rename(before, after) => {
+                self.news_needed = true;
+                if before.address != after.address {
+                    self.changes.push(Change::Up(after.clone()));
+                }
+            }
             Notification::Rejoin(_) => (self.news_needed, self.heard) = (true, Some(false)),
             Notification::Active => self.heard = Some(true),
             Notification::Idle | Notification::Defunct => self.heard = Some(false),
@@ -248,6 +254,16 @@ impl Gossip {
         let mut others: Vec<_> = all.filter(|known| known.is_alive() || !left(known)).collect();
         others.sort_by(|a, b| a.member.cmp(&b.member));
         others
+    }
+
+    /// Returns the last life of each other host, also of those that have left.
+    pub fn lives(&self) -> BTreeMap<HostName, u64> {
+        let mut lives = BTreeMap::new();
+        for member in self.foca.iter_membership_state().map(|member| member.id()) {
+            let life = lives.entry(member.host.clone()).or_default();
+            *life = member.life.max(*life);
+        }
+        lives
     }
 
     fn outputs(&mut self, now: Now) -> Vec<Output> {

@@ -44,7 +44,7 @@ impl fmt::Debug for Key {
 }
 
 /// The reason why a datagram is not from a host of the cluster, or not of now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum SealError {
     /// Not sealed, or with another key.
     #[error("the datagram was not made with this cluster's key")]

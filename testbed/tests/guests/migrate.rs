@@ -116,10 +116,10 @@ fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
     let small = Cgroup::create(&Hierarchy::find()?, &name, limits)?;
     // The limit covers the processes that the agent starts, too.
     small.add(hosts.agent("b")?)?;
-    let moved = hosts.done(
-        "a",
-        &["vm", "migrate", "one", "--to", "b", "--cache", "48M", "--max-downtime", "1s"],
-    )?;
+    // The agent chooses b: it is the only other host.
+    let moved =
+        hosts.done("a", &["vm", "migrate", "one", "--cache", "48M", "--max-downtime", "1s"])?;
+    ensure!(moved["to"] == "b", "{moved}");
     let [_, _, wrong] = hosts.goes_on("b", "one")?;
     let used = small.memory_used()?;
     step(&format!(
@@ -154,6 +154,14 @@ fn a_refused_cancelled_or_endless_move_leaves_the_vm_in_place() -> Result<()> {
     let refused = hosts.ask("a", &["vm", "migrate", "one", "--to", "b"])?;
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(!refused.status.success() && why.contains("group 'default' is full"), "{why}");
+    let nowhere = hosts.ask("a", &["vm", "migrate", "one"])?;
+    let why = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+    ensure!(
+        !nowhere.status.success()
+            && why.contains("no host takes VM 'one': b: ")
+            && why.contains("group 'default' is full"),
+        "{why}"
+    );
     ensure!(state(&hosts, "a") == "running" && hosts.is_empty("b")?);
     hosts.done("b", &["group", "rm", "default"])?;
 
@@ -357,9 +365,9 @@ fn prepare_destination(hosts: &Hosts, here: &str, there: &str) -> Result<Pending
     let vm: RegionName = "one".parse()?;
     let agent = Client::local(&hosts.run_dir(here).join("agent.sock"))
         .with_timeout(Duration::from_secs(70));
-    let order = order::Migrate { vm: vm.clone(), to: there.parse()?, cache: None };
+    let order = order::Migrate { vm: vm.clone(), to: Some(there.parse()?), cache: None };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let order::Awaited { migration, address, identity } =
+    let order::Awaited { migration, address, identity, .. } =
         runtime.block_on(agent.post(aquifer_api::path::MIGRATE, &order))?;
     let (to, mode, bandwidth) = (there.parse()?, Mode::Instant, None);
     let max_downtime = Duration::from_secs(1);

@@ -16,7 +16,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
 use super::token::Refusal;
-use super::{ClusterDir, ClusterError};
+use super::{ClusterDir, ClusterError, Gossip};
+use crate::config::Config;
 use crate::peers::Peers;
 
 /// This host's part in the admission of others.
@@ -26,6 +27,7 @@ pub(crate) struct Admission {
     host: HostName,
     own: SocketAddr,
     peers: Peers,
+    gossip: Option<Gossip>,
 }
 
 /// Admits hosts, one at a time.
@@ -41,10 +43,11 @@ fn failed(error: ClusterError) -> Problem {
 }
 
 impl Admission {
-    /// Returns this host's part, which listens at `own`.
-    pub(crate) fn new(dir: &ClusterDir, host: &HostName, own: SocketAddr, peers: Peers) -> Self {
-        let signer = dir.admits().then(|| Signer(Arc::new(Mutex::new(dir.clone()))));
-        Self { signer, host: host.clone(), own, peers }
+    /// Returns this host's part.
+    pub(crate) fn new(config: &Config, peers: Peers, gossip: Option<Gossip>) -> Self {
+        let dir = ClusterDir::new(&config.cluster);
+        let signer = dir.admits().then(|| Signer(Arc::new(Mutex::new(dir))));
+        Self { signer, host: config.host.clone(), own: config.listen, peers, gossip }
     }
 
     /// Admits a host, or says where it can join.
@@ -59,7 +62,9 @@ impl Admission {
         };
         let known = peers.into_iter().filter(|peer| peer.standing == Standing::Up);
         let known = known.filter_map(|peer| Some((peer.host, peer.address.parse().ok()?)));
-        signer.admit(join, &self.host, known.chain([(self.host.clone(), self.own)]).collect())
+        let members = known.chain([(self.host.clone(), self.own)]).collect();
+        let life = self.gossip.as_ref().and_then(|gossip| gossip.last_life(&join.host));
+        signer.admit(join, &self.host, members, life.unwrap_or_default())
     }
 }
 
@@ -76,12 +81,14 @@ impl Admission {
 
 impl Signer {
     /// Admits a host. The same host with the same key may ask again, if the answer was lost.
-    /// `members` are all hosts of the cluster that this one knows, itself among them.
+    /// `members` are all hosts of the cluster that this one knows, itself among them; `life` is the
+    /// last of a host with that name.
     fn admit(
         &self,
         join: &Join,
         own: &HostName,
         members: BTreeMap<HostName, SocketAddr>,
+        life: u64,
     ) -> Result<Joined, Problem> {
         let dir = lock(&self.0);
         let request = BASE64_STANDARD.decode(&join.request).map_err(|error| {
@@ -102,7 +109,8 @@ impl Signer {
         })?;
         let issued = dir.issued(&join.host);
         let known = fs::read_to_string(&issued).ok();
-        if join.host == *own || known.is_some_and(|known| !same_key(&known, &request)) {
+        let is_other = known.is_some_and(|known| !same_key(&known, &request));
+        if is_other || is_taken(&join.host, own, &dir.admitted().map_err(failed)?) {
             return Err(refused(
                 format!("the name {} is taken by another host of this cluster", join.host),
                 format!(
@@ -112,6 +120,7 @@ impl Signer {
                 ),
             ));
         }
+        check_address(join, &members)?;
         let authority = Authority::load(dir.path()).map_err(|error| failed(error.into()))?;
         let names = [join.address.ip().to_string()];
         let certificate =
@@ -131,7 +140,29 @@ impl Signer {
             authority: authority.certificate().map_err(|error| failed(error.into()))?,
             key: key.to_hex(),
             members: members.into_iter().map(member).collect(),
+            life,
         })
+    }
+}
+
+/// Returns whether another host has the name but for its case: certificates do not tell them apart
+/// (RFC 5280, section 7.2).
+fn is_taken(name: &HostName, own: &HostName, admitted: &[HostName]) -> bool {
+    let alike = |other: &HostName| other.as_str().eq_ignore_ascii_case(name.as_str());
+    alike(own) || admitted.iter().any(|other| other != name && alike(other))
+}
+
+/// Refuses an address at which no other host could reach this one.
+fn check_address(join: &Join, members: &BTreeMap<HostName, SocketAddr>) -> Result<(), Problem> {
+    const HELP: &str = "name the address of this host with --address";
+    let Join { host, address, .. } = join;
+    let ip = address.ip();
+    if ip.is_unspecified() || ip.is_multicast() || address.port() == 0 {
+        return Err(refused(format!("{address} is not an address of one host"), HELP));
+    }
+    match members.iter().find(|(other, at)| *other != host && *at == address) {
+        Some((other, _)) => Err(refused(format!("{other} is at {address}"), HELP)),
+        None => Ok(()),
     }
 }
 
@@ -166,23 +197,40 @@ mod tests {
         let members = BTreeMap::from([("a".parse().unwrap(), ([192, 0, 2, 9], 7070).into())]);
 
         let (ours, join) = request(dir.path(), "b", &token);
-        let first = signer.admit(&join, &own, members.clone()).unwrap();
-        let again = signer.admit(&join, &own, members.clone()).unwrap();
+        let first = signer.admit(&join, &own, members.clone(), 7).unwrap();
+        let again = signer.admit(&join, &own, members.clone(), 7).unwrap();
         assert_eq!((first.members.len(), &first.key), (1, &again.key));
         ours.keep(&join.host, &again.certificate, &again.authority, token.authority()).unwrap();
         Identity::verify_own(&dir.path().join("b")).unwrap();
 
+        assert_eq!(first.life, 7);
         // Another machine with the same name, and one with the signer's.
         let elsewhere = dir.path().join("elsewhere");
-        for (host, what) in [("b", "the name b is taken"), ("a", "the name a is taken")] {
+        for (host, what) in [
+            ("b", "the name b is taken"),
+            ("B", "the name B is taken"),
+            ("a", "the name a is taken"),
+            ("A", "the name A is taken"),
+        ] {
             let (_, join) = request(&elsewhere, host, &token);
-            let refused = signer.admit(&join, &own, members.clone()).unwrap_err();
+            let refused = signer.admit(&join, &own, members.clone(), 7).unwrap_err();
             assert!(refused.error.contains(what) && refused.help.is_some(), "{refused:?}");
+        }
+        for (address, what) in [
+            ("0.0.0.0:7070", "0.0.0.0:7070 is not an address of one host"),
+            ("[ff02::1]:7070", "[ff02::1]:7070 is not an address of one host"),
+            ("192.0.2.9:7070", "a is at 192.0.2.9:7070"),
+        ] {
+            let (request, mut join) = request(&elsewhere, "c", &token);
+            join.address = address.parse().unwrap();
+            join.proof = token.proof("c", address, request.der());
+            let refused = signer.admit(&join, &own, members.clone(), 0).unwrap_err();
+            assert_eq!(refused.error, what);
         }
         // A token of another cluster, and a proof for another request.
         let (_, mut join) = request(&elsewhere, "c", &token);
         join.host = "d".parse().unwrap();
-        let refused = signer.admit(&join, &own, members).unwrap_err();
+        let refused = signer.admit(&join, &own, members, 7).unwrap_err();
         assert_eq!(refused.error, "a does not know this token");
         assert!(!cluster.path().join("hosts/d.pem").exists());
     }

@@ -1,14 +1,14 @@
 //! The task that passes datagrams between the network and the state machine, and tells the agent
 //! what changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_api::status::{EventKind, Standing};
 use aquifer_membership::{About, Change, FORGOTTEN_AFTER, Known, Member, News, Now, Output};
-use aquifer_page::{Bytes, HostName, LeaseId};
+use aquifer_page::{Bytes, HostName, LeaseId, lock};
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -35,6 +35,8 @@ pub(crate) struct Gossip {
     spare: Arc<watch::Sender<Bytes>>,
     leave: mpsc::Sender<(bool, oneshot::Sender<()>)>,
     about: About,
+    /// The last life of each host, also of those that have left.
+    lives: Arc<Mutex<BTreeMap<HostName, u64>>>,
 }
 
 /// A host that is about to take part.
@@ -52,7 +54,9 @@ pub(crate) struct Started {
     followed: Instant,
     /// The hosts that the agent and the disk know.
     passed_on: Option<BTreeMap<HostName, SocketAddr>>,
-    saving: Option<JoinHandle<()>>,
+    /// The hosts on their way to the disk; the task returns whether they are there.
+    saving: Option<JoinHandle<bool>>,
+    lives: Arc<Mutex<BTreeMap<HostName, u64>>>,
 }
 
 impl Gossip {
@@ -67,7 +71,16 @@ impl Gossip {
     ) -> Result<Option<(Self, Started)>, String> {
         let listen = *listen;
         let failed = |error: ClusterError| error.to_string();
-        let Some(key) = dir.key().map_err(failed)? else { return Ok(None) };
+        let Some(key) = dir.key().map_err(failed)? else {
+            if dir.knows_hosts() {
+                tracing::warn!(
+                    "{} lacks gossip.key: this host takes no part in its cluster. Run 'aquifer \
+                     cluster leave --force', and join again",
+                    dir.path().display()
+                );
+            }
+            return Ok(None);
+        };
         if listen.ip().is_unspecified() {
             return Err(format!(
                 "listen = \"{listen}\": the hosts of a cluster tell each other their addresses: \
@@ -78,13 +91,14 @@ impl Gossip {
             .await
             .map_err(|error| format!("cannot listen on {listen} (UDP): {error}"))?;
         let clock = u64::try_from(wall().as_millis()).unwrap_or(u64::MAX);
-        let life = dir.next_life(clock).map_err(failed)?;
+        // Without its files, a host finds the others as a new one does: from them.
+        let life = dir.next_life(clock).unwrap_or_else(|error| warned(&error, clock));
         let own = Member { host: host.clone(), address: listen, life };
         // A random lease id is a random number.
         let random = LeaseId::random().0;
         let about = About { admits: dir.admits(), zone: zone.clone() };
         let mut machine = aquifer_membership::Gossip::new(own, about.clone(), key, random);
-        let contacts = dir.members().map_err(failed)?;
+        let contacts = dir.members().unwrap_or_else(|error| warned(&error, BTreeMap::new()));
         let member = |(host, address): (&HostName, &SocketAddr)| Member {
             host: host.clone(),
             address: *address,
@@ -104,13 +118,20 @@ impl Gossip {
             followed: Instant::now(),
             passed_on: None,
             saving: None,
+            lives: Arc::default(),
         };
-        Ok(Some((Self { spare: Arc::new(spare), leave, about }, started)))
+        let lives = started.lives.clone();
+        Ok(Some((Self { spare: Arc::new(spare), leave, about, lives }, started)))
     }
 
     /// Returns whether this host can admit others.
     pub(crate) fn admits(&self) -> bool {
         self.about.admits
+    }
+
+    /// Returns the last life of a host that is or was in the cluster.
+    pub(crate) fn last_life(&self, host: &HostName) -> Option<u64> {
+        lock(&self.lives).get(host).copied()
     }
 
     /// Tells the other hosts what this one can spare, if that is news.
@@ -131,7 +152,7 @@ impl Started {
     /// Takes part until the caller drops the future.
     pub(crate) async fn run(mut self, peers: Peers, events: Events, agent: Handle) {
         let mut buffer = vec![0; LARGEST];
-        let mut foreign = 0_u64;
+        let mut complained = HashSet::new();
         loop {
             let wakes_at = self.machine.wakes_at().map(|at| self.begun + at);
             let outputs = tokio::select! {
@@ -139,9 +160,8 @@ impl Started {
                     Ok((length, from)) => {
                         let now = self.now();
                         self.machine.receive(&buffer[..length], now).unwrap_or_else(|error| {
-                            // Anyone can send datagrams: the log shows the first.
-                            foreign += 1;
-                            if foreign == 1 {
+                            // Anyone can send datagrams: the log shows the first of each kind.
+                            if complained.insert(error) {
                                 tracing::warn!(%from, "ignored a datagram: {error}");
                             }
                             Vec::new()
@@ -217,32 +237,50 @@ impl Started {
         }
         changes.iter().for_each(|change| note(change, events, agent));
         if !changes.is_empty() || self.followed.elapsed() >= FOLLOW {
-            self.follow(peers, agent);
+            self.follow(peers, agent).await;
         }
     }
 
     /// Makes the agent follow what is known of the others. What cannot be passed on now is passed
     /// on the next time: gossip waits for neither the disk nor a busy agent.
-    fn follow(&mut self, peers: &Peers, agent: &Handle) {
+    async fn follow(&mut self, peers: &Peers, agent: &Handle) {
         self.followed = Instant::now();
         let others = self.others();
+        *lock(&self.lives) = self.machine.lives();
         peers.follow(&others);
         let addresses: BTreeMap<_, _> =
             others.into_iter().map(|(host, follow)| (host, follow.address)).collect();
-        let is_saving = self.saving.as_ref().is_some_and(|saving| !saving.is_finished());
-        if is_saving || self.passed_on.as_ref() == Some(&addresses) {
+        match self.saving.as_ref().map(JoinHandle::is_finished) {
+            Some(false) => return,
+            Some(true) if !self.saved().await => self.passed_on = None,
+            _ => {}
+        }
+        if self.passed_on.as_ref() == Some(&addresses) {
             return;
         }
         if agent.0.try_send(Command::Peers(peers.known())).is_ok() {
             self.passed_on = Some(addresses.clone());
             let dir = self.dir.clone();
             self.saving = Some(tokio::task::spawn_blocking(move || {
-                if let Err(error) = dir.keep_members(&addresses) {
-                    tracing::warn!("{error}: after a restart, this host may not find the cluster");
-                }
+                let kept = dir.keep_members(&addresses);
+                kept.map_err(|error| warned(&error, ())).is_ok()
             }));
         }
     }
+
+    /// Returns whether the hosts that were on their way to the disk are there.
+    async fn saved(&mut self) -> bool {
+        match self.saving.take() {
+            Some(saving) => saving.await.unwrap_or(false),
+            None => true,
+        }
+    }
+}
+
+/// Logs the failure of a file without which this host may not find its cluster after a restart.
+fn warned<T>(error: &ClusterError, instead: T) -> T {
+    tracing::warn!("{error}: after a restart, this host may not find its cluster");
+    instead
 }
 
 fn note(change: &Change, events: &Events, agent: &Handle) {

@@ -1,12 +1,15 @@
 //! How this host leaves its cluster.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use aquifer_api::order::{Departed, Leave};
+use aquifer_api::status::Peer;
 use aquifer_api::{Done, Problem, path};
 use tokio::sync::Notify;
 
 use super::gossip::Gossip;
+use super::{ClusterDir, ClusterError};
 use crate::driver::{Command, Handle};
 use crate::peers::Peers;
 
@@ -16,12 +19,18 @@ pub(crate) struct Leaving {
     peers: Peers,
     gossip: Option<Gossip>,
     agent: Handle,
+    dir: ClusterDir,
     left: Arc<Notify>,
 }
 
 impl Leaving {
-    pub(crate) fn new(peers: Peers, gossip: Option<Gossip>, agent: Handle) -> Self {
-        Self { peers, gossip, agent, left: Arc::default() }
+    pub(crate) fn new(
+        dir: ClusterDir,
+        peers: Peers,
+        gossip: Option<Gossip>,
+        agent: Handle,
+    ) -> Self {
+        Self { peers, gossip, agent, dir, left: Arc::default() }
     }
 
     /// Leaves, if no page of this host is elsewhere and no page of others is here. Tells the
@@ -38,18 +47,13 @@ impl Leaving {
             });
         };
         let others = self.peers.status();
-        if gossip.admits() && !others.is_empty() {
-            return Err(Problem {
-                error: "this is the only host that can admit others to the cluster".to_owned(),
-                help: Some("let the other hosts leave first".to_owned()),
-            });
-        }
+        self.check_signer(gossip, &others)?;
         self.agent.ask(|reply| Command::Leave { reply }).await??;
         let (mut told, mut untold) = (false, None);
         for signer in others.into_iter().filter(|peer| peer.admits) {
             match self.peers.ask::<Done>(&signer.host, path::LEFT, &Leave {}).await {
                 Ok(Done {}) => told = true,
-                Err(problem) => untold = Some(problem.error),
+                Err(error) => untold = Some(Problem::from(error).error),
             }
         }
         gossip.leave(true).await;
@@ -58,6 +62,24 @@ impl Leaving {
         let none = || "no host that admits others is up".to_owned();
         let name_taken = (!told && !gossip.admits()).then(|| untold.unwrap_or_else(none));
         Ok(Departed { name_taken })
+    }
+
+    /// Refuses to leave with the authority while hosts are in the cluster.
+    fn check_signer(&self, gossip: &Gossip, others: &[Peer]) -> Result<(), Problem> {
+        let failed = |error: ClusterError| Problem { error: error.to_string(), help: None };
+        let mut hosts: BTreeSet<_> = self.dir.admitted().map_err(failed)?.into_iter().collect();
+        hosts.extend(others.iter().map(|peer| peer.host.clone()));
+        let left = hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        if !gossip.admits() || hosts.is_empty() {
+            return Ok(());
+        }
+        Err(Problem {
+            error: format!("this is the only host that can admit others, and {left} have joined"),
+            help: Some(
+                "let them leave first; for a host that is gone, run 'aquifer cluster forget NAME'"
+                    .to_owned(),
+            ),
+        })
     }
 
     /// Waits until this host has left.

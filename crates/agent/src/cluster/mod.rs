@@ -14,7 +14,7 @@ mod leaving;
 mod token;
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -23,7 +23,10 @@ use std::path::{Path, PathBuf};
 pub use aquifer_membership::Key;
 use aquifer_page::HostName;
 use aquifer_page::file::replace_durably;
-use aquifer_transport::tls::{Authority, CA_KEY, Fingerprint, TlsError, fingerprint};
+use aquifer_transport::tls::{
+    Authority, CA_CERTIFICATE, CA_KEY, Fingerprint, TlsError, fingerprint,
+};
+use rustix::fs::FlockOperation;
 
 pub(crate) use admitting::Admission;
 pub(crate) use gossip::Gossip;
@@ -35,6 +38,9 @@ const MEMBERS: &str = "members.json";
 const LIFE: &str = "life";
 const TOKENS: &str = "tokens.json";
 const HOSTS: &str = "hosts";
+
+/// A hundred years in ms.
+const CENTURY: u64 = 100 * 365 * 24 * 3600 * 1000;
 
 /// The directory of a cluster on this host.
 #[derive(Clone, Debug)]
@@ -91,6 +97,25 @@ impl ClusterDir {
         self.0.join(CA_KEY).exists()
     }
 
+    /// Locks the directory, which is made if it is missing, against other commands. The lock ends
+    /// with the file.
+    ///
+    /// # Errors
+    /// If the directory cannot be made or opened.
+    pub fn lock(&self) -> Result<File> {
+        self.make()?;
+        let locked = File::open(&self.0).and_then(|dir| {
+            rustix::fs::flock(&dir, FlockOperation::LockExclusive)?;
+            Ok(dir)
+        });
+        locked.map_err(|error| ClusterError::File("lock", self.0.clone(), error))
+    }
+
+    fn make(&self) -> Result<()> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|error| ClusterError::File("create", self.0.clone(), error))
+    }
+
     /// Begins a new cluster, whose first signer is this host, or goes on with one that a former
     /// call began. Returns the authority.
     ///
@@ -100,36 +125,86 @@ impl ClusterDir {
         let authority = if self.admits() {
             Authority::load(&self.0)?
         } else {
+            // A certificate without a key is of a call that was interrupted.
+            self.remove_file(&self.0.join(CA_CERTIFICATE))?;
             Authority::create(&self.0, name)?
         };
         if self.key()?.is_none() {
-            self.join(&Key::random().map_err(|_| ClusterError::Random)?, &BTreeMap::new())?;
+            self.join(&Key::random().map_err(|_| ClusterError::Random)?, &BTreeMap::new(), 0)?;
         }
         Ok(authority)
     }
 
-    /// Writes what a host of the cluster needs: its key, and the other hosts.
+    /// Writes what a host of the cluster needs: its key, the other hosts, and the number of the
+    /// last life of a host with this name.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn join(&self, key: &Key, members: &BTreeMap<HostName, SocketAddr>) -> Result<()> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
-        made.map_err(|error| ClusterError::File("create", self.0.clone(), error))?;
+    pub fn join(
+        &self,
+        key: &Key,
+        members: &BTreeMap<HostName, SocketAddr>,
+        life: u64,
+    ) -> Result<()> {
+        self.make()?;
         self.keep_members(members)?;
+        let last: Option<u64> = self.read(LIFE).unwrap_or_default();
+        self.write_json(LIFE, &last.max(Some(life)))?;
         // The key is last: with it, the host belongs to the cluster.
         self.write(KEY, format!("{}\n", key.to_hex()).as_bytes())
     }
 
-    /// Removes all that [`ClusterDir::join`] and [`ClusterDir::create`] wrote.
+    /// Removes all that [`ClusterDir::join`] and [`ClusterDir::create`] wrote, and the directory if
+    /// nothing else is in it.
     ///
     /// # Errors
     /// If a file cannot be removed.
     pub fn remove(&self) -> Result<()> {
-        let failed = |error| ClusterError::File("remove", self.0.clone(), error);
-        match fs::remove_dir_all(&self.0) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
-            _ => Ok(()),
+        for host in self.admitted()? {
+            self.remove_file(&self.issued(&host))?;
         }
+        // The key is first: without it, the host belongs to no cluster.
+        for file in [KEY, CA_KEY, CA_CERTIFICATE, TOKENS, MEMBERS, LIFE] {
+            self.remove_file(&self.0.join(file))?;
+        }
+        // Whatever else is there is not ours.
+        let _ = fs::remove_dir(self.0.join(HOSTS));
+        let _ = fs::remove_dir(&self.0);
+        Ok(())
+    }
+
+    /// Returns the names of the hosts that this signer admitted, except those that have left.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn admitted(&self) -> Result<Vec<HostName>> {
+        let dir = self.0.join(HOSTS);
+        let failed = |error| ClusterError::File("read", dir.clone(), error);
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut hosts = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            let name = name.to_str().and_then(|name| name.strip_suffix(".pem"));
+            hosts.extend(name.and_then(|name| name.parse().ok()));
+        }
+        Ok(hosts)
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<bool> {
+        match fs::remove_file(path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(ClusterError::File("remove", path.to_owned(), error)),
+        }
+    }
+
+    /// Returns whether there is a list of hosts: this host belongs to a cluster, or did.
+    pub(crate) fn knows_hosts(&self) -> bool {
+        self.0.join(MEMBERS).exists()
     }
 
     /// Returns the hosts of the cluster that this one last knew.
@@ -148,7 +223,9 @@ impl ClusterDir {
     /// set back. `clock` has the milliseconds since 1970.
     pub(crate) fn next_life(&self, clock: u64) -> Result<u64> {
         let last: Option<u64> = self.read(LIFE)?;
-        let life = last.map_or(clock, |last| clock.max(last.saturating_add(1)));
+        // A number far in the future comes from no clock.
+        let last = last.filter(|last| *last < clock.saturating_add(CENTURY));
+        let life = last.map_or(clock, |last| clock.max(last + 1));
         self.write_json(LIFE, &Some(life))?;
         Ok(life)
     }
@@ -166,12 +243,7 @@ impl ClusterDir {
     /// # Errors
     /// If the file of its certificate cannot be removed.
     pub fn free(&self, host: &HostName) -> Result<bool> {
-        let issued = self.issued(host);
-        match fs::remove_file(&issued) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(ClusterError::File("remove", issued, error)),
-        }
+        self.remove_file(&self.issued(host))
     }
 
     /// Returns the file of a certificate that this signer issued.
@@ -213,6 +285,10 @@ mod tests {
         assert_eq!(cluster.next_life(1000).unwrap(), 1000);
         assert_eq!(cluster.next_life(900).unwrap(), 1001, "the clock was set back");
         assert_eq!(cluster.next_life(5000).unwrap(), 5000);
+        cluster.write_json(LIFE, &Some(u64::MAX)).unwrap();
+        assert_eq!(cluster.next_life(6000).unwrap(), 6000, "the file was damaged");
+        cluster.join(&Key::random().unwrap(), &BTreeMap::new(), 9000).unwrap();
+        assert_eq!(cluster.next_life(7000).unwrap(), 9001, "a former host had this name");
     }
 
     #[test]
@@ -228,5 +304,25 @@ mod tests {
         fs::write(cluster.path().join(KEY), "half").unwrap();
         let error = cluster.key().unwrap_err().to_string();
         assert!(error.contains("gossip.key is damaged"), "{error}");
+    }
+
+    #[test]
+    fn a_cluster_half_created_is_created_and_removed_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = ClusterDir::new(dir.path());
+        cluster.create("test").unwrap();
+        fs::remove_file(dir.path().join(CA_KEY)).unwrap();
+        let authority = cluster.create("test").unwrap();
+        assert_eq!(
+            fingerprint(&authority.certificate().unwrap()).unwrap(),
+            cluster.fingerprint().unwrap()
+        );
+        fs::create_dir(dir.path().join("other")).unwrap();
+        cluster.remove().unwrap();
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+        fs::remove_dir(dir.path().join("other")).unwrap();
+        cluster.remove().unwrap();
+        assert!(!dir.path().exists());
     }
 }

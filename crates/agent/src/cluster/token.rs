@@ -72,7 +72,8 @@ impl Token {
 
     /// Returns the time that is left until the token's end; `None` if it has ended.
     pub fn left(&self, now: SystemTime) -> Option<Duration> {
-        (UNIX_EPOCH + Duration::from_secs(self.ends)).duration_since(now).ok()
+        let left = self.ends.checked_sub(seconds(now)).filter(|left| *left > 0);
+        left.map(Duration::from_secs)
     }
 
     /// Returns the proof that the host knows the secret, for this request alone: HMAC-SHA-256 (RFC

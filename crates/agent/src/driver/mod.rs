@@ -148,7 +148,8 @@ impl Driver {
                 self.input(Input::Renewal { from, leases, io_timeout_ms, ticket });
             }
             Command::Offer { from, reply } => {
-                let _ = reply.send(self.parts.peers.offer(&from, self.node.controller().spare()));
+                let memory = (self.node.controller().spare(), self.node.room());
+                let _ = reply.send(self.parts.peers.offer(&from, memory));
             }
             Command::Drain { order, reply } => {
                 if let Some(order) = order {

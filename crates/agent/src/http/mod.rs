@@ -152,7 +152,7 @@ fn router(served: Served) -> Router {
     router
         .route(
             path::OPENAPI,
-            routing::get(async || ([("content-type", "application/json")], openapi())),
+            routing::get(async |_: FromHost| ([("content-type", "application/json")], openapi())),
         )
         .method_not_allowed_fallback(async |request: Request| {
             Failure::new(
@@ -249,6 +249,23 @@ impl<S: Send + Sync> FromRequestParts<S> for FromLocal {
             _ => Err(Failure::new(
                 StatusCode::FORBIDDEN,
                 format!("only this host may call {}, over its unix socket", parts.uri.path()),
+            )),
+        }
+    }
+}
+
+/// A caller that is known; the extractor refuses strangers.
+struct FromHost;
+
+impl<S: Send + Sync> FromRequestParts<S> for FromHost {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        match parts.extensions.get::<Caller>() {
+            Some(Caller::Local | Caller::Peer(_)) => Ok(Self),
+            _ => Err(Failure::new(
+                StatusCode::FORBIDDEN,
+                format!("only hosts of the cluster may call {}", parts.uri.path()),
             )),
         }
     }

@@ -47,6 +47,7 @@ fn every_command_and_subcommand_has_examples_that_parse() {
         for (line, _) in examples.iter().filter(|(line, _)| line.starts_with("aquifer ")) {
             // Replaces the placeholders of examples by values that parse.
             let line = line.replace("uuid:...", &format!("uuid:{}", "0".repeat(8)));
+            let line = line.replace("TOKEN", &"A".repeat(86));
             let line = line.replace("NQN", "nqn.2014-08.org.example:a");
             let parsed = command().try_get_matches_from(split(&line));
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());

@@ -50,6 +50,15 @@ impl Node {
         self.lending.draining
     }
 
+    /// Returns the bytes of which a VM that comes here can make use: none while the operator drains
+    /// this host.
+    pub fn room(&self) -> Bytes {
+        match self.is_draining() && self.controller.facts().config.lends {
+            true => Bytes::ZERO,
+            false => self.controller.room(),
+        }
+    }
+
     /// Returns the leases that are still lent. `stored` has the bytes in each lease, and `peers`
     /// the latest results of calls to peers and former peers.
     pub fn left(

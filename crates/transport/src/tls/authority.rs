@@ -70,8 +70,9 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let signed = params.self_signed(&pair).map_err(issue)?;
 
-        write_file(&key, pair.serialize_pem().as_bytes(), 0o600, false).map_err(of_authority)?;
+        // The key is last: with it, the authority is complete.
         write_file(&certificate, signed.pem().as_bytes(), 0o644, false).map_err(of_authority)?;
+        write_file(&key, pair.serialize_pem().as_bytes(), 0o600, false).map_err(of_authority)?;
         Ok(Self { dir: dir.to_owned(), issuer: Issuer::new(params, pair) })
     }
 

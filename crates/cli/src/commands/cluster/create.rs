@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use aquifer_page::HostName;
 use clap::Args;
-use humantime::parse_duration;
 use serde::Serialize;
 
 use super::own::Own;
-use super::token::{LIFE, join_command, until};
+use super::token::{LIFE, join_command, life, until};
 use crate::commands::Common;
 use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
@@ -31,7 +30,7 @@ pub struct Create {
     #[arg(long, value_name = "NAME", default_value = "aquifer")]
     name: String,
     /// How long the first token admits hosts
-    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = life)]
     token_life: Duration,
     #[command(flatten)]
     own: Own,
@@ -85,12 +84,14 @@ impl Create {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let what = "creating a cluster";
         let host = self.own.host(what, ELSEWHERE.into())?;
+        let _locked = host.lock(what)?;
         let authority = host.cluster.create(&self.name).or_fail(|| what)?;
         let token = host.cluster.new_token(self.token_life).or_fail(|| what)?;
         host.configure()?;
         // The certificate is last: with it, this host belongs to the cluster.
         let names = [host.address.ip().to_string()];
-        authority.issue(&host.tls, &host.name, &names, false).or_fail(|| what)?;
+        // A key without a certificate is of a call that was interrupted.
+        authority.issue(&host.tls, &host.name, &names, true).or_fail(|| what)?;
         let created = Created {
             address: host.address,
             start: host.start(),

@@ -81,6 +81,7 @@ impl Forget {
             let why = format!("{} is up", self.name);
             return Err(Failure::new(what, why).help("run 'aquifer cluster leave' there"));
         }
+        let _locked = cluster.lock().or_fail(|| what)?;
         if !cluster.free(&self.name).or_fail(|| what)? {
             let why = format!("no host {} has joined, or it has left: the name is free", self.name);
             return Err(Failure::new(what, why).help("'aquifer cluster status' lists the hosts"));

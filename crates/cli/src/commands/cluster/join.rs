@@ -1,7 +1,7 @@
 //! `aquifer cluster join`.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use super::create::FILES;
 use super::own::{Host, Own, secret_dir};
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
+use crate::init::AGENT_PORT;
 use crate::manual::Manual;
 use crate::output;
 
@@ -52,7 +53,7 @@ pub(super) const MANUAL: Manual = Manual {
         ),
     ],
     notes: &[(
-        "Security",
+        "Trust",
         "The token has the fingerprint of the cluster's authority, so that no other host can pose \
          as the signer. It proves to the signer that this host may join, and its secret never \
          leaves this host. The same holds for this host's key.",
@@ -82,22 +83,29 @@ impl Join {
     /// If the signer does not answer, is of another cluster, or refuses. If a file cannot be
     /// written.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let signer = resolved(&self.signer)?;
-        let host = self.own.host(WHAT, signer)?;
+        let signer = with_port(&self.signer);
+        let host = self.own.host(WHAT, resolved(&signer)?)?;
         if self.token.left(SystemTime::now()).is_none() {
             return Err(Failure::new(WHAT, "the token has ended")
                 .help(format!("run 'aquifer cluster token' on {} for another", self.signer)));
         }
+        let _locked = host.lock(WHAT)?;
+        if host.cluster.admits() {
+            let why = format!("{} holds the key of a cluster", host.cluster.path().display());
+            return Err(Failure::new(WHAT, why).help(
+                "run 'aquifer cluster create' to complete that cluster, or remove the directory",
+            ));
+        }
         secret_dir(&host.tls)?;
         let request = Request::prepare(&host.tls, &host.name).or_fail(|| WHAT)?;
-        let joined = call(&self.signer, &self.token, &host, &request)?;
+        let joined = call(&signer, &self.token, &host, &request)?;
         let key = Key::from_hex(&joined.key).ok_or_else(|| {
             Failure::new(WHAT, format!("{} sent a malformed key", self.signer))
                 .help("install the same version of aquifer on both hosts")
         })?;
         let members = joined.members.into_iter().map(|member| (member.host, member.address));
         let members: BTreeMap<_, _> = members.filter(|(name, _)| *name != host.name).collect();
-        host.cluster.join(&key, &members).or_fail(|| WHAT)?;
+        host.cluster.join(&key, &members, joined.life).or_fail(|| WHAT)?;
         host.configure()?;
         // The certificate is last: with it, this host belongs to the cluster.
         let authority = self.token.authority();
@@ -113,6 +121,16 @@ impl Join {
         };
         output::answer(common.json, &done, text)?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Adds the port of agents to an address without one.
+fn with_port(signer: &str) -> String {
+    let port = signer.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    match (signer.parse::<IpAddr>(), port) {
+        (Ok(ip), _) => SocketAddr::from((ip, AGENT_PORT)).to_string(),
+        (Err(_), Some(_)) => signer.to_owned(),
+        (Err(_), None) => format!("{signer}:{AGENT_PORT}"),
     }
 }
 
@@ -159,4 +177,23 @@ fn text(done: &Done) -> String {
         names.join(", "),
         done.start
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_port;
+
+    #[test]
+    fn a_signer_without_a_port_has_that_of_agents() {
+        for (given, meant) in [
+            ("192.0.2.1", "192.0.2.1:7070"),
+            ("192.0.2.1:9", "192.0.2.1:9"),
+            ("2001:db8::1", "[2001:db8::1]:7070"),
+            ("[2001:db8::1]", "[2001:db8::1]:7070"),
+            ("[2001:db8::1]:9", "[2001:db8::1]:9"),
+            ("a.example.org", "a.example.org:7070"),
+        ] {
+            assert_eq!(with_port(given), meant);
+        }
+    }
 }

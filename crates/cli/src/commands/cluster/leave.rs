@@ -14,7 +14,7 @@ use aquifer_api::status::Status;
 use aquifer_transport::tls::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
 use clap::Args;
 
-use crate::agent_call::Socket;
+use crate::agent_call::{Agent, Socket};
 use crate::commands::Common;
 use crate::commands::serve::CONFIG;
 use crate::failure::{Failure, OrFail, Result};
@@ -31,6 +31,12 @@ pub struct Leave {
     /// Configuration file of this host's agent
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
+    /// Leave although this host's agent does not run
+    ///
+    /// Only if it cannot run. Pages that this host has at others, or others have here, are lost.
+    /// The name stays taken: run 'aquifer cluster forget NAME' on a signer.
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     socket: Socket,
 }
@@ -58,21 +64,10 @@ impl Leave {
         let what = "leaving the cluster";
         let config = Config::load(&self.config).or_fail(|| what)?;
         let agent = self.socket.agent(common)?;
-        let status: Status =
-            agent.call(what, LIMIT, async |client| client.get(path::STATUS).await)?;
-        if status.host != config.host {
-            let why = format!(
-                "the agent is of {}, and {} of {}",
-                status.host,
-                self.config.display(),
-                config.host
-            );
-            return Err(
-                Failure::new(what, why).help("name the right one with --config or --socket")
-            );
-        }
-        let departed: Departed =
-            agent.call(what, LIMIT, async |client| client.post(path::LEAVE, &Order {}).await)?;
+        let departed = match self.force {
+            true => stay_silent(what, &agent)?,
+            false => ask(what, &agent, &self.config, &config)?,
+        };
         // The certificate goes first: without it, this host belongs to no cluster.
         for file in [HOST_CERTIFICATE, HOST_KEY, CA_CERTIFICATE] {
             remove(&config.tls.join(file)).or_fail(|| what)?;
@@ -80,6 +75,33 @@ impl Leave {
         ClusterDir::new(config.cluster).remove().or_fail(|| what)?;
         output::answer(common.json, &departed, |departed| text(&config.host, departed))?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Lets the agent leave, and end.
+fn ask(what: &str, agent: &Agent, path: &Path, config: &Config) -> Result<Departed> {
+    let status: Status = agent
+        .call(what, LIMIT, async |client| client.get(path::STATUS).await)
+        .map_err(|failure| failure.help(UNREACHABLE))?;
+    if status.host != config.host {
+        let (found, here) = (status.host, &config.host);
+        let why = format!("the agent is of {found}, and {} of {here}", path.display());
+        return Err(Failure::new(what, why).help("name the right one with --config or --socket"));
+    }
+    agent.call(what, LIMIT, async |client| client.post(path::LEAVE, &Order {}).await)
+}
+
+/// The remedy if no agent answers.
+const UNREACHABLE: &str = "start it with 'aquifer serve agent'; if it cannot run, use --force";
+
+/// Refuses if the agent runs, which could still tell the others.
+fn stay_silent(what: &str, agent: &Agent) -> Result<Departed> {
+    match agent.call(what, LIMIT, async |client| client.get::<Status>(path::STATUS).await) {
+        Ok(status) => {
+            let why = format!("the agent of {} runs, and can tell the others", status.host);
+            Err(Failure::new(what, why).help("leave without --force"))
+        }
+        Err(_) => Ok(Departed { name_taken: Some("no agent told the others".to_owned()) }),
     }
 }
 

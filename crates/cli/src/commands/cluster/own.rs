@@ -1,6 +1,6 @@
 //! This host in `aquifer cluster create` and `join`: its name, its address and its files.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Own {
     pub(super) fn host(self, what: &str, towards: SocketAddr) -> Result<Host> {
         if self.config.exists() {
             let config = Config::load(&self.config).or_fail(|| what)?;
-            return self.agree(what, &config)?.refuse_second_cluster(what);
+            return self.agree(what, &config)?.refuse_foreign_address(what);
         }
         let Self { host, address, zone, accept_vms, config: path, cluster_dir } = self;
         let absolute = |path: &Path| std::path::absolute(path).or_fail(|| what);
@@ -93,7 +93,7 @@ impl Own {
             zone,
             accept_vms,
         };
-        host.refuse_second_cluster(what)
+        host.refuse_foreign_address(what)
     }
 
     /// Takes all from an existing configuration, which no option may contradict.
@@ -119,11 +119,6 @@ impl Own {
         if self.accept_vms && !config.vms.accept {
             return differs("--accept-vms", "accept = false under [vms]".to_owned());
         }
-        if config.listen.ip().is_unspecified() {
-            let why = format!("{} says listen = \"{}\"", self.config.display(), config.listen);
-            let help = "change it to the address at which the other hosts reach this one";
-            return Err(Failure::new(what, why).help(help));
-        }
         Ok(Host {
             name: config.host.clone(),
             address: config.listen,
@@ -138,13 +133,31 @@ impl Own {
 }
 
 impl Host {
-    fn refuse_second_cluster(self, what: &str) -> Result<Self> {
+    /// Refuses an address at which the others cannot reach this host.
+    fn refuse_foreign_address(self, what: &str) -> Result<Self> {
+        let ip = self.address.ip();
+        let is_own = !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok();
+        if is_own {
+            return Ok(self);
+        }
+        let why = format!("{ip} is not an address of this host");
+        let help = match self.config_is_new {
+            true => "name one of its addresses with --address".to_owned(),
+            false => format!("change 'listen' in {}", self.config.display()),
+        };
+        Err(Failure::new(what, why).help(help))
+    }
+
+    /// Locks the files of the cluster against other commands, for as long as the file lives.
+    /// Refuses a host that belongs to a cluster.
+    pub(super) fn lock(&self, what: &str) -> Result<File> {
+        let locked = self.cluster.lock().or_fail(|| what)?;
         let certificate = self.tls.join(HOST_CERTIFICATE);
         if certificate.exists() {
             let why = format!("this host belongs to a cluster: {} exists", certificate.display());
             return Err(Failure::new(what, why).help("run 'aquifer cluster leave' first"));
         }
-        Ok(self)
+        Ok(locked)
     }
 
     /// Writes the configuration, if there was none.

@@ -8,7 +8,6 @@ use std::time::Duration;
 use aquifer_agent::cluster::{ClusterDir, Token as ClusterToken};
 use aquifer_agent::config::Config;
 use clap::Args;
-use humantime::parse_duration;
 use serde::Serialize;
 
 use crate::commands::Common;
@@ -27,7 +26,7 @@ pub(super) const LIFE: &str = "24h";
 #[derive(Debug, Args)]
 pub struct Token {
     /// How long the token admits hosts
-    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = LIFE, value_parser = life)]
     life: Duration,
     /// Configuration file of this host's agent
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
@@ -39,6 +38,9 @@ pub(super) const MANUAL: Manual = Manual {
     see_also: &["aquifer-cluster-create(1)", "aquifer-cluster-join(1)"],
     ..Manual::NONE
 };
+
+/// The longest life of a token.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The remedy on a host that cannot admit others.
 pub(super) const ON_A_SIGNER: &str = "run this on the host on which 'aquifer cluster create' ran; \
@@ -66,6 +68,7 @@ impl Token {
             let why = format!("{} cannot admit hosts to a cluster", config.host);
             return Err(Failure::new(what, why).help(ON_A_SIGNER));
         }
+        let _locked = cluster.lock().or_fail(|| what)?;
         let token = cluster.new_token(self.life).or_fail(|| what)?;
         let made = Made {
             token: token.to_string(),
@@ -81,6 +84,12 @@ impl Token {
         })?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Parses the life of a token. A secret that lives for ever is none.
+pub(super) fn life(text: &str) -> std::result::Result<Duration, String> {
+    let life = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if life <= LONGEST { Ok(life) } else { Err("use at most 30 days".to_owned()) }
 }
 
 /// Returns the command that makes a host join through the signer at `address`.

@@ -26,7 +26,9 @@ pub struct Migrate {
     /// Name of the VM
     name: RegionName,
     /// Destination host, a peer of this host
-    #[arg(long, value_name = "HOST", required_unless_present = "cancel")]
+    ///
+    /// By default the agent chooses: of the hosts that take the VM, the one that can spare most.
+    #[arg(long, value_name = "HOST")]
     to: Option<HostName>,
     /// Cancel the VM's current migration
     #[arg(long, conflicts_with = "to")]
@@ -90,17 +92,22 @@ impl Migrate {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
         let vm = self.name;
         let files = Files::new(run_dir, &vm);
-        let Some(to) = self.to else {
+        if self.cancel {
             client::cancel(&files).or_fail(|| format!("cancelling the migration of VM '{vm}'"))?;
             let done = super::Done { vm, done: "stays" };
             return output::answer(common.json, &done, |is| format!("{} {}", is.vm, is.done));
+        }
+        let place = match &self.to {
+            Some(to) => format!("to host {to}"),
+            None => "to another host".to_owned(),
         };
-        let what = || format!("migrating VM '{vm}' to host {to}");
-        let progress = Progress::spinner(what());
+        let what = format!("migrating VM '{vm}' {place}");
+        let progress = Progress::spinner(what.clone());
         let agent = self.socket.agent(common)?;
-        let order = order::Migrate { vm: vm.clone(), to: to.clone(), cache: self.cache };
-        let Awaited { migration, address, identity } =
-            agent.call(&what(), LIMIT, async |client| client.post(path::MIGRATE, &order).await)?;
+        let order = order::Migrate { vm: vm.clone(), to: self.to, cache: self.cache };
+        let Awaited { to, migration, address, identity } =
+            agent.call(&what, LIMIT, async |client| client.post(path::MIGRATE, &order).await)?;
+        let what = || format!("migrating VM '{vm}' to host {to}");
         let order = Order {
             migration,
             to: to.clone(),

@@ -154,6 +154,11 @@ fn a_host_is_refused_with_the_reason_and_the_way_out() {
     new.join(b, cluster.token(), "d").must_fail(1, &["b cannot admit hosts", &signer, "(a)"]);
     new.join(a, cluster.token(), "b").must_fail(1, &["the name b is taken", "--host"]);
     new.join(a, cluster.token(), "a").must_fail(1, &["the name a is taken", "--host"]);
+    new.join(a, cluster.token(), "B").must_fail(1, &["the name B is taken", "--host"]);
+    let elsewhere =
+        Outsider { address: Ipv4Addr::new(192, 0, 2, 77), ..Outsider::new(&cluster, "far") };
+    let far = "192.0.2.77 is not an address of this host";
+    elsewhere.join(a, cluster.token(), "d").must_fail(1, &[far, "--address"]);
     new.join(a, other.token(), "d").must_fail(1, &["not of the cluster that made this token"]);
     new.join(a, "xyz", "d").must_fail(2, &["this is not a token"]);
     let mut brief = a.aquifer(&["cluster", "token", "--json", "--life", "0s", "--config"]);
@@ -199,6 +204,88 @@ fn a_host_that_leaves_is_gone_and_its_name_is_free() {
     cluster.forget("c");
     cluster.join("c");
     wait_until("b knows the new c", || knows(&cluster["b"], "c", Standing::Up));
+}
+
+#[test]
+fn a_signer_stays_while_a_host_that_joined_has_not_left() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::created("a");
+    let a = &cluster["a"];
+    // The agent of this host never starts.
+    let silent = Outsider::new(&cluster, "silent");
+    assert_eq!(silent.join(a, cluster.token(), "b").code, Some(0));
+    let leave = |arguments: &[&str], config: &Path| {
+        let mut leave = a.aquifer(&[&["cluster", "leave"], arguments].concat());
+        Answer::of(leave.arg("--config").arg(config))
+    };
+    leave(&[], a.config()).must_fail(1, &["only host that can admit others", "b have joined"]);
+    leave(&["--force"], a.config()).must_fail(1, &["the agent of a runs", "without --force"]);
+
+    // No agent of b runs to tell the others.
+    let config = silent.dir.join("agent.toml");
+    let nowhere = silent.dir.join("none.sock");
+    let nowhere = nowhere.to_str().unwrap();
+    leave(&["--socket", nowhere], &config).must_fail(1, &["no agent answers", "--force"]);
+    let left = leave(&["--force", "--socket", nowhere], &config);
+    assert!(left.code == Some(0) && left.stdout.contains("its name stays taken"), "{left:?}");
+    assert!(!silent.dir.join("tls/host.pem").exists() && !silent.dir.join("cluster").exists());
+    let mut forget = a.aquifer(&["cluster", "forget", "b", "--config"]);
+    assert_eq!(Answer::of(forget.arg(a.config())).code, Some(0));
+    assert_eq!(silent.join(a, cluster.token(), "b").code, Some(0));
+}
+
+#[test]
+fn tokens_that_are_made_at_once_all_admit() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::created("a");
+    let a = &cluster["a"];
+    let made: Vec<String> = std::thread::scope(|scope| {
+        let one = || {
+            let mut token = a.aquifer(&["cluster", "token", "--json", "--config"]);
+            let made: serde_json::Value = Answer::of(token.arg(a.config())).json();
+            made["token"].as_str().unwrap().to_owned()
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (number, token) in made.iter().enumerate() {
+        let name = format!("h{number}");
+        let host = Outsider::new(&cluster, &name);
+        assert_eq!(host.join(a, token, &name).code, Some(0), "{name}");
+    }
+}
+
+#[test]
+fn an_interrupted_create_is_repeated_and_is_no_place_to_join() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::created("a");
+    let half = Outsider::new(&cluster, "half");
+    let create = || {
+        let mut command = binary().command(cluster.dir());
+        command.args(["cluster", "create", "--host", "h", "--json"]);
+        command.args(["--address", &half.address.to_string()]);
+        command.arg("--config").arg(half.dir.join("agent.toml"));
+        command.arg("--cluster-dir").arg(half.dir.join("cluster"));
+        Answer::of(&mut command)
+    };
+    let first: serde_json::Value = create().json();
+    assert!(first["token"].is_string(), "{first}");
+    create().must_fail(1, &["belongs to a cluster"]);
+    for file in ["tls/host.pem", "agent.toml"] {
+        fs::remove_file(half.dir.join(file)).unwrap();
+    }
+    half.join(&cluster["a"], cluster.token(), "h").must_fail(1, &["cluster create", "holds"]);
+    assert_eq!(create().code, Some(0));
+    for file in ["tls/host.pem", "cluster/ca.key"] {
+        fs::remove_file(half.dir.join(file)).unwrap();
+    }
+    assert_eq!(create().code, Some(0));
 }
 
 #[test]
