@@ -42,10 +42,11 @@ pub struct Leave {
 }
 
 pub(super) const MANUAL: Manual = Manual {
-    examples: &[(
-        "aquifer host drain && aquifer host return && aquifer cluster leave",
-        "Give back all memory, and leave",
-    )],
+    examples: &[
+        ("aquifer host drain", "First take back all memory"),
+        ("aquifer host return", "Give back all memory"),
+        ("aquifer cluster leave", "Leave"),
+    ],
     files: super::create::FILES,
     see_also: &["aquifer-cluster-join(1)", "aquifer-host-drain(1)", "aquifer-host-return(1)"],
     ..Manual::NONE

@@ -220,8 +220,8 @@ fn a_signer_stays_while_a_host_that_joined_has_not_left() {
         let mut leave = a.aquifer(&[&["cluster", "leave"], arguments].concat());
         Answer::of(leave.arg("--config").arg(config))
     };
-    leave(&[], a.config()).must_fail(1, &["only host that can admit others", "b have joined"]);
-    leave(&["--force"], a.config()).must_fail(1, &["the agent of a runs", "without --force"]);
+    leave(&[], &a.config()).must_fail(1, &["only host that can admit others", "b have joined"]);
+    leave(&["--force"], &a.config()).must_fail(1, &["the agent of a runs", "without --force"]);
 
     // No agent of b runs to tell the others.
     let config = silent.dir.join("agent.toml");
