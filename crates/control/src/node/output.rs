@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
-use super::Ticket;
+use super::{Notice, Ticket};
 use crate::{Action, LentLease, LiveVolume, Message, Role};
 
 /// What the agent must do.
@@ -101,40 +101,4 @@ pub struct OrderError {
     pub error: String,
     /// The remedy, if there is one.
     pub help: Option<String>,
-}
-
-/// An event that the operator should know of, outside the decisions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// The kind of the event.
-    pub kind: NoticeKind,
-    /// The subject of the event: a host, a volume, a cgroup, a VM.
-    pub who: String,
-    /// One sentence.
-    pub what: String,
-}
-
-/// The kind of a [`Notice`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoticeKind {
-    /// A lender does not answer.
-    LenderLost,
-    /// A lender answers again.
-    LenderBack,
-    /// The I/O of a page failed.
-    PageUnreachable,
-    /// A lender has lost a lease that this host holds, with its pages.
-    LeaseLost,
-    /// A borrower was silent for too long, and has lost a lease of this host with its pages.
-    BorrowerLost,
-    /// Pages went to the local spill file, because no lender had room.
-    Spill,
-    /// Pages came back from the spill file.
-    SpillBack,
-    /// The kernel killed a program for lack of memory.
-    OomKill,
-    /// A VM ended.
-    VmEnded,
-    /// A drain has started or ended, or all leases are back.
-    Drain,
 }
