@@ -132,7 +132,8 @@ impl Connection {
     /// Returns whether the controller can deallocate blocks, so that [`trim`](Self::trim) works.
     pub fn can_trim(&self) -> bool {
         let facts = &self.controller.facts;
-        facts.can(optional::DATASET_MANAGEMENT) && facts.in_capsule >= size_of::<DsmRange>() as u64
+        facts.can(optional::DATASET_MANAGEMENT)
+            && facts.limits.in_capsule >= size_of::<DsmRange>() as u64
     }
 
     /// Returns whether [`write_zeroes`](Self::write_zeroes) works.
@@ -152,7 +153,7 @@ impl Connection {
 
     /// Returns the longest read or write of a single command.
     pub fn max_transfer(&self) -> Bytes {
-        Bytes(self.controller.facts.max_transfer)
+        Bytes(self.controller.facts.limits.transfer)
     }
 
     /// Returns whether no block was allocated, and all read as zeroes, when the controller was
@@ -171,7 +172,7 @@ impl Connection {
     /// # Errors
     /// [`NvmeError`]; the contents of `into` are then unspecified.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NvmeError> {
-        self.read_in_pieces(offset, into, self.controller.facts.max_transfer as usize)
+        self.read_in_pieces(offset, into, self.controller.facts.limits.transfer as usize)
     }
 
     /// Writes all of `from`, with as many commands in flight as the queue allows.
@@ -179,7 +180,7 @@ impl Connection {
     /// # Errors
     /// [`NvmeError`]; any part of the data may then have been written.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NvmeError> {
-        self.write_in_pieces(offset, from, self.controller.facts.max_transfer as usize)
+        self.write_in_pieces(offset, from, self.controller.facts.limits.transfer as usize)
     }
 
     /// Deallocates a range. The target chooses its content afterwards.
@@ -195,7 +196,7 @@ impl Connection {
     /// # Errors
     /// [`NvmeError`].
     pub fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<(), NvmeError> {
-        let longest = self.controller.facts.max_zeroes;
+        let longest = self.controller.facts.limits.zeroes;
         let end = offset + u64::from(length);
         let pieces = (offset..end).step_by(longest as usize).map(|offset| {
             // Fits 32 bits: no longer than `length`.

@@ -39,7 +39,7 @@ impl Pipelined for Connection {
 
     /// A queue of N entries is full with N - 1 commands.
     fn window(&self) -> usize {
-        WINDOW.min(self.controller.facts.queue_size as usize - 1)
+        WINDOW.min(self.controller.facts.limits.queue_size as usize - 1)
     }
 
     fn io_timeout(&self) -> Duration {
@@ -63,11 +63,11 @@ impl Pipelined for Connection {
         let facts = &self.controller.facts;
         let ((offset, length), size) = (operation.range(), facts.size);
         let most = match operation {
-            Operation::Read { .. } | Operation::Write { .. } => facts.max_transfer,
+            Operation::Read { .. } | Operation::Write { .. } => facts.limits.transfer,
             Operation::WriteZeroes { .. } if !self.can_write_zeroes() => {
                 return Err(Failure::Unsupported("the controller lacks Write Zeroes"));
             }
-            Operation::WriteZeroes { .. } => facts.max_zeroes,
+            Operation::WriteZeroes { .. } => facts.limits.zeroes,
             Operation::Trim { .. } if !self.can_trim() => {
                 return Err(Failure::Unsupported("the controller lacks Dataset Management"));
             }
