@@ -35,7 +35,7 @@ pub use input::{
 };
 pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
-pub use output::{Answer, OrderError, Output, Work};
+pub use output::{Answer, Output, Problem, Work};
 
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, What};
 use offers::Offers;

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Notice, Ticket};
 use crate::{Action, LentLease, LiveVolume, Message, Role};
@@ -91,14 +93,15 @@ pub enum Answer {
     /// To a return: these volumes are gone.
     Returned(Vec<VolumeId>),
     /// To an order: it failed.
-    Failed(OrderError),
+    Failed(Problem),
 }
 
-/// The failure of an order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OrderError {
-    /// What failed, and why.
+/// The body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// The failure and its cause.
     pub error: String,
-    /// The remedy, if there is one.
+    /// A way out, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
 }
