@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use aquifer_nbd::server::{Exports, Peer, Refused, Storage};
 use aquifer_page::LeaseId;
 use aquifer_store::Lease;
+use aquifer_transport::serving::Connections;
 
 /// Exports of leases by name, with counts of their connections and a record of their peers. A host
 /// with a certificate may use only its own leases.
@@ -33,9 +34,19 @@ impl ExportRegistry {
 
     /// Returns how many connections there are now.
     pub fn connections(&self) -> usize {
-        // In this order: a connection that begins and ends meanwhile cannot make the count negative.
+        // In this order: a connection that begins and ends meanwhile never makes it negative.
         let disconnected = self.disconnected.load(Ordering::SeqCst);
         self.connected() - disconnected
+    }
+}
+
+impl Connections for ExportRegistry {
+    fn connected(&self, _lease: LeaseId) {
+        self.connected.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn disconnected(&self, _lease: LeaseId) {
+        self.disconnected.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -56,13 +67,5 @@ impl Exports for ExportRegistry {
 
     fn list(&self, _peer: &Peer) -> Vec<String> {
         self.leases.lock().unwrap().keys().cloned().collect()
-    }
-
-    fn connected(&self, _lease: LeaseId) {
-        self.connected.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn disconnected(&self, _lease: LeaseId) {
-        self.disconnected.fetch_add(1, Ordering::SeqCst);
     }
 }
