@@ -47,7 +47,7 @@ def servers(work: Path, size: int) -> dict[str, list]:
         "aquifer": [
             AQUIFER, "serve", "export", "--size", str(size), "--nbd", f"unix:{work}/aquifer.sock",
         ],
-        "nbdkit memory": ["nbdkit", "-f", "-U", f"{work}/nbdkit memory.sock", "memory", f"{size}"],
+        "nbdkit memory": bench.nbdkit_memory(f"{work}/nbdkit memory.sock", size),
         "nbd-server": ["nbd-server", "-C", str(config), "-p", f"{work}/nbd-server.pid"],
     }
 

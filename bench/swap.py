@@ -92,7 +92,7 @@ class Nbdfuse:
     def start(self, work: Path, _workers: int) -> None:
         socket, self.file = work / "nbdkit.sock", work / "nbd"
         self.file.touch()
-        self.process("nbdkit", "-f", "-U", socket, "memory", str(DEVICE_SIZE))
+        self.process(*bench.nbdkit_memory(socket, DEVICE_SIZE))
         wait("nbdkit's socket", socket.exists)
         self.process("nbdfuse", self.file, f"nbd+unix:///?socket={socket}")
         wait("nbdfuse's file", lambda: self.file.stat().st_size == DEVICE_SIZE)

@@ -147,6 +147,11 @@ def aquifer(*words, **options):
     return json.loads(done.stdout or "null")
 
 
+def nbdkit_memory(socket: Path | str, size: int) -> list:
+    """Returns the command that serves `size` bytes of nbdkit's memory plugin at the socket."""
+    return ["nbdkit", "-f", "-U", str(socket), "memory", str(size)]
+
+
 def end(process: subprocess.Popen) -> None:
     """Kills a process, and waits until it is gone."""
     process.kill()

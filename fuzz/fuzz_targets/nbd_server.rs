@@ -4,6 +4,8 @@
 
 #[path = "../../crates/transport/tests/transport/common/mod.rs"]
 mod common;
+#[path = "../../crates/nbd/tests/nbd/exports.rs"]
+mod exports;
 #[path = "../../crates/nbd/tests/nbd/nbd_server/harness.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod harness;

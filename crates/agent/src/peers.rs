@@ -276,7 +276,7 @@ impl Peers {
     /// If `to` is unknown, refuses the message, or may not have received it.
     pub async fn say(&self, to: &HostName, message: &Message) -> Result<Option<String>, SayError> {
         let peer = self.get(to).ok_or_else(|| SayError::Lost(unknown(to)))?;
-        let answer = wire::say(&peer.client, message).await;
+        let answer = wire::say(&peer.client, message.clone()).await;
         self.remember(to, &answer, |_, _| ());
         answer.map_err(|error| match error {
             CallError::Refused { problem, .. } => SayError::Refused(problem.error),

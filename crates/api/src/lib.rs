@@ -13,18 +13,9 @@ pub mod path;
 pub mod schema;
 pub mod status;
 
+pub use aquifer_control::node::Problem;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-
-/// The body of every answer that is not a success.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Problem {
-    /// The failure and its cause.
-    pub error: String,
-    /// A way out, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub help: Option<String>,
-}
 
 /// The body of an answer without content: the order is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use aquifer_control::{Reason, RequestId};
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -22,7 +23,7 @@ pub struct MemBorReq {
     /// An id chosen by the borrower, 32 hexadecimal digits. A repeated request yields the same
     /// lease.
     #[schema(value_type = schema::Id)]
-    pub request: String,
+    pub request: RequestId,
     /// M_req, in whole extents of 64 MiB.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
@@ -38,7 +39,7 @@ pub struct MemBorReq {
 pub struct MemBorAck {
     /// The request that this answers.
     #[schema(value_type = schema::Id)]
-    pub request: String,
+    pub request: RequestId,
     /// The lease. Its id is also the name of its NBD export and, as a UUID, of its NVMe subsystem.
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
@@ -56,13 +57,12 @@ pub struct MemBorAck {
 pub struct MemBorRej {
     /// The request that this answers.
     #[schema(value_type = schema::Id)]
-    pub request: String,
+    pub request: RequestId,
     /// The bytes that the lender could spare at that moment.
     #[schema(value_type = schema::Size)]
     pub spare: Bytes,
     /// The reason.
-    #[schema(value_type = schema::Reason)]
-    pub reason: String,
+    pub reason: Reason,
 }
 
 /// Borrower to lender: I no longer use this lease, free its memory.
@@ -234,4 +234,27 @@ pub struct Joined {
     pub members: Vec<MemberAddress>,
     /// The last life of a host with this name: the new one must have a higher number.
     pub life: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_reason_is_told_to_the_sender() {
+        let rej = |reason: &str| {
+            serde_json::from_value::<MemBorRej>(serde_json::json!({
+                "request": RequestId(1), "spare": 0, "reason": reason,
+            }))
+        };
+        assert_eq!(rej("no_room").unwrap().reason, Reason::NoRoom);
+        assert!(rej("mood").unwrap_err().to_string().contains("mood"));
+    }
+
+    #[test]
+    fn a_malformed_request_id_is_told_to_the_sender() {
+        let req = serde_json::json!({ "request": "1", "bytes": 0, "group": Group::default() });
+        let error = serde_json::from_value::<MemBorReq>(req).unwrap_err().to_string();
+        assert!(error.contains("request id"), "{error}");
+    }
 }

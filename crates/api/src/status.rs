@@ -1,34 +1,12 @@
 //! The state that an agent reports.
 
-use std::fmt;
-
+pub use aquifer_control::node::EventKind;
+pub use aquifer_control::{LoanState, Role};
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId, Zone};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::schema;
-
-/// The three roles of \[Ge23\] (Fig. 3). No host changes directly between borrower and lender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The host neither borrows nor lends.
-    Neutral,
-    /// The host holds leases of other hosts.
-    Borrower,
-    /// The host has granted leases.
-    Lender,
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Neutral => "neutral",
-            Self::Borrower => "borrower",
-            Self::Lender => "lender",
-        })
-    }
-}
 
 /// The state of one host, as its agent sees it.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -126,8 +104,7 @@ pub struct Lent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u32>,
     /// The state of the lease.
-    #[schema(value_type = schema::LentState)]
-    pub state: String,
+    pub state: LoanState,
     /// Seconds since the borrower's last sign of life.
     pub silent_s: f64,
 }
@@ -261,59 +238,6 @@ pub struct Event {
     pub who: String,
     /// One sentence.
     pub what: String,
-}
-
-/// The kind of an [`Event`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum EventKind {
-    /// A lender does not answer.
-    LenderLost,
-    /// A lender answers again.
-    LenderBack,
-    /// The I/O of a page failed.
-    PageUnreachable,
-    /// A lender has lost a lease that this host holds, with its pages.
-    LeaseLost,
-    /// A borrower has lost a lease of this host, with its pages. The borrower was silent for too
-    /// long, or the operator forced the agent to stop.
-    BorrowerLost,
-    /// Pages went to the local spill file, because no lender had room.
-    Spill,
-    /// Pages came back from the spill file.
-    SpillBack,
-    /// The kernel killed a program for lack of memory.
-    OomKill,
-    /// A VM ended.
-    VmEnded,
-    /// Another host has this host's name, or peers call this host at a wrong address.
-    NameTaken,
-    /// A host of the cluster is up.
-    HostUp,
-    /// A host of the cluster has left, or answers no host.
-    HostDown,
-    /// A drain has started, or all leases are back.
-    Drain,
-}
-
-impl fmt::Display for EventKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::LenderLost => "lender lost",
-            Self::LenderBack => "lender back",
-            Self::PageUnreachable => "page unreachable",
-            Self::LeaseLost => "lease lost",
-            Self::BorrowerLost => "borrower lost",
-            Self::Spill => "spill",
-            Self::SpillBack => "spill back",
-            Self::OomKill => "oom kill",
-            Self::VmEnded => "vm ended",
-            Self::NameTaken => "name taken",
-            Self::HostUp => "host up",
-            Self::HostDown => "host down",
-            Self::Drain => "drain",
-        })
-    }
 }
 
 /// A decision of the controller, with the numbers that led to it.

@@ -71,7 +71,7 @@ fn lent(leases: &[Lent]) -> String {
             lease.group.to_string(),
             format!("{} of {}", lease.stored, lease.capacity),
             lease.connections.map_or_else(|| "?".to_owned(), |count| count.to_string()),
-            lease.state.clone(),
+            lease.state.to_string(),
             format!("{:.0}s ago", lease.silent_s),
         ]
     };

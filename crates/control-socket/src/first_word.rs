@@ -1,9 +1,12 @@
 //! The first word of a long-running process to its starter: one line with one JSON object, on its
 //! standard output.
 
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write as _};
 use std::os::fd::AsFd;
-use std::process::Child;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,6 +35,26 @@ pub fn say(word: &impl Serialize) -> io::Result<()> {
 /// The system's.
 pub fn is_said() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stdout(io::stderr())?)
+}
+
+/// Opens a log that only its owner may read, and appends to it.
+///
+/// # Errors
+/// The system's, with the path.
+pub fn open_log(path: &Path) -> io::Result<File> {
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+    log.map_err(|error| {
+        let why = format!("cannot open the log {}: {error}", path.display());
+        io::Error::new(error.kind(), why)
+    })
+}
+
+/// Starts a process whose word [`heard`] waits for. Its standard error goes to the log.
+///
+/// # Errors
+/// The system's.
+pub fn spawn(command: &mut Command, log: &Path) -> io::Result<Child> {
+    command.stdout(Stdio::piped()).stderr(open_log(log)?).spawn()
 }
 
 /// Waits for the word of a process with a pipe as standard output. Returns `None` if the process
@@ -79,8 +102,6 @@ fn read_line(mut from: impl Read + AsFd, deadline: Instant) -> io::Result<Vec<u8
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
-
     use super::*;
 
     fn start(script: &str) -> Child {

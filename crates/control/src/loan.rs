@@ -1,15 +1,17 @@
 //! One lease that this host gave, from its setup to its end.
 
+use std::fmt;
 use std::time::Duration;
 
 use aquifer_page::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::step_context::StepContext;
 use crate::{Action, LentLease, Message, What};
 
 /// The state of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LoanState {
     /// The agent is setting the lease up; the borrower does not know of it yet.
@@ -19,9 +21,22 @@ pub enum LoanState {
     /// The borrower holds the lease.
     Held,
     /// The lender has asked for the lease back.
+    #[serde(rename = "asked back")]
     Recalled,
     /// The agent is dropping the lease.
     Freeing,
+}
+
+impl fmt::Display for LoanState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Opening => "opening",
+            Self::Offered => "offered",
+            Self::Held => "held",
+            Self::Recalled => "asked back",
+            Self::Freeing => "freeing",
+        })
+    }
 }
 
 /// One lease that this host gave, for the status.

@@ -4,9 +4,10 @@ use std::fmt;
 
 use aquifer_page::{Bytes, Group, LeaseId, NameError};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// A host's role towards the others (StateFlag of \[Ge23\], Fig. 3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// The host neither borrows nor lends.
@@ -66,7 +67,7 @@ impl fmt::Display for RequestId {
 }
 
 /// The reason why a lender rejects a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The lender borrows itself.

@@ -11,6 +11,7 @@ mod live;
 mod loader;
 mod machine;
 mod migrate;
+mod panel;
 pub mod picture;
 mod process;
 mod program;

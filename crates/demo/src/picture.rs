@@ -5,13 +5,12 @@
 use aquifer_api::status::Role;
 use aquifer_cli::failure::Result;
 use aquifer_page::Bytes;
-use kuva::plot::{LegendEntry, LegendShape, StackedAreaPlot};
+use kuva::plot::{LegendShape, StackedAreaPlot};
 use kuva::render::annotations::{ReferenceLine, ShadedRegion, TextAnnotation};
-use kuva::render::figure::{Figure, FigureLegendPosition};
-use kuva::render::layout::{Layout, TickFormat};
+use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 
-use super::session::png as rendered;
+use super::panel::{Axes, Picture, entry, mib};
 
 /// The memory of one host over time.
 #[derive(Debug, Clone)]
@@ -56,10 +55,6 @@ mod colour {
     pub(super) const ROLE_TEXT: &str = "#555555";
 }
 
-const WIDTH: f64 = 1280.0;
-/// The height of each host's panel.
-const HEIGHT: f64 = 460.0;
-
 /// Draws the histories one above the other, over one time axis, as PNG.
 ///
 /// # Errors
@@ -71,26 +66,20 @@ pub fn png(title: &str, histories: &[History]) -> Result<Vec<u8>> {
         .map(|last| last.at)
         .fold(1.0, f64::max);
     let last = histories.len().saturating_sub(1);
-    let figure = Figure::new(histories.len(), 1)
-        .with_title(title)
-        .with_title_size(22)
-        .with_figure_size(WIDTH, HEIGHT * histories.len() as f64)
-        .with_spacing(18.0)
-        .with_plots(histories.iter().map(areas).collect())
-        .with_layouts(
-            histories
-                .iter()
-                .enumerate()
-                .map(|(n, history)| panel(history, end, n == last))
-                .collect(),
-        )
-        .with_shared_legend_position(FigureLegendPosition::BottomCenter)
-        .with_shared_legend_entries(legend());
-    rendered(figure)
-}
-
-fn mib(bytes: Bytes) -> f64 {
-    bytes.0 as f64 / Bytes::mib(1).0 as f64
+    let panels = histories.iter().enumerate();
+    let panels = panels.map(|(n, history)| (areas(history), layout(history, end, n == last)));
+    Picture {
+        title: title.to_owned(),
+        columns: 1,
+        height: 460.0,
+        panels: panels.collect(),
+        legend: vec![
+            entry("RAM, own pages", colour::RAM, LegendShape::Rect),
+            entry("RAM, pages of others", colour::LENT, LegendShape::Rect),
+            entry("swap, own pages in others' RAM", colour::SWAP, LegendShape::Rect),
+        ],
+    }
+    .png()
 }
 
 /// Returns the stacked areas: own pages in RAM, pages of others, and own pages in swap.
@@ -110,7 +99,7 @@ fn areas(history: &History) -> Vec<Plot> {
     vec![Plot::StackedArea(stack)]
 }
 
-fn panel(history: &History, end: f64, last: bool) -> Layout {
+fn layout(history: &History, end: f64, is_last: bool) -> Layout {
     let most = history
         .samples
         .iter()
@@ -126,26 +115,11 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
     };
     // A power of two, as memory sizes are.
     let step = (mib(history.limit) as u64 / 6).next_power_of_two() as f64;
-    let mut layout = Layout::new((0.0, end), (0.0, top))
-        .with_title(&history.title)
-        .with_title_size(17)
-        .with_y_label("memory (MiB)")
-        .with_label_size(14)
-        .with_tick_size(12)
-        .with_x_tick_format(TickFormat::Custom(std::sync::Arc::new(|second| {
-            format!("{second:.0}")
-        })))
-        .with_x_axis_min(0.0)
-        .with_x_axis_max(end)
-        .with_y_axis_min(0.0)
-        .with_y_axis_max(top)
-        .with_y_tick_step(step)
+    let layout = Axes { end, top, step, is_last }
+        .layout(&history.title)
         .with_reference_line(line(history.limit, colour::LIMIT, "all RAM").with_dasharray(""))
         .with_reference_line(line(history.upper, colour::UPPER, "borrow above"))
         .with_reference_line(line(history.lower, colour::LOWER, "return below"));
-    if last {
-        layout = layout.with_x_label("time (s)");
-    }
     roles(history, end).into_iter().fold(layout, |layout, band| band.draw(layout, end, top))
 }
 
@@ -195,20 +169,6 @@ fn roles(history: &History, end: f64) -> Vec<Band> {
         }
     }
     bands
-}
-
-fn legend() -> Vec<LegendEntry> {
-    let entry = |label: &str, color: &str, shape| LegendEntry {
-        label: label.to_owned(),
-        color: color.to_owned(),
-        shape,
-        dasharray: None,
-    };
-    vec![
-        entry("RAM, own pages", colour::RAM, LegendShape::Rect),
-        entry("RAM, pages of others", colour::LENT, LegendShape::Rect),
-        entry("swap, own pages in others' RAM", colour::SWAP, LegendShape::Rect),
-    ]
 }
 
 #[cfg(test)]

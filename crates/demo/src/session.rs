@@ -4,10 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use aquifer_cli::failure::{Failure, OrFail, Result};
+use aquifer_cli::failure::{OrFail, Result};
 use aquifer_cli::instance::Instance;
-use kuva::backend::raster::RasterBackend;
-use kuva::render::figure::Figure;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::program;
@@ -58,11 +56,4 @@ impl DemoSession {
     pub(super) fn wait(&self) -> Wait<'_> {
         Wait(&self.interrupted)
     }
-}
-
-/// Renders a figure as PNG.
-pub(super) fn png(figure: Figure) -> Result<Vec<u8>> {
-    RasterBackend::new()
-        .render_scene(&figure.render())
-        .map_err(|why| Failure::new("drawing the picture", why))
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
 use aquifer_page::{Bytes, lock};
+use aquifer_transport::serving::Connections;
 
 use super::disk::{Disk, Traffic};
 use super::file::{DiskFile, Identity, identity};
@@ -124,6 +125,8 @@ impl Drop for Handle {
         }
     }
 }
+
+impl Connections for Disks {}
 
 impl Exports for Disks {
     fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {

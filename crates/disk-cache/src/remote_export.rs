@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_nbd::server::{self, Exports, Peer, Refused, Storage, Zeroes};
 use aquifer_page::{Bytes, Group, PAGE_SIZE, lock};
+use aquifer_transport::serving::Connections;
 use rustix::io::Errno;
 
 use super::pages::{Key, Pages};
@@ -102,6 +103,8 @@ impl Drop for Handle {
         }
     }
 }
+
+impl Connections for Borrowers {}
 
 impl Exports for Borrowers {
     fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {

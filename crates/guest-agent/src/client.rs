@@ -188,6 +188,9 @@ impl Client {
 
 /// Connects to a unix socket with a timeout of `within` for connecting and for each send:
 /// connect(2) blocks while the listener's backlog is full.
+///
+/// Not by `control-socket`: that room stands above this one, and uses `transport`. Each guest's
+/// binary would be built with TLS.
 fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;

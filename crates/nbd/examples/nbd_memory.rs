@@ -11,9 +11,12 @@ use std::sync::Arc;
 use aquifer_nbd::server::{Exports, Peer, Refused, Security, Server, Storage};
 use aquifer_store::Lease;
 use aquifer_transport::Address;
+use aquifer_transport::serving::Connections;
 
 /// Exports of one lease, open to every peer.
 struct OnlyOne(Arc<Lease>);
+
+impl Connections for OnlyOne {}
 
 impl Exports for OnlyOne {
     fn open(&self, name: &str, _peer: &Peer) -> Result<Storage, Refused> {

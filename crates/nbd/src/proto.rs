@@ -5,8 +5,8 @@
 // The derives of zerocopy make hidden types without `Debug`; every type of this file has it.
 #![allow(missing_debug_implementations)]
 
+use aquifer_transport::layout;
 use zerocopy::byteorder::big_endian::{U16, U32, U64, U128};
-use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
 /// The TCP port registered for NBD.
 pub const DEFAULT_PORT: u16 = 10809;
@@ -244,20 +244,6 @@ pub const BASE_ALLOCATION_ID: u32 = 1;
 pub const STATE_HOLE: u32 = 1 << 0;
 /// `base:allocation`: the run reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
-
-macro_rules! layout {
-    ($(#[$doc:meta])* $name:ident, $size:literal {
-        $($(#[$field_doc:meta])* $field:ident: $type:ty,)*
-    }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, Unaligned)]
-        #[repr(C)]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: $type,)*
-        }
-        const _: () = assert!(size_of::<$name>() == $size);
-    };
-}
 
 layout!(
     /// The greeting, the first message of the server (NBD, "Newstyle negotiation").

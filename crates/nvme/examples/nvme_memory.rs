@@ -17,6 +17,7 @@ use aquifer_nvme::auth::Secrets;
 use aquifer_nvme::proto::Nqn;
 use aquifer_nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
 use aquifer_transport::Address;
+use aquifer_transport::serving::Connections;
 
 /// The one lease, open to every host.
 struct OnlyOne {
@@ -24,6 +25,8 @@ struct OnlyOne {
     namespace: Arc<Namespace>,
     secrets: Option<Secrets>,
 }
+
+impl Connections for OnlyOne {}
 
 impl Subsystems for OnlyOne {
     fn open(&self, subsystem: &Nqn, _host: &Host) -> Result<Arc<Namespace>, Refused> {

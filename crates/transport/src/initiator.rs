@@ -126,6 +126,13 @@ pub enum Outcome {
     Forgot,
 }
 
+impl Outcome {
+    /// Returns whether the connection is of no further use.
+    pub(crate) fn ends_connection(self) -> bool {
+        !matches!(self, Self::Refused | Self::NoSpace)
+    }
+}
+
 impl InitiatorError {
     /// Makes the error of a failure at `target`.
     pub fn new(
@@ -158,7 +165,7 @@ impl InitiatorError {
 
     /// Returns whether the connection is of no further use. A new one may work.
     pub fn ends_connection(&self) -> bool {
-        !matches!(self.outcome, Outcome::Refused | Outcome::NoSpace)
+        self.outcome.ends_connection()
     }
 
     /// Returns whether the lender reported the stored data as gone, or as another owner's.

@@ -10,6 +10,7 @@ pub mod address;
 pub mod channel;
 pub mod initiating;
 pub mod initiator;
+mod layout;
 mod lookout;
 pub mod names;
 pub mod poll_token;

@@ -3,7 +3,7 @@
 use aquifer_fuzz::secret;
 use aquifer_nvme::auth::{Exchange, Group, Hash, Response, Side};
 use aquifer_nvme::proto::auth::{
-    Challenge, DH_HMAC_CHAP, NAMES, Negotiate, Protocol, Reply, message,
+    Challenge, DH_HMAC_CHAP, NAMES, Negotiate, Protocol, Reply, Start, message,
 };
 use aquifer_nvme::proto::command::{FABRICS, Sgl, admin};
 use aquifer_nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
@@ -101,7 +101,7 @@ fn receive(queue: &mut Queue<'_>, length: u32) -> Option<Answer> {
 
 fn negotiation(hash: u8, group: u8, others: u8, secure_channel: u8) -> Vec<u8> {
     let mut negotiate = Negotiate::new_zeroed();
-    negotiate.message = message::NEGOTIATE;
+    negotiate.start.message = message::NEGOTIATE;
     negotiate.secure_channel = secure_channel;
     negotiate.protocols = 1;
     let mut protocol = Protocol::new_zeroed();
@@ -137,14 +137,13 @@ fn reply(challenge: &[u8], ours: Option<u8>, subsystem: &Nqn) -> Vec<u8> {
         challenge: asked,
         key: key.as_deref(),
         sequence: head.sequence.get(),
-        transaction: head.transaction.get(),
+        transaction: head.start.transaction.get(),
         secure_channel: 0,
         host: &HOST.parse().expect("HOST is a valid NQN"),
         subsystem,
     };
     let mut reply = Reply::new_zeroed();
-    reply.message = message::REPLY;
-    reply.transaction = head.transaction;
+    reply.start = Start::new(message::REPLY, head.start.transaction.get());
     reply.hash_length = hash.length() as u8;
     reply.challenged = ours.is_some().into();
     reply.exponential = (exponential.len() as u16).into();

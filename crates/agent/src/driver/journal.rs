@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use aquifer_api::status::{Decision, Role, RoleChange};
-use aquifer_control as control;
 
 use crate::events::now;
 
@@ -19,13 +18,13 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Logs a decision and keeps it.
-    pub(super) fn decided(&mut self, role: control::Role, what: String) {
+    pub(super) fn decided(&mut self, role: Role, what: String) {
         tracing::info!(%role, "{what}");
         remember(&mut self.decisions, Decision { at: now(), what });
     }
 
-    pub(super) fn role_changed(&mut self, from: control::Role, to: control::Role) {
-        let change = RoleChange { at: now(), from: role(from), to: role(to) };
+    pub(super) fn role_changed(&mut self, from: Role, to: Role) {
+        let change = RoleChange { at: now(), from, to };
         remember(&mut self.role_changes, change);
     }
 
@@ -37,15 +36,6 @@ impl Journal {
     /// Returns the kept role changes, oldest first.
     pub(super) fn role_changes(&self) -> Vec<RoleChange> {
         self.role_changes.iter().copied().collect()
-    }
-}
-
-/// Converts a role to the API's type.
-pub(super) fn role(role: control::Role) -> Role {
-    match role {
-        control::Role::Neutral => Role::Neutral,
-        control::Role::Borrower => Role::Borrower,
-        control::Role::Lender => Role::Lender,
     }
 }
 

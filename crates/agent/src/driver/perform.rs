@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use aquifer_api::message::Renew;
-use aquifer_api::status::EventKind;
-use aquifer_control::node::{Input, Notice, NoticeKind, Output, Said, Work};
+use aquifer_control::node::{Input, Notice, Output, Said, Work};
 use aquifer_control::{Action, Event, Memory, Message};
 use aquifer_page::{HostName, VolumeId};
 
@@ -23,7 +22,7 @@ impl Driver {
             Output::Decision { role, what } => self.journal.decided(role, what),
             Output::RoleChanged { from, to } => self.journal.role_changed(from, to),
             Output::Notice(Notice { kind, who, what }) => {
-                self.parts.events.note(event_kind(kind), who, what);
+                self.parts.events.note(kind, who, what);
             }
             Output::Warning(what) => tracing::warn!("{what}"),
         }
@@ -156,22 +155,5 @@ impl Driver {
         if let Err(error) = done {
             tracing::warn!("cannot change whether the cgroup may swap: {error}");
         }
-    }
-}
-
-/// Converts the kind of a notice to the API's type.
-fn event_kind(kind: NoticeKind) -> EventKind {
-    match kind {
-        NoticeKind::HostDown => EventKind::HostDown,
-        NoticeKind::LenderLost => EventKind::LenderLost,
-        NoticeKind::LenderBack => EventKind::LenderBack,
-        NoticeKind::PageUnreachable => EventKind::PageUnreachable,
-        NoticeKind::LeaseLost => EventKind::LeaseLost,
-        NoticeKind::BorrowerLost => EventKind::BorrowerLost,
-        NoticeKind::Spill => EventKind::Spill,
-        NoticeKind::SpillBack => EventKind::SpillBack,
-        NoticeKind::OomKill => EventKind::OomKill,
-        NoticeKind::VmEnded => EventKind::VmEnded,
-        NoticeKind::Drain => EventKind::Drain,
     }
 }

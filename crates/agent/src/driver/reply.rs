@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use aquifer_api::Problem;
 use aquifer_api::order::{Borrowed, Returned};
 use aquifer_api::status::Peer;
-use aquifer_control::node::{Answer, Contact, OrderError, Ticket, nobody_lends};
+use aquifer_control::node::{Answer, Contact, Ticket, nobody_lends};
 use aquifer_page::{HostName, LeaseId};
 use tokio::sync::oneshot::Sender;
 
@@ -68,29 +68,25 @@ impl Driver {
             }
             (Reply::Borrowed(reply), Answer::NobodyLends(wanted)) => {
                 let error = nobody_lends(wanted, &contacts(peers.status()));
-                drop(reply.send(Err(problem(error))));
+                drop(reply.send(Err(error)));
             }
             (Reply::Borrowed(reply), Answer::Failed(error)) => {
-                drop(reply.send(Err(problem(error))));
+                drop(reply.send(Err(error)));
             }
             (Reply::Returned(reply), Answer::Returned(volumes)) => {
                 drop(reply.send(Ok(Returned { volumes })));
             }
             (Reply::Returned(reply), Answer::Failed(error)) => {
-                drop(reply.send(Err(problem(error))));
+                drop(reply.send(Err(error)));
             }
             (Reply::Left(reply), Answer::Left) => drop(reply.send(Ok(()))),
             (Reply::Left(reply), Answer::Failed(error)) => {
-                drop(reply.send(Err(problem(error))));
+                drop(reply.send(Err(error)));
             }
             // The node answers each request with its own kind of answer.
             _ => {}
         }
     }
-}
-
-fn problem(OrderError { error, help }: OrderError) -> Problem {
-    Problem { error, help }
 }
 
 /// Converts the latest results of calls to the node's type.

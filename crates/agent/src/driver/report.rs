@@ -6,7 +6,6 @@ use aquifer_control as control;
 use tokio::sync::oneshot;
 
 use super::Driver;
-use super::journal::role;
 use super::reply::contacts;
 use crate::cluster::Gossip;
 
@@ -24,7 +23,7 @@ impl Driver {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.now().as_secs_f64(),
-            role: role(controller.role()),
+            role: controller.role(),
             memory: HostMemory {
                 source: self.parts.source.name(),
                 total: memory.total,
@@ -88,19 +87,9 @@ impl Driver {
             connections: connections
                 .as_ref()
                 .map(|all| all.get(&lent.lease.lease).copied().unwrap_or_default()),
-            state: state(lent.state).to_owned(),
+            state: lent.state,
             silent_s: now.saturating_sub(lent.seen).as_secs_f64(),
         };
         self.node.controller().lent().into_iter().map(status).collect()
-    }
-}
-
-fn state(state: control::LoanState) -> &'static str {
-    match state {
-        control::LoanState::Opening => "opening",
-        control::LoanState::Offered => "offered",
-        control::LoanState::Held => "held",
-        control::LoanState::Recalled => "asked back",
-        control::LoanState::Freeing => "freeing",
     }
 }

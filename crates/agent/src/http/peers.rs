@@ -17,14 +17,10 @@ use super::{Body, Failure, FromPeer, Refusals};
 use crate::cluster::Admission;
 use crate::driver::{Command, Handle};
 use crate::vms::Vms;
-use crate::wire::Heard;
 
 type Answer = Result<Json<Done>, Failure>;
 
-async fn hear(handle: &Handle, FromPeer(from): FromPeer, heard: Heard) -> Answer {
-    let message = heard
-        .try_into()
-        .map_err(|why: String| Failure::new(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+async fn hear(handle: &Handle, FromPeer(from): FromPeer, message: Message) -> Answer {
     handle.ask(|reply| Command::Hear { from, message, reply }).await??;
     Ok(Json(Done {}))
 }
@@ -35,9 +31,9 @@ async fn hear(handle: &Handle, FromPeer(from): FromPeer, heard: Heard) -> Answer
 pub(super) async fn mem_bor_req(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(m): Body<MemBorReq>,
+    Body(MemBorReq { request, bytes, group }): Body<MemBorReq>,
 ) -> Answer {
-    hear(&handle, from, Heard::Req(m)).await
+    hear(&handle, from, Message::MemBorReq { request, bytes, group }).await
 }
 
 /// A lender grants a request.
@@ -46,9 +42,9 @@ pub(super) async fn mem_bor_req(
 pub(super) async fn mem_bor_ack(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(m): Body<MemBorAck>,
+    Body(MemBorAck { request, lease, bytes, uris }): Body<MemBorAck>,
 ) -> Answer {
-    hear(&handle, from, Heard::Ack(m)).await
+    hear(&handle, from, Message::MemBorAck { request, lease, bytes, uris }).await
 }
 
 /// A lender refuses a request.
@@ -57,9 +53,9 @@ pub(super) async fn mem_bor_ack(
 pub(super) async fn mem_bor_rej(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(m): Body<MemBorRej>,
+    Body(MemBorRej { request, spare, reason }): Body<MemBorRej>,
 ) -> Answer {
-    hear(&handle, from, Heard::Rej(m)).await
+    hear(&handle, from, Message::MemBorRej { request, spare, reason }).await
 }
 
 /// A borrower gives a lease back.
@@ -68,9 +64,9 @@ pub(super) async fn mem_bor_rej(
 pub(super) async fn mem_bor_fin(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(m): Body<MemBorFin>,
+    Body(MemBorFin { lease }): Body<MemBorFin>,
 ) -> Answer {
-    hear(&handle, from, Heard::BorFin(m)).await
+    hear(&handle, from, Message::MemBorFin { lease }).await
 }
 
 /// A lender wants a lease's memory back.
@@ -79,9 +75,9 @@ pub(super) async fn mem_bor_fin(
 pub(super) async fn mem_len_fin(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(m): Body<MemLenFin>,
+    Body(MemLenFin { lease }): Body<MemLenFin>,
 ) -> Result<Json<Leaving>, Failure> {
-    let (FromPeer(from), message) = (from, Message::MemLenFin { lease: m.lease });
+    let (FromPeer(from), message) = (from, Message::MemLenFin { lease });
     let failed = handle.ask(|reply| Command::Hear { from, message, reply }).await??;
     Ok(Json(Leaving { failed }))
 }

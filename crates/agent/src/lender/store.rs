@@ -13,6 +13,7 @@ use aquifer_nvme::proto::Nqn;
 use aquifer_nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Target};
 use aquifer_page::{Bytes, LeaseId, lock};
 use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_transport::serving::Connections;
 use aquifer_transport::{Address, tls::Identity};
 
 use super::{Leases, note};
@@ -168,6 +169,16 @@ impl ExportRegistry {
     }
 }
 
+impl Connections for ExportRegistry {
+    fn connected(&self, lease: LeaseId) {
+        self.count(lease, |count| count + 1);
+    }
+
+    fn disconnected(&self, lease: LeaseId) {
+        self.count(lease, |count| count.saturating_sub(1));
+    }
+}
+
 impl Exports for ExportRegistry {
     fn open(&self, name: &str, peer: &Peer) -> Result<Storage, nbd::Refused> {
         // A missing lease and another host's lease get the same answer: a host learns nothing of
@@ -185,14 +196,6 @@ impl Exports for ExportRegistry {
     fn list(&self, peer: &Peer) -> Vec<String> {
         let own = |lease: &Arc<Lease>| peer.host.as_ref() == Some(lease.borrower());
         self.store.leases().into_iter().filter(own).map(|lease| lease.id().to_string()).collect()
-    }
-
-    fn connected(&self, lease: LeaseId) {
-        self.count(lease, |count| count + 1);
-    }
-
-    fn disconnected(&self, lease: LeaseId) {
-        self.count(lease, |count| count.saturating_sub(1));
     }
 }
 
@@ -215,14 +218,6 @@ impl Subsystems for ExportRegistry {
 
     fn secrets(&self, subsystem: &Nqn, host: &Host) -> Option<Secrets> {
         secrets(&self.for_host(subsystem, &host.nqn)?.1)
-    }
-
-    fn connected(&self, lease: LeaseId) {
-        self.count(lease, |count| count + 1);
-    }
-
-    fn disconnected(&self, lease: LeaseId) {
-        self.count(lease, |count| count.saturating_sub(1));
     }
 }
 

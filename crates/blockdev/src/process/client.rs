@@ -1,8 +1,6 @@
 //! Functions that start volume processes and send requests to them. All calls block.
 
-use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::thread;
@@ -106,25 +104,14 @@ fn wait_for_end(files: &Files) -> Result<(), ProcessError> {
 fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started, ProcessError> {
     files.make_directory()?;
     files.remove_old_logs();
-    let path = files.log();
-    let log = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&path)
-        .map_err(ProcessError::io(format!("cannot open the log {}", path.display())))?;
     let fail =
         || ProcessError::io(format!("cannot start a volume process with {}", program.display()));
     let mut task = serde_json::to_vec(&Task::Serve(Box::new(spec.clone())))
         .map_err(|error| fail()(error.into()))?;
     task.push(b'\n');
-    let mut child = Command::new(program)
-        .args(SUBCOMMAND)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(log)
-        .spawn()
-        .map_err(fail())?;
+    let mut serving = Command::new(program);
+    serving.args(SUBCOMMAND).stdin(Stdio::piped());
+    let mut child = first_word::spawn(&mut serving, &files.log()).map_err(fail())?;
     let pipe = child.stdin.take().ok_or_else(|| fail()(io::ErrorKind::BrokenPipe.into()));
     let told = pipe.and_then(|mut pipe| pipe.write_all(&task).map(|()| pipe).map_err(fail()));
     let first = first_word::heard(&mut child, START_TIMEOUT);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use aquifer_page::{Bytes, HostName, LeaseId};
 
-use super::{Contact, Node, NoticeKind, stored_in};
+use super::{Contact, EventKind, Node, stored_in};
 use crate::{Event, LentStatus, LoanState};
 
 /// A lease that is still lent.
@@ -32,7 +32,7 @@ impl Node {
             true => format!("recalls all leases, {stored} in all, and lends nothing"),
             false => "lends again".to_owned(),
         };
-        self.note(NoticeKind::Drain, self.host(), what);
+        self.note(EventKind::Drain, self.host(), what);
         self.step(Event::Drain { on });
     }
 
@@ -40,7 +40,7 @@ impl Node {
     pub(super) fn note_drained(&mut self) {
         let empty = self.controller.lent().is_empty();
         if self.lending.draining && empty && !self.lending.drained {
-            self.note(NoticeKind::Drain, self.host(), "all leases are back");
+            self.note(EventKind::Drain, self.host(), "all leases are back");
         }
         self.lending.drained = self.lending.draining && empty;
     }

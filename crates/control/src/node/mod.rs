@@ -3,7 +3,7 @@
 //! [`Node::handle`] takes one [`Input`] with its time, and returns what the agent must do, in
 //! order. The agent is a shell: it reads, sends, carries out [`Output`]s, and reports their ends.
 //!
-//! - `input`, `output`: what goes in and out.
+//! - `input`, `output`, `notice`: what goes in and out.
 //! - `period`: the work of a monitoring period besides Algorithm 1.
 //! - `offers`: when to ask peers for offers, and input that waits for them.
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
@@ -17,6 +17,7 @@ mod fit;
 mod hear;
 mod input;
 mod leave;
+mod notice;
 mod offers;
 mod orders;
 mod output;
@@ -34,8 +35,9 @@ pub use drain::Left;
 pub use input::{
     Contact, Found, Health, Input, LeaseReading, Readings, Said, Ticket, VolumeReading, Wanted,
 };
+pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
-pub use output::{Answer, Notice, NoticeKind, OrderError, Output, Work};
+pub use output::{Answer, Output, Problem, Work};
 
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, What};
 use offers::Offers;
@@ -195,7 +197,7 @@ impl Node {
         }
         self.log(decision.to_string());
         if let What::Expires { borrower, .. } = &decision.what {
-            self.note(NoticeKind::BorrowerLost, borrower, format!("this host {decision}"));
+            self.note(EventKind::BorrowerLost, borrower, format!("this host {decision}"));
         }
     }
 
@@ -211,7 +213,7 @@ impl Node {
         self.outputs.push(Output::Decision { role: self.controller.role(), what });
     }
 
-    fn note(&mut self, kind: NoticeKind, who: impl ToString, what: impl Into<String>) {
+    fn note(&mut self, kind: EventKind, who: impl ToString, what: impl Into<String>) {
         let (who, what) = (who.to_string(), what.into());
         self.outputs.push(Output::Notice(Notice { kind, who, what }));
     }

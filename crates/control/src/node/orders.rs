@@ -6,7 +6,7 @@ use std::time::Duration;
 use aquifer_page::{Bytes, HostName, VolumeId};
 
 use super::offers::Waiting;
-use super::{Answer, Contact, Node, OrderError, Output, Ticket};
+use super::{Answer, Contact, Node, Output, Problem, Ticket};
 use crate::{Cause, Decision, Event, What};
 
 /// Orders in progress: at most one borrowing, any number of returns.
@@ -139,12 +139,12 @@ impl Orders {
 }
 
 pub(super) fn failed(error: String, help: Option<&str>) -> Answer {
-    Answer::Failed(OrderError { error, help: help.map(str::to_owned) })
+    Answer::Failed(Problem { error, help: help.map(str::to_owned) })
 }
 
 /// Explains for each peer why it does not lend `wanted`, as the answer to
 /// [`Answer::NobodyLends`].
-pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> OrderError {
+pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> Problem {
     let why = |(host, peer): (&HostName, &Contact)| match (&peer.error, peer.spare) {
         (Some(error), _) if peer.refused => format!("{host} refuses ({error})"),
         (Some(error), None) => format!("{host} does not answer ({error})"),
@@ -165,7 +165,7 @@ pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> Order
         "hosts lend in extents of 64MiB; 'aquifer status' shows all peers"
     };
     let error = format!("no host lends {wanted}: {}", reasons.join(", "));
-    OrderError { error, help: Some(help.to_owned()) }
+    Problem { error, help: Some(help.to_owned()) }
 }
 
 impl Node {

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-use super::Ticket;
+use super::{Notice, Ticket};
 use crate::{Action, LentLease, LiveVolume, Message, Role};
 
 /// What the agent must do.
@@ -93,52 +95,15 @@ pub enum Answer {
     /// To the order to leave the cluster: this host shares no memory, and will not.
     Left,
     /// To an order: it failed.
-    Failed(OrderError),
+    Failed(Problem),
 }
 
-/// The failure of an order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OrderError {
-    /// What failed, and why.
+/// The body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// The failure and its cause.
     pub error: String,
-    /// The remedy, if there is one.
+    /// A way out, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
-}
-
-/// An event that the operator should know of, outside the decisions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// The kind of the event.
-    pub kind: NoticeKind,
-    /// The subject of the event: a host, a volume, a cgroup, a VM.
-    pub who: String,
-    /// One sentence.
-    pub what: String,
-}
-
-/// The kind of a [`Notice`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoticeKind {
-    /// A host of the cluster stopped, or answers no host.
-    HostDown,
-    /// A lender does not answer.
-    LenderLost,
-    /// A lender answers again.
-    LenderBack,
-    /// The I/O of a page failed.
-    PageUnreachable,
-    /// A lender has lost a lease that this host holds, with its pages.
-    LeaseLost,
-    /// A borrower was silent for too long, and has lost a lease of this host with its pages.
-    BorrowerLost,
-    /// Pages went to the local spill file, because no lender had room.
-    Spill,
-    /// Pages came back from the spill file.
-    SpillBack,
-    /// The kernel killed a program for lack of memory.
-    OomKill,
-    /// A VM ended.
-    VmEnded,
-    /// A drain has started or ended, or all leases are back.
-    Drain,
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use aquifer_page::HostName;
 
-use super::{Node, NoticeKind, Output};
+use super::{EventKind, Node, Output};
 use crate::Event;
 
 /// Periods between two attempts to settle leases with former peers.
@@ -50,7 +50,7 @@ impl Node {
         let lent = lent.map(|lent| format!("pages of it are here, in lease {lent}"));
         let down = format!("{host} at {address} answers no host, or stopped");
         let parts: Vec<_> = [down].into_iter().chain(held).chain(lent).collect();
-        self.note(NoticeKind::HostDown, host, parts.join("; "));
+        self.note(EventKind::HostDown, host, parts.join("; "));
     }
 
     /// Returns the ids of the leases that this host gave to `host`, and of those that it holds of

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aquifer_page::{HostName, LeaseId, VolumeId};
 
 use super::watch::lease_lost;
-use super::{Found, Node, NoticeKind, Output, Readings, VolumeReading, Wanted, Work};
+use super::{EventKind, Found, Node, Output, Readings, VolumeReading, Wanted, Work};
 use crate::{Event, VolumeState, VolumeStatus};
 
 /// Minimum time between two looks at the volumes.
@@ -41,7 +41,7 @@ impl Node {
         self.renew();
         self.note_kills(oom_kills);
         for (vm, cause) in ended_vms {
-            self.note(NoticeKind::VmEnded, vm, cause);
+            self.note(EventKind::VmEnded, vm, cause);
         }
         self.look_at_volumes();
         self.part_with_former_peers();
@@ -149,7 +149,7 @@ impl Node {
             let (count, name) = (now - before, self.settings.source.clone());
             let what =
                 format!("the kernel killed {count} program(s) of {name} because memory ran out");
-            self.note(NoticeKind::OomKill, name, what);
+            self.note(EventKind::OomKill, name, what);
         }
         self.oom_kills = kills.or(self.oom_kills);
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
-use super::{Health, LeaseReading, Notice, NoticeKind, VolumeReading};
+use super::{EventKind, Health, LeaseReading, Notice, VolumeReading};
 
 /// The state at the last look.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ struct Seen {
 /// Returns the event for a lender that no longer has a lease or its pages.
 pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> Notice {
     let what = format!("{lender} has lost lease {lease}, with the pages that this host stored");
-    Notice { kind: NoticeKind::LeaseLost, who: lender.to_string(), what }
+    Notice { kind: EventKind::LeaseLost, who: lender.to_string(), what }
 }
 
 impl Watch {
@@ -53,7 +53,7 @@ impl Watch {
                 volume.last_error.clone().filter(|error| last.error.as_ref() != Some(error))
             {
                 let who = volume.volume.to_string();
-                news.push(Notice { kind: NoticeKind::PageUnreachable, who, what: error });
+                news.push(Notice { kind: EventKind::PageUnreachable, who, what: error });
             }
             let seen = Seen { spilled: volume.spilled, error: volume.last_error.clone() };
             self.volumes.insert(volume.volume, seen);
@@ -87,13 +87,13 @@ fn change(volume: &VolumeReading, held: &LeaseReading, is_away: bool) -> Notice 
     let LeaseReading { lease, lender, placed, .. } = held;
     let (kind, what) = match is_away {
         true => (
-            NoticeKind::LenderLost,
+            EventKind::LenderLost,
             format!(
                 "{lender} does not answer: I/O on {placed} of volume {} in lease {lease} waits",
                 volume.volume
             ),
         ),
-        false => (NoticeKind::LenderBack, format!("{lender} answers again with lease {lease}")),
+        false => (EventKind::LenderBack, format!("{lender} answers again with lease {lease}")),
     };
     Notice { kind, who: lender.to_string(), what }
 }
@@ -103,11 +103,11 @@ fn spill(volume: &VolumeReading, before: Bytes) -> Option<Notice> {
     let (kind, what) = match now.cmp(&before) {
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Greater => (
-            NoticeKind::Spill,
+            EventKind::Spill,
             format!("{now} is in the local spill file, because no lender has room for it"),
         ),
         std::cmp::Ordering::Less => {
-            (NoticeKind::SpillBack, format!("{now} is in the local spill file, down from {before}"))
+            (EventKind::SpillBack, format!("{now} is in the local spill file, down from {before}"))
         }
     };
     Some(Notice { kind, who, what })
@@ -139,11 +139,11 @@ mod tests {
         };
         let (ok, away) = (Health::Ok, Health::Unreachable);
         assert_eq!(kinds(ok, 0, None), []);
-        assert_eq!(kinds(away, 0, None), [NoticeKind::LenderLost]);
-        assert_eq!(kinds(away, 0, Some("page 3")), [NoticeKind::PageUnreachable]);
-        assert_eq!(kinds(ok, 1 << 26, Some("page 3")), [NoticeKind::Spill, NoticeKind::LenderBack]);
-        assert_eq!(kinds(ok, 0, Some("page 3")), [NoticeKind::SpillBack]);
-        assert_eq!(kinds(ok, 0, Some("page 4")), [NoticeKind::PageUnreachable]);
+        assert_eq!(kinds(away, 0, None), [EventKind::LenderLost]);
+        assert_eq!(kinds(away, 0, Some("page 3")), [EventKind::PageUnreachable]);
+        assert_eq!(kinds(ok, 1 << 26, Some("page 3")), [EventKind::Spill, EventKind::LenderBack]);
+        assert_eq!(kinds(ok, 0, Some("page 3")), [EventKind::SpillBack]);
+        assert_eq!(kinds(ok, 0, Some("page 4")), [EventKind::PageUnreachable]);
     }
 
     #[test]
@@ -155,10 +155,10 @@ mod tests {
             news.into_iter().map(|news| news.kind).collect::<Vec<_>>()
         };
         let none = BTreeSet::new();
-        assert_eq!(kinds(Health::Unreachable, &none), [NoticeKind::LenderLost]);
-        assert_eq!(kinds(Health::Lost, &none), [NoticeKind::LeaseLost]);
+        assert_eq!(kinds(Health::Unreachable, &none), [EventKind::LenderLost]);
+        assert_eq!(kinds(Health::Lost, &none), [EventKind::LeaseLost]);
         assert_eq!(kinds(Health::Lost, &none), []);
-        assert_eq!(kinds(Health::Ok, &none), [NoticeKind::LenderBack]);
+        assert_eq!(kinds(Health::Ok, &none), [EventKind::LenderBack]);
         assert_eq!(kinds(Health::Lost, &told), [], "its lender has said so itself");
     }
 }

@@ -6,13 +6,9 @@ use aquifer_cli::failure::Result;
 use aquifer_cli::table::{Column, table};
 use aquifer_page::Bytes;
 use aquifer_vm::migrate::MigrationReport;
-use kuva::plot::BarPlot;
-use kuva::render::figure::Figure;
-use kuva::render::layout::Layout;
-use kuva::render::plots::Plot;
 use serde::Serialize;
 
-use crate::session::png;
+use crate::panel::{Picture, bars};
 
 /// A move of the guest.
 #[derive(Clone, Debug, Serialize)]
@@ -109,40 +105,25 @@ impl Summary {
 
     /// Draws the picture, as PNG.
     pub(super) fn picture(&self) -> Result<Vec<u8>> {
-        let bars = |of: fn(&Move) -> f64| {
-            let bars = self
-                .moves()
-                .iter()
-                .fold(BarPlot::new(), |bars, (name, is)| bars.with_bar(*name, of(is)));
-            vec![Plot::Bar(bars)]
+        let panel = |title, unit, of: fn(&Move) -> f64| {
+            bars(title, unit, self.moves().map(|(name, is)| (name, of(is))))
         };
-        let plots = vec![
-            bars(|is| is.total_ms),
-            bars(|is| is.bytes() as f64 / 1e6),
-            bars(|is| is.downtime_ms),
-            bars(|is| is.silence_ms),
-        ];
-        let titles = [
-            ("Until it runs there", "ms"),
-            ("Sent, to the host or the pool", "MB"),
-            ("Of that time it was paused", "ms"),
-            ("Longest silence for its user", "ms"),
-        ];
-        let layouts = plots.iter().zip(titles).map(|(plots, (title, unit))| {
-            Layout::auto_from_plots(plots).with_title(title).with_y_label(unit)
-        });
-        let layouts = layouts.collect();
-        let title = format!(
-            "A guest of {} migrates while it writes to its memory; {} of it in local RAM",
-            self.guest_bytes, self.cache_bytes
-        );
-        let figure = Figure::new(2, 2)
-            .with_title(title)
-            .with_title_size(20)
-            .with_figure_size(1280.0, 900.0)
-            .with_plots(plots)
-            .with_layouts(layouts);
-        png(figure)
+        Picture {
+            title: format!(
+                "A guest of {} migrates while it writes to its memory; {} of it in local RAM",
+                self.guest_bytes, self.cache_bytes
+            ),
+            columns: 2,
+            height: 450.0,
+            panels: vec![
+                panel("Until it runs there", "ms", |is| is.total_ms),
+                panel("Sent, to the host or the pool", "MB", |is| is.bytes() as f64 / 1e6),
+                panel("Of that time it was paused", "ms", |is| is.downtime_ms),
+                panel("Longest silence for its user", "ms", |is| is.silence_ms),
+            ],
+            legend: Vec::new(),
+        }
+        .png()
     }
 }
 

@@ -55,12 +55,9 @@ pub struct Summary {
     /// Values that memcached did not have; part of `values_wrong`. It drops values when its memory
     /// is full.
     pub values_missing: u64,
-    /// Local RAM that the region may have, in bytes.
-    pub local_bytes: Bytes,
-    /// The region's size, in bytes.
-    pub region_bytes: Bytes,
-    /// Bytes of the region that were with the lender when reading began.
-    pub remote_bytes: Bytes,
+    /// The memory of memcached.
+    #[serde(flatten)]
+    pub memory: Memory,
     /// Faults that fetched a page.
     pub faults: u64,
     /// The share of random reads that fetched no page, measured one by one at the end.
@@ -71,14 +68,33 @@ pub struct Summary {
     pub fault_p50_us: f64,
     /// The 99th percentile of that time, in microseconds.
     pub fault_p99_us: f64,
+    /// How fast values were read.
+    #[serde(flatten)]
+    pub throughput: Throughput,
+    /// Fetches by the time that they took.
+    pub histogram: Vec<Bucket>,
+}
+
+/// The memory of memcached, in [`Summary`].
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// Local RAM that the region may have, in bytes.
+    pub local_bytes: Bytes,
+    /// The region's size, in bytes.
+    pub region_bytes: Bytes,
+    /// Bytes of the region that were with the lender when reading began.
+    pub remote_bytes: Bytes,
+}
+
+/// How fast values were read, in [`Summary`].
+#[derive(Clone, Debug, Serialize)]
+pub struct Throughput {
     /// Values read a second.
     pub reads_per_s: f64,
     /// Values read a second from memcached with all items in local RAM.
     pub local_reads_per_s: f64,
     /// `reads_per_s` divided by `local_reads_per_s`.
     pub throughput_ratio: f64,
-    /// Fetches by the time that they took.
-    pub histogram: Vec<Bucket>,
 }
 
 /// The kind in the demo's mark.
@@ -171,16 +187,20 @@ impl Summary {
             values_verified: read.right,
             values_wrong: load.values - read.right,
             values_missing: read.missing,
-            local_bytes: after.usage.cache,
-            region_bytes: after.usage.size,
-            remote_bytes: before.usage.remote,
+            memory: Memory {
+                local_bytes: after.usage.cache,
+                region_bytes: after.usage.size,
+                remote_bytes: before.usage.remote,
+            },
             faults,
             hit_rate,
             fault_p50_us: after.latency.p50_us,
             fault_p99_us: after.latency.p99_us,
-            reads_per_s: per_second(read),
-            local_reads_per_s: per_second(local),
-            throughput_ratio: per_second(read) / per_second(local),
+            throughput: Throughput {
+                reads_per_s: per_second(read),
+                local_reads_per_s: per_second(local),
+                throughput_ratio: per_second(read) / per_second(local),
+            },
             histogram: after.histogram.clone(),
         }
     }
@@ -188,6 +208,7 @@ impl Summary {
 
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (memory, throughput) = (&self.memory, &self.throughput);
         writeln!(
             f,
             "{} values written, {} verified byte by byte, {} wrong ({} missing)",
@@ -196,7 +217,7 @@ impl std::fmt::Display for Summary {
         writeln!(
             f,
             "memcached's memory: {}, of which {} at most in local RAM; {} were with the lender",
-            self.region_bytes, self.local_bytes, self.remote_bytes
+            memory.region_bytes, memory.local_bytes, memory.remote_bytes
         )?;
         writeln!(f, "reads without a fetch: {:.1} %", self.hit_rate * 100.0)?;
         let (p50, p99) = (self.fault_p50_us, self.fault_p99_us);
@@ -209,7 +230,7 @@ impl std::fmt::Display for Summary {
         writeln!(
             f,
             "throughput: {:.0} reads a second, {:.2} of the {:.0} with all in local RAM",
-            self.reads_per_s, self.throughput_ratio, self.local_reads_per_s
+            throughput.reads_per_s, throughput.throughput_ratio, throughput.local_reads_per_s
         )
     }
 }

@@ -7,13 +7,9 @@ use aquifer_cli::failure::Result;
 use aquifer_cli::table::table;
 use aquifer_page::Bytes;
 use aquifer_vm::memory::Resized;
-use kuva::plot::BarPlot;
-use kuva::render::figure::Figure;
-use kuva::render::layout::Layout;
-use kuva::render::plots::Plot;
 use serde::Serialize;
 
-use crate::session::png;
+use crate::panel::{Picture, bars, mib};
 
 /// A resize of the guest.
 #[derive(Clone, Debug, Serialize)]
@@ -80,38 +76,25 @@ pub struct Summary {
 impl Summary {
     /// Draws the picture, as PNG.
     pub(super) fn picture(&self) -> Result<Vec<u8>> {
-        let bars = |of: &dyn Fn(&Step) -> f64| {
-            let bars =
-                self.steps.iter().fold(BarPlot::new(), |bars, is| bars.with_bar(is.name(), of(is)));
-            vec![Plot::Bar(bars)]
+        let panel = |title, unit, of: &dyn Fn(&Step) -> f64| {
+            let (plots, axes) =
+                bars(title, unit, self.steps.iter().map(|step| (step.name(), of(step))));
+            (plots, axes.with_x_tick_rotate(-20.0))
         };
-        let mib = |bytes: Bytes| bytes.0 as f64 / f64::from(1 << 20);
-        let plots = vec![
-            bars(&|is| is.total_ms),
-            bars(&|is| mib(is.reached)),
-            bars(&|is| mib(is.held)),
-            bars(&|is| mib(is.host_bytes)),
-        ];
-        let titles = [
-            ("Time of each resize, until the guest can use it or it is back", "ms"),
-            ("The guest's memory after it", "MiB"),
-            ("Held and checked by a process in the guest", "MiB"),
-            ("RAM of this host that it took", "MiB"),
-        ];
-        let layouts = plots.iter().zip(titles).map(|(plots, (title, unit))| {
-            Layout::auto_from_plots(plots)
-                .with_title(title)
-                .with_y_label(unit)
-                .with_x_tick_rotate(-20.0)
-        });
-        let layouts = layouts.collect();
-        let figure = Figure::new(2, 2)
-            .with_title("A guest whose memory grows and shrinks while it runs")
-            .with_title_size(22)
-            .with_figure_size(1280.0, 900.0)
-            .with_plots(plots)
-            .with_layouts(layouts);
-        png(figure)
+        let time = "Time of each resize, until the guest can use it or it is back";
+        Picture {
+            title: "A guest whose memory grows and shrinks while it runs".to_owned(),
+            columns: 2,
+            height: 450.0,
+            panels: vec![
+                panel(time, "ms", &|is| is.total_ms),
+                panel("The guest's memory after it", "MiB", &|is| mib(is.reached)),
+                panel("Held and checked by a process in the guest", "MiB", &|is| mib(is.held)),
+                panel("RAM of this host that it took", "MiB", &|is| mib(is.host_bytes)),
+            ],
+            legend: Vec::new(),
+        }
+        .png()
     }
 }
 

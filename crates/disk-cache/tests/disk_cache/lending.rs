@@ -13,6 +13,7 @@ use aquifer_nbd::client::{Connection, Target};
 use aquifer_nbd::server::{Disk, Exports, Peer, Refused, Security, Server, Storage, Zeroes};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_transport::Address;
+use aquifer_transport::serving::Connections;
 
 use crate::common::{Here, PAGE, TIMEOUT, is_root, seconds, until, work};
 
@@ -199,6 +200,8 @@ impl Disk for Liar {
 }
 
 struct Lying(Arc<Liar>);
+
+impl Connections for Lying {}
 
 impl Exports for Lying {
     fn open(&self, _: &str, _: &Peer) -> Result<Storage, Refused> {

@@ -1,25 +1,17 @@
 //! Errors of the NBD initiator.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_transport::initiating::Interrupted;
+use aquifer_transport::initiating::{self, Interrupted};
+use aquifer_transport::initiator::Outcome;
 use aquifer_transport::tls::TlsError;
 
 use super::Target;
 use crate::proto::errno;
 
 /// A failure, together with the export that it concerns.
-#[derive(Debug, thiserror::Error)]
-#[error("{target}: {failure}")]
-pub struct NbdError {
-    /// The export, as the caller addressed it.
-    pub target: Arc<Target>,
-    /// The cause.
-    #[source]
-    pub failure: Failure,
-}
+pub type NbdError = initiating::Failed<Target, Failure>;
 
 /// The cause of an [`NbdError`].
 #[derive(Debug, thiserror::Error)]
@@ -85,36 +77,7 @@ impl std::fmt::Display for Text {
     }
 }
 
-impl NbdError {
-    pub(super) fn new(target: &Arc<Target>, failure: Failure) -> Self {
-        Self { target: target.clone(), failure }
-    }
-
-    /// Returns whether the error ended the connection; the caller can still connect anew.
-    pub fn ends_connection(&self) -> bool {
-        self.failure.ends_connection()
-    }
-
-    /// Returns whether the lender has no space left for the written pages.
-    pub fn is_no_space(&self) -> bool {
-        matches!(self.failure, Failure::NoSpace(_))
-    }
-}
-
 impl Failure {
-    pub(super) fn ends_connection(&self) -> bool {
-        match self {
-            Self::Connect(_)
-            | Self::Tls(_)
-            | Self::Refused(_)
-            | Self::Lost(_)
-            | Self::Silent(_) => true,
-            Self::Claimed(_) | Self::Protocol(_) | Self::Broken | Self::ShuttingDown(_) => true,
-            Self::OutOfRange { .. } | Self::NoSpace(_) | Self::Unsupported(_) => false,
-            Self::NotPermitted(_) | Self::Remote(..) => false,
-        }
-    }
-
     /// Maps an error number of the protocol to a failure; an unexpected number does not end the
     /// connection (NBD, "Error values").
     pub(super) fn from_reply(number: u32, text: String) -> Self {
@@ -127,9 +90,25 @@ impl Failure {
             _ => Self::Remote(number, text),
         }
     }
+}
 
-    pub(super) fn protocol(what: impl Into<String>) -> Self {
+impl initiating::Failure for Failure {
+    const BROKEN: Self = Self::Broken;
+
+    fn protocol(what: impl Into<String>) -> Self {
         Self::Protocol(what.into())
+    }
+
+    fn outcome(&self) -> Outcome {
+        match self {
+            Self::NoSpace(_) => Outcome::NoSpace,
+            Self::Claimed(_) => Outcome::Claimed,
+            Self::Connect(_) | Self::Tls(_) | Self::Refused(_) | Self::Lost(_) => Outcome::Ended,
+            Self::Silent(_) | Self::Protocol(_) => Outcome::Ended,
+            Self::Broken | Self::ShuttingDown(_) => Outcome::Ended,
+            Self::OutOfRange { .. } | Self::Unsupported(_) => Outcome::Refused,
+            Self::NotPermitted(_) | Self::Remote(..) => Outcome::Refused,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use aquifer_page::Incarnation;
 use aquifer_page::visitor::Visitor;
 use aquifer_transport::channel::{Channel, Socket};
-use aquifer_transport::initiating::Deadline;
+use aquifer_transport::initiating::{Deadline, Failure as _};
 use aquifer_transport::tls;
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, Incarnation};
-use aquifer_transport::initiator::{Connector, Initiator, InitiatorError, Outcome};
+use aquifer_transport::initiator::{Connector, Initiator, InitiatorError};
 
-use super::{Connection, Failure, NbdError, Operation, Run, Target};
+use super::{Connection, Operation, Run, Target};
 
 impl Connector for Target {
     fn connect(
@@ -85,17 +85,5 @@ impl Initiator for Connection {
 
     fn transfer(&mut self, operations: &mut [Operation<'_>]) -> Result<(), InitiatorError> {
         Ok(self.run(operations)?)
-    }
-}
-
-impl From<NbdError> for InitiatorError {
-    fn from(error: NbdError) -> Self {
-        let outcome = match error.failure {
-            Failure::NoSpace(_) => Outcome::NoSpace,
-            Failure::Claimed(_) => Outcome::Claimed,
-            _ if error.ends_connection() => Outcome::Ended,
-            _ => Outcome::Refused,
-        };
-        Self::new(&error.target, outcome, error.failure)
     }
 }

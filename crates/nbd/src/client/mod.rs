@@ -19,7 +19,7 @@ use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, HostName, Incarnation};
 use aquifer_transport::Address;
 use aquifer_transport::channel::Channel;
-use aquifer_transport::initiating::{Deadline, Input};
+use aquifer_transport::initiating::{Input, Pipelined};
 use rustls::ClientConfig;
 use zerocopy::IntoBytes;
 
@@ -214,15 +214,7 @@ impl Connection {
     /// # Errors
     /// [`NbdError`]; the content of `into` is then unspecified.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NbdError> {
-        let (longest, deadline) =
-            (self.agreement.max_payload as usize, Deadline::after(self.io_timeout));
-        let mut at = offset;
-        for into in into.chunks_mut(longest) {
-            let length = into.len() as u64;
-            self.run_by(deadline, &mut [Operation::Read { offset: at, into }])?;
-            at += length;
-        }
-        Ok(())
+        self.read_in_pieces(offset, into, self.agreement.max_payload as usize)
     }
 
     /// Writes `from` at `offset`, split into requests that the server takes.
@@ -230,14 +222,7 @@ impl Connection {
     /// # Errors
     /// [`NbdError`]; the server may then have written any part of the range.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NbdError> {
-        let (longest, deadline) =
-            (self.agreement.max_payload as usize, Deadline::after(self.io_timeout));
-        let mut at = offset;
-        for from in from.chunks(longest) {
-            self.run_by(deadline, &mut [Operation::Write { offset: at, from }])?;
-            at += from.len() as u64;
-        }
-        Ok(())
+        self.write_in_pieces(offset, from, self.agreement.max_payload as usize)
     }
 
     /// Releases the space of a range.

@@ -1,13 +1,14 @@
 //! The transmission phase: rounds of requests sent together, and their replies in any order.
 
 use std::io::IoSlice;
+use std::time::Duration;
 
-use aquifer_transport::initiating::{Deadline, WINDOW, in_rounds};
+use aquifer_transport::initiating::{Deadline, Failure as _, Pipelined, WINDOW};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use super::operation::{farewell, request_for};
-use super::{Connection, Failure, NbdError, Operation, Run};
+use super::{Connection, Failure, NbdError, Operation, Run, Target};
 use crate::proto::{
     ChunkError, ChunkHeader, Hole, MAX_STRING, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO,
     STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
@@ -19,18 +20,6 @@ const MAX_RUNS: usize = 1 << 20;
 /// The requests in flight.
 type Round = aquifer_transport::initiating::Round<Failure>;
 
-fn index(round: &Round, cookie: u64) -> Result<usize, Failure> {
-    round.index(cookie).ok_or_else(|| Failure::protocol("a reply to an unknown request"))
-}
-
-fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
-    if round.close(index) {
-        Ok(())
-    } else {
-        Err(Failure::protocol("a reply to a read that lacks a part"))
-    }
-}
-
 impl Connection {
     /// Executes all operations in any order, with up to 64 of them in flight.
     ///
@@ -41,29 +30,23 @@ impl Connection {
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NbdError> {
         self.run_by(Deadline::after(self.io_timeout), operations)
     }
+}
 
-    pub(super) fn run_by(
-        &mut self,
-        deadline: Deadline,
-        operations: &mut [Operation<'_>],
-    ) -> Result<(), NbdError> {
-        let result = self.try_run(deadline, operations);
-        result.map_err(|failure| {
-            self.broken |= failure.ends_connection();
-            NbdError::new(&self.target, failure)
-        })
+impl Pipelined for Connection {
+    type Target = Target;
+    type Failure = Failure;
+
+    fn io_timeout(&self) -> Duration {
+        self.io_timeout
     }
 
-    fn try_run(
-        &mut self,
-        deadline: Deadline,
-        operations: &mut [Operation<'_>],
-    ) -> Result<(), Failure> {
-        if self.broken {
-            return Err(Failure::Broken);
-        }
-        operations.iter().try_for_each(|operation| self.check(operation))?;
-        in_rounds(operations, WINDOW, |round| self.round(deadline, round))
+    fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    fn fail(&mut self, failure: Failure) -> NbdError {
+        self.broken |= failure.ends_connection();
+        NbdError::new(&self.target, failure)
     }
 
     /// Checks that a request lies within the export and its payload within the server's maximum
@@ -94,29 +77,19 @@ impl Connection {
         }
     }
 
-    /// Sends the requests and receives all replies, also after a failed one, so that the connection
-    /// stays usable.
-    fn round(
-        &mut self,
-        deadline: Deadline,
-        operations: &mut [Operation<'_>],
-    ) -> Result<(), Failure> {
-        let mut round = Round::new(self.next_cookie, operations);
-        self.next_cookie += WINDOW as u64;
+    fn begin(&mut self, _: Deadline) -> Result<u64, Failure> {
         if !self.input.is_empty() {
             return Err(Failure::protocol("a reply to no request"));
         }
-        self.send(operations, &round, deadline)?;
-        while !round.is_over() {
-            self.receive_one(operations, &mut round, deadline)?;
-        }
-        round.result()
+        let first = self.next_cookie;
+        self.next_cookie += WINDOW as u64;
+        Ok(first)
     }
 
     fn send(
         &mut self,
         operations: &[Operation<'_>],
-        round: &Round,
+        round: &mut Round,
         deadline: Deadline,
     ) -> Result<(), Failure> {
         let mut requests = [farewell(); WINDOW];
@@ -149,20 +122,22 @@ impl Connection {
         match self.input.peek::<U32>(channel, deadline)?.get() {
             SIMPLE_REPLY_MAGIC => {
                 let head = self.input.take::<SimpleReply>(channel, deadline)?;
-                let index = index(round, head.cookie.get())?;
+                let index = round.index(head.cookie.get())?;
                 self.simple_reply(&mut operations[index], round, index, head.error.get(), deadline)
             }
             STRUCTURED_REPLY_MAGIC if self.agreement.structured => {
                 let head = self.input.take::<ChunkHeader>(channel, deadline)?;
-                let index = index(round, head.cookie.get())?;
+                let index = round.index(head.cookie.get())?;
                 self.chunk(&mut operations[index], round, index, &head, deadline)?;
                 // A client ignores unknown flags (NBD, "Structured reply flags").
-                if head.flags.get() & chunk::DONE != 0 { close(round, index) } else { Ok(()) }
+                if head.flags.get() & chunk::DONE != 0 { round.close(index) } else { Ok(()) }
             }
             magic => Err(Failure::Protocol(format!("a reply that begins with {magic:#010x}"))),
         }
     }
+}
 
+impl Connection {
     /// Handles a simple reply, which may carry data only without structured replies (NBD, "Simple
     /// reply message").
     fn simple_reply(
@@ -191,7 +166,7 @@ impl Connection {
                 _ => {}
             }
         }
-        close(round, index)
+        round.close(index)
     }
 
     /// Handles a chunk; one of an unknown or unfitting kind ends the connection, unless it is an

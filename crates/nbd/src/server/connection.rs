@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use aquifer_page::LeaseId;
 use aquifer_transport::channel::Socket;
-use aquifer_transport::serving::{Origin, Place, Service};
+use aquifer_transport::serving::{Connected, Origin, Place, Service};
 
 use super::handshake::{self, Terms};
 use super::session::Session;
@@ -45,24 +44,5 @@ impl Nbd {
             Ok(()) => tracing::info!(%export, "{peer} disconnected"),
             Err(error) => tracing::info!(%export, "connection from {peer} ended: {error}"),
         }
-    }
-}
-
-/// A guard that reports the start of a connection and, on drop, its end.
-struct Connected<'a> {
-    exports: &'a dyn Exports,
-    lease: LeaseId,
-}
-
-impl<'a> Connected<'a> {
-    fn new(exports: &'a dyn Exports, lease: LeaseId) -> Self {
-        exports.connected(lease);
-        Self { exports, lease }
-    }
-}
-
-impl Drop for Connected<'_> {
-    fn drop(&mut self) {
-        self.exports.disconnected(self.lease);
     }
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_page::{HostName, LeaseId};
-use aquifer_transport::serving::{ListenError, Listener, serve_alone};
+use aquifer_transport::serving::{Connections, ListenError, Listener, serve_alone};
 use aquifer_transport::{Address, ConnectionLimits};
 use rustls::ServerConfig;
 
@@ -34,7 +34,7 @@ pub use storage::{Disk, Storage, Zeroes};
 /// The threads of connections call it, only at the start and the end of a connection.
 /// [`Server::close_lease`] waits for those threads: its caller MUST NOT hold a lock that these
 /// functions take.
-pub trait Exports: Send + Sync {
+pub trait Exports: Connections {
     /// Opens an export if `peer` may use it. The default export has the name `""`.
     ///
     /// # Errors
@@ -43,17 +43,6 @@ pub trait Exports: Send + Sync {
 
     /// Returns the names that `peer` may open.
     fn list(&self, peer: &Peer) -> Vec<String>;
-
-    /// Notes the start of a connection to the lease; [`disconnected`](Self::disconnected) follows
-    /// exactly once.
-    fn connected(&self, lease: LeaseId) {
-        let _ = lease;
-    }
-
-    /// Notes the end of a connection to the lease.
-    fn disconnected(&self, lease: LeaseId) {
-        let _ = lease;
-    }
 }
 
 /// The client at the other end of a connection.

@@ -12,6 +12,7 @@ mod client_server;
 #[path = "../../../transport/tests/transport/common/mod.rs"]
 mod common;
 mod counting;
+mod exports;
 mod freezing;
 mod nbd_server;
 mod nbdkit;

@@ -8,7 +8,8 @@ use super::{Failure, Target};
 use crate::auth::{Exchange, Group, Hash, Response, Secrets, Side};
 use crate::proto::Command;
 use crate::proto::auth::{
-    self as proto, Challenge, DH_HMAC_CHAP, Negotiate, Protocol, Reply, Success, failure, message,
+    self as proto, Challenge, DH_HMAC_CHAP, Negotiate, Protocol, Reply, Start, Success, failure,
+    message,
 };
 use crate::proto::command::{FABRICS, Sgl};
 use crate::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
@@ -74,8 +75,7 @@ pub(super) fn run(
     };
     let ours = &challenge[..length];
     let mut reply = Reply::new_zeroed();
-    reply.message = message::REPLY;
-    reply.transaction = transaction.into();
+    reply.start = Start::new(message::REPLY, transaction);
     reply.hash_length = length as u8;
     reply.exponential = (exponential as u16).into();
     let nothing = [0; 64];
@@ -97,19 +97,19 @@ pub(super) fn run(
     let proof = proof.get(..length).ok_or_else(|| malformed("success"))?;
     if success.responded == 0 || !response.is(proof) {
         // If this message is lost, the end of the connection tells the controller the same.
-        let _ = send(executor, failed(transaction).as_bytes());
+        let failed = proto::Failure::new(message::FAILURE2, transaction, failure::FAILED);
+        let _ = send(executor, failed.as_bytes());
         let why = "the controller cannot prove its name: its secret is wrong";
         return Err(Failure::Authentication(why.to_owned()));
     }
     let mut success = Success::new_zeroed();
-    (success.message, success.transaction) = (message::SUCCESS2, transaction.into());
+    success.start = Start::new(message::SUCCESS2, transaction);
     send(executor, success.as_bytes())
 }
 
 fn negotiation(transaction: u16) -> Vec<u8> {
     let mut negotiate = Negotiate::new_zeroed();
-    negotiate.message = message::NEGOTIATE;
-    negotiate.transaction = transaction.into();
+    negotiate.start = Start::new(message::NEGOTIATE, transaction);
     negotiate.protocols = 1;
     let mut protocol = Protocol::new_zeroed();
     protocol.id = DH_HMAC_CHAP;
@@ -121,16 +121,6 @@ fn negotiation(transaction: u16) -> Vec<u8> {
         *place = group.id();
     }
     [negotiate.as_bytes(), protocol.as_bytes()].concat()
-}
-
-fn failed(transaction: u16) -> proto::Failure {
-    proto::Failure {
-        message: message::FAILURE2,
-        reserved: [0; 2],
-        transaction: transaction.into(),
-        code: failure::AUTHENTICATION,
-        explanation: failure::FAILED,
-    }
 }
 
 /// Sends a message (Base, section 6.2 "Authentication Send command").
@@ -157,12 +147,12 @@ fn receive(
     let (completion, received) = executor.execute(command, &[], &mut message)?;
     succeeded(completion.status())?;
     message.truncate(received);
-    // All messages begin alike: the kind, two reserved bytes, the transaction.
+    // No message is shorter than this.
     let (head, _) = proto::Failure::read_from_prefix(&message).map_err(|_| malformed("message"))?;
-    if head.message == message::FAILURE1 {
+    if head.start.message == message::FAILURE1 {
         return Err(Failure::Authentication(explain(head.explanation)));
     }
-    if head.message != wanted || head.transaction.get() != transaction {
+    if head.start.message != wanted || head.start.transaction.get() != transaction {
         return Err(malformed("message"));
     }
     Ok(message)

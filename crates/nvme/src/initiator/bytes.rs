@@ -8,10 +8,10 @@ use std::time::Duration;
 use aquifer_page::blocks::in_blocks;
 use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, Incarnation, PAGE_SIZE};
-use aquifer_transport::initiator::{Connector, Initiator, InitiatorError, Outcome};
+use aquifer_transport::initiator::{Connector, Initiator, InitiatorError};
 use aquifer_transport::sleep::lock;
 
-use super::{Connection, Failure, NvmeError, Operation, Session, Target};
+use super::{Connection, NvmeError, Operation, Session, Target};
 
 /// The connections of one host to one namespace, which accept any range of bytes.
 #[derive(Debug)]
@@ -202,18 +202,5 @@ impl Initiator for ByteConnection {
             Operation::Write { offset, from } => self.write(*offset, from),
             _ => Ok(()),
         })
-    }
-}
-
-impl From<NvmeError> for InitiatorError {
-    fn from(error: NvmeError) -> Self {
-        let outcome = match error.failure {
-            Failure::NoSpace(_) => Outcome::NoSpace,
-            Failure::Unknown => Outcome::Unknown,
-            Failure::Claimed(_) => Outcome::Claimed,
-            _ if error.ends_connection() => Outcome::Ended,
-            _ => Outcome::Refused,
-        };
-        Self::new(&error.target, outcome, error.failure)
     }
 }

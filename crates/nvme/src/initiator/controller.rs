@@ -82,11 +82,11 @@ impl Controller {
     /// Connects one more I/O queue and returns its number. The caller MUST call
     /// [`leave`](Self::leave) when the queue ends.
     pub(super) fn join(&self, target: &Target, deadline: Deadline) -> Result<(Link, u16), Failure> {
-        let number = self.queues.reserve(self.facts.queues)?;
+        let number = self.queues.reserve(self.facts.limits.queues)?;
         let queue = Queue {
             controller: self.id,
             number,
-            size: self.facts.queue_size,
+            size: self.facts.limits.queue_size,
             keep_alive: Duration::ZERO,
         };
         let joined = connect(target, queue, deadline)

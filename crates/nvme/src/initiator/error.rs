@@ -2,26 +2,19 @@
 
 use std::io;
 use std::mem::offset_of;
-use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_transport::initiating::Interrupted;
+use aquifer_transport::initiating::{self, Failure as _, Interrupted};
+use aquifer_transport::initiator::Outcome;
 
 use super::Target;
 use crate::proto::fabrics::{ConnectData, connect};
 use crate::proto::pdu::Malformed;
 use crate::proto::{Completion, NvmeStatus};
 
-/// A failure, with the subsystem that it concerns.
-#[derive(Debug, thiserror::Error)]
-#[error("{target}: {failure}")]
-pub struct NvmeError {
-    /// The subsystem.
-    pub target: Arc<Target>,
-    /// The failure.
-    #[source]
-    pub failure: Failure,
-}
+/// A failure, with the subsystem that it concerns. One that ends the connection ends its controller
+/// too.
+pub type NvmeError = initiating::Failed<Target, Failure>;
 
 /// A failure in the use of a namespace.
 #[derive(Debug, thiserror::Error)]
@@ -110,41 +103,7 @@ pub enum Failure {
     Remote(NvmeStatus),
 }
 
-impl NvmeError {
-    pub(super) fn new(target: &Arc<Target>, failure: Failure) -> Self {
-        Self { target: Arc::clone(target), failure }
-    }
-
-    /// Returns whether the connection, and with it the controller, is unusable; a new one may work.
-    pub fn ends_connection(&self) -> bool {
-        self.failure.ends_connection()
-    }
-
-    /// Returns whether the namespace has no room for the data.
-    pub fn is_no_space(&self) -> bool {
-        matches!(self.failure, Failure::NoSpace(_))
-    }
-}
-
 impl Failure {
-    pub(super) fn ends_connection(&self) -> bool {
-        match self {
-            Self::Connect(_) | Self::Refused(_) | Self::Unknown | Self::Authentication(_) => true,
-            Self::Lost(_) | Self::Claimed(_) => true,
-            Self::Silent(_)
-            | Self::Protocol(_)
-            | Self::Accused { .. }
-            | Self::Damaged(_)
-            | Self::Broken => true,
-            Self::OutOfRange { .. } | Self::Unaligned { .. } | Self::TooLong { .. } => false,
-            Self::NoSpace(_) | Self::Unsupported(_) | Self::Remote(_) => false,
-        }
-    }
-
-    pub(super) fn protocol(what: impl Into<String>) -> Self {
-        Self::Protocol(what.into())
-    }
-
     /// Translates a status other than success.
     pub(super) fn from_status(status: NvmeStatus) -> Self {
         match NvmeStatus(status.code()) {
@@ -183,6 +142,27 @@ impl Failure {
             }
             _ => format!("{status} ({result:#x})"),
         })
+    }
+}
+
+impl initiating::Failure for Failure {
+    const BROKEN: Self = Self::Broken;
+
+    fn protocol(what: impl Into<String>) -> Self {
+        Self::Protocol(what.into())
+    }
+
+    fn outcome(&self) -> Outcome {
+        match self {
+            Self::NoSpace(_) => Outcome::NoSpace,
+            Self::Unknown => Outcome::Unknown,
+            Self::Claimed(_) => Outcome::Claimed,
+            Self::Connect(_) | Self::Refused(_) | Self::Authentication(_) => Outcome::Ended,
+            Self::Lost(_) | Self::Silent(_) | Self::Protocol(_) => Outcome::Ended,
+            Self::Accused { .. } | Self::Damaged(_) | Self::Broken => Outcome::Ended,
+            Self::OutOfRange { .. } | Self::Unaligned { .. } => Outcome::Refused,
+            Self::TooLong { .. } | Self::Unsupported(_) | Self::Remote(_) => Outcome::Refused,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use aquifer_transport::initiating::Deadline;
+use aquifer_transport::initiating::{Deadline, Failure as _};
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 

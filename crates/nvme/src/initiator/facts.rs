@@ -40,27 +40,33 @@ pub(super) struct Facts {
     pub(super) size: u64,
     /// Log 2 of the block size in bytes.
     pub(super) block_shift: u32,
-    /// The longest read or write, in bytes.
-    pub(super) max_transfer: u64,
-    /// The longest Write Zeroes, in bytes.
-    pub(super) max_zeroes: u64,
-    /// The longest data in a command capsule, in bytes.
-    pub(super) in_capsule: u64,
+    pub(super) limits: Limits,
     /// The optional commands supported, as bits.
     pub(super) commands: u16,
     pub(super) write_cache: bool,
     pub(super) read_only: bool,
     /// No block is allocated, so all blocks read as zeroes.
     pub(super) empty: bool,
-    /// Entries of an I/O queue.
-    pub(super) queue_size: u32,
-    /// The number of I/O queues granted.
-    pub(super) queues: u16,
     /// Whether the controller supports Keep Alive commands.
     pub(super) keep_alive: bool,
     /// The UUID or NGUID of the namespace, which lasts as long as its blocks; `None` without
     /// either.
     pub(super) incarnation: Option<Incarnation>,
+}
+
+/// What a controller accepts at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// The longest read or write, in bytes.
+    pub(super) transfer: u64,
+    /// The longest Write Zeroes, in bytes.
+    pub(super) zeroes: u64,
+    /// The longest data in a command capsule, in bytes.
+    pub(super) in_capsule: u64,
+    /// Entries of an I/O queue.
+    pub(super) queue_size: u32,
+    /// The number of I/O queues granted.
+    pub(super) queues: u16,
 }
 
 impl Facts {
@@ -71,7 +77,7 @@ impl Facts {
 
     /// Returns whether the data of a write of this length fits into the command capsule.
     pub(super) fn fit_capsule(&self, length: usize) -> bool {
-        length as u64 <= self.in_capsule
+        length as u64 <= self.limits.in_capsule
     }
 
     pub(super) fn block(&self) -> u64 {
@@ -120,9 +126,9 @@ pub(super) fn start(
     let block_shift = block_shift(&disk)?;
     let block = 1 << block_shift;
     let longest = |shift: u8| if matches!(shift, 1..32) { PAGE << shift } else { u64::MAX };
-    let max_transfer = longest(about.max_transfer).min(LONGEST).min(MOST_BLOCKS * block);
+    let transfer = longest(about.max_transfer).min(LONGEST).min(MOST_BLOCKS * block);
     let zeroes_shift = of_set.map(|limits| limits.write_zeroes_limit).filter(|shift| *shift != 0);
-    let max_zeroes = longest(zeroes_shift.unwrap_or(about.max_transfer)).min(MOST_BLOCKS * block);
+    let zeroes = longest(zeroes_shift.unwrap_or(about.max_transfer)).min(MOST_BLOCKS * block);
     // The initiator places data only directly behind the command.
     let capsule =
         if about.data_offset.get() == 0 { u64::from(about.command_capsule.get()) } else { 0 };
@@ -135,18 +141,21 @@ pub(super) fn start(
         .checked_mul(block)
         .ok_or_else(|| missing("it has too many blocks".to_owned()))?;
     let most_entries = (capabilities & capabilities::MAX_QUEUE) as u32 + 1;
+    let limits = Limits {
+        transfer,
+        zeroes,
+        in_capsule,
+        queue_size: most_entries.clamp(2, 2 * WINDOW as u32),
+        queues: queues.min(u64::from(QUEUES)) as u16,
+    };
     Ok(Facts {
         size,
         block_shift,
-        max_transfer,
-        max_zeroes,
-        in_capsule,
+        limits,
         commands: about.commands.get(),
         write_cache: about.write_cache & controller::WRITE_CACHE != 0,
         read_only: disk.attributes & namespace::WRITE_PROTECTED != 0,
         empty: thin && reads_zeroes && disk.used.get() == 0,
-        queue_size: most_entries.clamp(2, 2 * WINDOW as u32),
-        queues: queues.min(u64::from(QUEUES)) as u16,
         keep_alive: about.keep_alive.get() > 0,
         incarnation: incarnation(&disk, descriptors.as_deref().unwrap_or(&[0; LENGTH])),
     })

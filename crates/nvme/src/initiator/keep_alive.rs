@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use aquifer_transport::initiating::Deadline;
+use aquifer_transport::initiating::{Deadline, Failure as _};
 
 use super::Failure;
 use super::controller::Queues;

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use aquifer_transport::channel::{Channel, Socket};
-use aquifer_transport::initiating::{Deadline, Input};
+use aquifer_transport::initiating::{Deadline, Failure as _, Input};
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{IntoBytes, transmute};
 

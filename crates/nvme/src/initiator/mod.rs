@@ -37,13 +37,12 @@ mod session;
 mod target;
 mod transmission;
 
-use std::array;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Incarnation};
-use aquifer_transport::initiating::{Deadline, WINDOW};
+use aquifer_transport::initiating::{Pipelined, WINDOW};
 
 pub use aquifer_transport::initiating::Operation;
 pub use bytes::ByteSession;
@@ -133,7 +132,8 @@ impl Connection {
     /// Returns whether the controller can deallocate blocks, so that [`trim`](Self::trim) works.
     pub fn can_trim(&self) -> bool {
         let facts = &self.controller.facts;
-        facts.can(optional::DATASET_MANAGEMENT) && facts.in_capsule >= size_of::<DsmRange>() as u64
+        facts.can(optional::DATASET_MANAGEMENT)
+            && facts.limits.in_capsule >= size_of::<DsmRange>() as u64
     }
 
     /// Returns whether [`write_zeroes`](Self::write_zeroes) works.
@@ -153,7 +153,7 @@ impl Connection {
 
     /// Returns the longest read or write of a single command.
     pub fn max_transfer(&self) -> Bytes {
-        Bytes(self.controller.facts.max_transfer)
+        Bytes(self.controller.facts.limits.transfer)
     }
 
     /// Returns whether no block was allocated, and all read as zeroes, when the controller was
@@ -172,14 +172,7 @@ impl Connection {
     /// # Errors
     /// [`NvmeError`]; the contents of `into` are then unspecified.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NvmeError> {
-        let longest = self.controller.facts.max_transfer as usize;
-        let mut at = offset;
-        let mut pieces = into.chunks_mut(longest).map(|into| {
-            let offset = at;
-            at += into.len() as u64;
-            Operation::Read { offset, into }
-        });
-        self.run_all(&mut pieces)
+        self.read_in_pieces(offset, into, self.controller.facts.limits.transfer as usize)
     }
 
     /// Writes all of `from`, with as many commands in flight as the queue allows.
@@ -187,13 +180,7 @@ impl Connection {
     /// # Errors
     /// [`NvmeError`]; any part of the data may then have been written.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NvmeError> {
-        let longest = self.controller.facts.max_transfer as usize;
-        let offsets = (offset..).step_by(longest);
-        let mut pieces = from
-            .chunks(longest)
-            .zip(offsets)
-            .map(|(from, offset)| Operation::Write { offset, from });
-        self.run_all(&mut pieces)
+        self.write_in_pieces(offset, from, self.controller.facts.limits.transfer as usize)
     }
 
     /// Deallocates a range. The target chooses its content afterwards.
@@ -209,13 +196,13 @@ impl Connection {
     /// # Errors
     /// [`NvmeError`].
     pub fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<(), NvmeError> {
-        let longest = self.controller.facts.max_zeroes;
+        let longest = self.controller.facts.limits.zeroes;
         let end = offset + u64::from(length);
-        let mut pieces = (offset..end).step_by(longest as usize).map(|offset| {
+        let pieces = (offset..end).step_by(longest as usize).map(|offset| {
             // Fits 32 bits: no longer than `length`.
             Operation::WriteZeroes { offset, length: longest.min(end - offset) as u32 }
         });
-        self.run_all(&mut pieces)
+        self.run_all(pieces)
     }
 
     /// Makes acknowledged writes permanent, as far as the target can.
@@ -224,39 +211,6 @@ impl Connection {
     /// [`NvmeError`].
     pub fn flush(&mut self) -> Result<(), NvmeError> {
         self.run(&mut [Operation::Flush])
-    }
-
-    /// Carries out all operations, up to `WINDOW` of them in flight. A single operation takes a
-    /// short path, as every page comes this way.
-    fn run_all<'a>(
-        &mut self,
-        pieces: &mut dyn Iterator<Item = Operation<'a>>,
-    ) -> Result<(), NvmeError> {
-        let deadline = Deadline::after(self.io_timeout);
-        while let Some(first) = pieces.next() {
-            let Some(second) = pieces.next() else { return self.run_by(deadline, &mut [first]) };
-            let mut more = [first, second].into_iter().chain(&mut *pieces);
-            let mut count = 0;
-            let mut operations: [Operation<'_>; WINDOW] = array::from_fn(|_| match more.next() {
-                Some(operation) => {
-                    count += 1;
-                    operation
-                }
-                None => Operation::Flush,
-            });
-            self.run_by(deadline, &mut operations[..count])?;
-        }
-        Ok(())
-    }
-
-    /// Turns the failure into an error. Ends the whole controller if the failure ends the
-    /// connection.
-    fn fail(&mut self, failure: Failure) -> NvmeError {
-        if failure.ends_connection() && !self.broken {
-            self.broken = true;
-            self.controller.end();
-        }
-        NvmeError::new(&self.target, failure)
     }
 }
 

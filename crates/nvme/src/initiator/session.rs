@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aquifer_page::lock;
 use aquifer_page::visitor::Visitor;
-use aquifer_transport::initiating::Deadline;
+use aquifer_transport::initiating::{Deadline, Failure as _};
 
 use super::controller::Controller;
 use super::{Connection, Failure, NvmeError, Target};

@@ -1,13 +1,14 @@
 //! Rounds of commands: sent together, completed in any order.
 
 use std::io::IoSlice;
+use std::time::Duration;
 
-use aquifer_transport::initiating::{Deadline, WINDOW, in_rounds};
+use aquifer_transport::initiating::{Deadline, Failure as _, Pipelined, WINDOW};
 use zerocopy::IntoBytes;
-use zerocopy::byteorder::little_endian::{U16, U32};
+use zerocopy::byteorder::little_endian::U32;
 
 use super::link::{Pdu, completes};
-use super::{Connection, Failure, NvmeError, Operation};
+use super::{Connection, Failure, NvmeError, Operation, Target};
 use crate::proto::command::{DSM_DEALLOCATE, DsmRange, Sgl, control, io};
 use crate::proto::pdu::{Data, R2t};
 use crate::proto::{Command, Completion, digest};
@@ -18,16 +19,6 @@ type Round = aquifer_transport::initiating::Round<Failure>;
 /// Identifiers stay below this, so that a round never uses 65535 (Base, Figure 86 "Command Dword
 /// 0").
 const IDS: u16 = u16::MAX - (WINDOW as u16 - 1);
-
-fn index(round: &Round, id: U16) -> Result<usize, Failure> {
-    let index = round.index(id.get().into());
-    index.ok_or_else(|| Failure::protocol("an answer to an unknown command"))
-}
-
-fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
-    let moved = round.close(index);
-    if moved { Ok(()) } else { Err(Failure::protocol("a success before all data was moved")) }
-}
 
 impl Connection {
     /// Carries out all operations in any order, up to 64 in flight at a time.
@@ -40,38 +31,43 @@ impl Connection {
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NvmeError> {
         self.run_by(Deadline::after(self.io_timeout), operations)
     }
+}
 
-    pub(super) fn run_by(
-        &mut self,
-        deadline: Deadline,
-        operations: &mut [Operation<'_>],
-    ) -> Result<(), NvmeError> {
-        self.try_run(deadline, operations).map_err(|failure| self.fail(failure))
+impl Pipelined for Connection {
+    type Target = Target;
+    type Failure = Failure;
+
+    /// A queue of N entries is full with N - 1 commands.
+    fn window(&self) -> usize {
+        WINDOW.min(self.controller.facts.limits.queue_size as usize - 1)
     }
 
-    fn try_run(
-        &mut self,
-        deadline: Deadline,
-        operations: &mut [Operation<'_>],
-    ) -> Result<(), Failure> {
-        if self.broken {
-            return Err(Failure::Broken);
+    fn io_timeout(&self) -> Duration {
+        self.io_timeout
+    }
+
+    fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Ends the whole controller if the failure ends the connection.
+    fn fail(&mut self, failure: Failure) -> NvmeError {
+        if failure.ends_connection() && !self.broken {
+            self.broken = true;
+            self.controller.end();
         }
-        operations.iter().try_for_each(|operation| self.check(operation))?;
-        // A queue of N entries is full with N - 1 commands.
-        let most = WINDOW.min(self.controller.facts.queue_size as usize - 1);
-        in_rounds(operations, most, |round| self.round(deadline, round))
+        NvmeError::new(&self.target, failure)
     }
 
     fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
         let facts = &self.controller.facts;
         let ((offset, length), size) = (operation.range(), facts.size);
         let most = match operation {
-            Operation::Read { .. } | Operation::Write { .. } => facts.max_transfer,
+            Operation::Read { .. } | Operation::Write { .. } => facts.limits.transfer,
             Operation::WriteZeroes { .. } if !self.can_write_zeroes() => {
                 return Err(Failure::Unsupported("the controller lacks Write Zeroes"));
             }
-            Operation::WriteZeroes { .. } => facts.max_zeroes,
+            Operation::WriteZeroes { .. } => facts.limits.zeroes,
             Operation::Trim { .. } if !self.can_trim() => {
                 return Err(Failure::Unsupported("the controller lacks Dataset Management"));
             }
@@ -92,25 +88,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the commands and receives all their answers, even after a failure, so that the
-    /// connection stays usable.
-    fn round(
-        &mut self,
-        deadline: Deadline,
-        operations: &mut [Operation<'_>],
-    ) -> Result<(), Failure> {
-        let mut round = Round::new(self.next_id.into(), operations);
-        self.next_id = (self.next_id + WINDOW as u16) % IDS;
+    fn begin(&mut self, deadline: Deadline) -> Result<u64, Failure> {
         if self.link.has_input() {
             // If this input ends the connection, `next` returns the reason.
             self.link.next(deadline)?;
             return Err(Failure::protocol("an answer to no command"));
         }
-        self.send(operations, &mut round, deadline)?;
-        while !round.is_over() {
-            self.receive_one(operations, &mut round, deadline)?;
-        }
-        round.result()
+        let first = self.next_id;
+        self.next_id = (first + WINDOW as u16) % IDS;
+        Ok(first.into())
     }
 
     fn send(
@@ -176,6 +162,28 @@ impl Connection {
         self.link.send(&mut slices[..used], deadline)
     }
 
+    /// Receives one PDU.
+    fn receive_one(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        round: &mut Round,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        match self.link.next(deadline)? {
+            Pdu::Completion(completion) => complete(&completion, round),
+            Pdu::Data(data) => {
+                let index = round.index(data.command_id.get().into())?;
+                self.data(&data, &mut operations[index], round, index, deadline)
+            }
+            Pdu::R2t(asked) => {
+                let index = round.index(asked.command_id.get().into())?;
+                self.give(&asked, &operations[index], round.missing(index), deadline)
+            }
+        }
+    }
+}
+
+impl Connection {
     fn command(&self, operation: &Operation<'_>, id: u16) -> Command {
         let nsid = self.target.namespace;
         let shift = self.controller.facts.block_shift;
@@ -207,26 +215,6 @@ impl Connection {
         }
     }
 
-    /// Receives one PDU.
-    fn receive_one(
-        &mut self,
-        operations: &mut [Operation<'_>],
-        round: &mut Round,
-        deadline: Deadline,
-    ) -> Result<(), Failure> {
-        match self.link.next(deadline)? {
-            Pdu::Completion(completion) => complete(&completion, round),
-            Pdu::Data(data) => {
-                let index = index(round, data.command_id)?;
-                self.data(&data, &mut operations[index], round, index, deadline)
-            }
-            Pdu::R2t(asked) => {
-                let index = index(round, asked.command_id)?;
-                self.give(&asked, &operations[index], round.missing(index), deadline)
-            }
-        }
-    }
-
     fn data(
         &mut self,
         data: &Data,
@@ -244,7 +232,7 @@ impl Connection {
         let length = data.length.get();
         *missing -= length;
         self.link.data(&mut into[received as usize..][..length as usize], deadline)?;
-        if done { close(round, index) } else { Ok(()) }
+        if done { round.close(index) } else { Ok(()) }
     }
 
     /// Sends the part of a write's data that the controller requests.
@@ -268,7 +256,7 @@ impl Connection {
 }
 
 fn complete(completion: &Completion, round: &mut Round) -> Result<(), Failure> {
-    let index = index(round, completion.command_id)?;
+    let index = round.index(completion.command_id.get().into())?;
     let status = completion.status();
     if !status.is_success() {
         let failure = Failure::from_status(status);
@@ -277,5 +265,5 @@ fn complete(completion: &Completion, round: &mut Round) -> Result<(), Failure> {
         }
         round.fail(index, failure);
     }
-    close(round, index)
+    round.close(index)
 }

@@ -1,8 +1,8 @@
 //! Messages of in-band authentication by DH-HMAC-CHAP (Base, section 8.13.5 "DH-HMAC-CHAP
 //! Protocol").
 
+use aquifer_transport::layout;
 use zerocopy::byteorder::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Message types in two bytes: the authentication type and the message identifier (Base,
 /// section 8.13.4, "Authentication Type", "Authentication Identifier").
@@ -49,15 +49,30 @@ pub const DH_HMAC_CHAP: u8 = 0x01;
 pub const NAMES: usize = 30;
 
 layout!(
-    /// Start of a negotiation; [`Protocol`]s follow (Base, section 8.13.4, "AUTH_Negotiate
-    /// message").
-    Negotiate, 8 {
-        /// [`message::NEGOTIATE`].
+    /// The start of every message.
+    Start, 6 {
+        /// The type, see [`message`].
         message: [u8; 2],
         /// Zero.
         reserved: [u8; 2],
         /// The transaction identifier, chosen by the host.
         transaction: U16,
+    }
+);
+
+impl Start {
+    /// Makes the start of a message of this type.
+    pub fn new(message: [u8; 2], transaction: u16) -> Self {
+        Self { message, reserved: [0; 2], transaction: transaction.into() }
+    }
+}
+
+layout!(
+    /// Start of a negotiation; [`Protocol`]s follow (Base, section 8.13.4, "AUTH_Negotiate
+    /// message").
+    Negotiate, 8 {
+        /// [`message::NEGOTIATE`].
+        start: Start,
         /// The secure channel wanted; 0 is none.
         secure_channel: u8,
         /// The number of protocols that follow.
@@ -87,11 +102,7 @@ layout!(
     /// section 8.13.5, "DH-HMAC-CHAP_Challenge message").
     Challenge, 16 {
         /// [`message::CHALLENGE`].
-        message: [u8; 2],
-        /// Zero.
-        reserved: [u8; 2],
-        /// The transaction identifier.
-        transaction: U16,
+        start: Start,
         /// Length of the hash and of the challenge value, in bytes.
         hash_length: u8,
         /// Zero.
@@ -111,11 +122,7 @@ layout!(
     /// (Base, section 8.13.5, "DH-HMAC-CHAP_Reply message").
     Reply, 16 {
         /// [`message::REPLY`].
-        message: [u8; 2],
-        /// Zero.
-        reserved: [u8; 2],
-        /// The transaction identifier.
-        transaction: U16,
+        start: Start,
         /// Length of the hash, the response value and the challenge value, in bytes.
         hash_length: u8,
         /// Zero.
@@ -136,11 +143,7 @@ layout!(
     /// message").
     Success, 16 {
         /// [`message::SUCCESS1`] or [`message::SUCCESS2`].
-        message: [u8; 2],
-        /// Zero.
-        reserved: [u8; 2],
-        /// The transaction identifier.
-        transaction: U16,
+        start: Start,
         /// Length of the hash, in bytes; 0 from the host.
         hash_length: u8,
         /// Zero.
@@ -155,14 +158,18 @@ layout!(
     /// A failure (Base, section 8.13.4, "AUTH_Failure1 message", "AUTH_Failure2 message").
     Failure, 8 {
         /// [`message::FAILURE1`] or [`message::FAILURE2`].
-        message: [u8; 2],
-        /// Zero.
-        reserved: [u8; 2],
-        /// The transaction identifier.
-        transaction: U16,
+        start: Start,
         /// [`failure::AUTHENTICATION`].
         code: u8,
         /// The explanation, see [`failure`].
         explanation: u8,
     }
 );
+
+impl Failure {
+    /// Makes a failure with this explanation, see [`failure`].
+    pub fn new(message: [u8; 2], transaction: u16, explanation: u8) -> Self {
+        let start = Start::new(message, transaction);
+        Self { start, code: failure::AUTHENTICATION, explanation }
+    }
+}

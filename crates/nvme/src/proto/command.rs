@@ -1,7 +1,7 @@
 //! Commands: submission queue entries.
 
+use aquifer_transport::layout;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Opcodes of admin commands (Base, Figure 138 "Opcodes for Admin Commands").
 pub mod admin {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use aquifer_transport::layout;
 use zerocopy::byteorder::little_endian::{U16, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 layout!(
     /// A completion (Base, Figure 89 "Common Completion Queue Entry Layout"). On fabrics, dwords 0

@@ -1,7 +1,7 @@
 //! Fabrics commands, and the properties of a controller.
 
+use aquifer_transport::layout;
 use zerocopy::byteorder::little_endian::U16;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Command, NQN_FIELD};
 

@@ -1,7 +1,7 @@
 //! Structures that Identify returns.
 
+use aquifer_transport::layout;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::NQN_FIELD;
 

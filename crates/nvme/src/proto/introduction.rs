@@ -6,8 +6,8 @@
 
 use aquifer_page::visitor::Visitor;
 use aquifer_page::{ClientId, OwnerId};
+use aquifer_transport::layout;
 use zerocopy::byteorder::little_endian::{U32, U64, U128};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Size of the owner's name, in bytes.
 const NAME: usize = 208;

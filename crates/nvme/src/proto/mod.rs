@@ -9,20 +9,6 @@
 // The derives of zerocopy generate hidden types without Debug; all types of ours have it.
 #![allow(missing_debug_implementations)]
 
-macro_rules! layout {
-    ($(#[$doc:meta])* $name:ident, $size:literal {
-        $($(#[$field_doc:meta])* $field:ident: $type:ty,)*
-    }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-        #[repr(C)]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: $type,)*
-        }
-        const _: () = assert!(size_of::<$name>() == $size);
-    };
-}
-
 pub mod auth;
 pub mod command;
 pub mod completion;

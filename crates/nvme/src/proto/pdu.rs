@@ -3,8 +3,8 @@
 //! A PDU is a header of fixed length, its digest if negotiated, padding, data, and the data's
 //! digest if negotiated.
 
+use aquifer_transport::layout;
 use zerocopy::byteorder::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Command, Completion};
 

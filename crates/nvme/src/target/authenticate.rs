@@ -13,7 +13,8 @@ use super::parse::{Payload, Pdu};
 use super::{Broken, Core, Fatal};
 use crate::auth::{Exchange, Group, Hash, Response, Secrets, Side};
 use crate::proto::auth::{
-    Challenge, DH_HMAC_CHAP, Failure, NAMES, Negotiate, Protocol, Reply, Success, failure, message,
+    Challenge, DH_HMAC_CHAP, Failure, NAMES, Negotiate, Protocol, Reply, Start, Success, failure,
+    message,
 };
 use crate::proto::command::FABRICS;
 use crate::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
@@ -174,20 +175,14 @@ impl Authentication<'_> {
             "{} failed to authenticate: explanation {explanation:#x}",
             self.controller.host
         );
-        let failure = Failure {
-            message: message::FAILURE1,
-            reserved: [0; 2],
-            transaction: self.transaction.into(),
-            code: failure::AUTHENTICATION,
-            explanation,
-        };
+        let failure = Failure::new(message::FAILURE1, self.transaction, explanation);
         self.counts = true;
         self.state = State::Last { message: failure.as_bytes().to_vec(), then: Then::Failure };
     }
 
     fn negotiate(&mut self, bytes: &[u8]) -> Result<(), u8> {
         let (negotiate, rest) = Negotiate::read_from_prefix(bytes).map_err(|_| failure::PAYLOAD)?;
-        self.transaction = negotiate.transaction.get();
+        self.transaction = negotiate.start.transaction.get();
         self.secure_channel = negotiate.secure_channel;
         if self.is_barred {
             return Err(failure::FAILED);
@@ -266,9 +261,7 @@ impl Authentication<'_> {
             None => Vec::new(),
         };
         let challenge = Challenge {
-            message: message::CHALLENGE,
-            reserved: [0; 2],
-            transaction: self.transaction.into(),
+            start: Start::new(message::CHALLENGE, self.transaction),
             hash_length: open.hash.length() as u8,
             reserved_7: 0,
             hash: open.hash.id(),
@@ -284,7 +277,9 @@ impl Authentication<'_> {
         let length = open.hash.length();
         let (reply, rest) = Reply::read_from_prefix(bytes).map_err(|_| failure::PAYLOAD)?;
         let exponential = usize::from(reply.exponential.get());
-        if reply.transaction.get() != self.transaction || usize::from(reply.hash_length) != length {
+        if reply.start.transaction.get() != self.transaction
+            || usize::from(reply.hash_length) != length
+        {
             return Err(failure::PAYLOAD);
         }
         if exponential != open.group.length() || rest.len() < 2 * length + exponential {
@@ -315,9 +310,7 @@ impl Authentication<'_> {
             return Err(failure::FAILED);
         }
         let mut success = Success {
-            message: message::SUCCESS1,
-            reserved: [0; 2],
-            transaction: self.transaction.into(),
+            start: Start::new(message::SUCCESS1, self.transaction),
             hash_length: length as u8,
             reserved_7: 0,
             responded: 0,

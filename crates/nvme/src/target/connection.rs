@@ -7,7 +7,7 @@ use std::time::Instant;
 use aquifer_page::LeaseId;
 use aquifer_transport::Address;
 use aquifer_transport::channel::Socket;
-use aquifer_transport::serving::{Origin, Place, Service};
+use aquifer_transport::serving::{self, Origin, Place, Service};
 
 use super::admin::AdminQueue;
 use super::authenticate;
@@ -17,7 +17,7 @@ use super::handshake;
 use super::io::IoQueue;
 use super::link::{AROUND_DATA, Link, Ring};
 use super::parse::Pdu;
-use super::{Broken, Core, Fatal, Subsystems};
+use super::{Broken, Core, Fatal};
 use crate::proto::command::FABRICS;
 use crate::proto::{Completion, NvmeStatus, fabrics};
 
@@ -90,10 +90,14 @@ impl Nvme {
 
     /// Settles the host at its lease: its connection counts, and need not make room for others. A
     /// host that only discovers proves nothing, so its connection makes room at any time.
-    fn let_in(&self, place: &Place<Self>, lease: Option<LeaseId>) -> Option<Told<'_>> {
+    fn let_in(
+        &self,
+        place: &Place<Self>,
+        lease: Option<LeaseId>,
+    ) -> Option<serving::Connected<'_>> {
         let lease = lease?;
         place.settle(Some(lease));
-        Some(Told::new(&*self.core.subsystems, lease))
+        Some(serving::Connected::new(&*self.core.subsystems, lease))
     }
 
     /// Waits for an acceptable Connect, and returns its command identifier too.
@@ -143,23 +147,4 @@ fn complete_connect(
         status: NvmeStatus::SUCCESS.to_field(),
     });
     link.flush()
-}
-
-/// Tells the subsystems of a queue's start and, on drop, of its end.
-struct Told<'a> {
-    subsystems: &'a dyn Subsystems,
-    lease: LeaseId,
-}
-
-impl<'a> Told<'a> {
-    fn new(subsystems: &'a dyn Subsystems, lease: LeaseId) -> Self {
-        subsystems.connected(lease);
-        Self { subsystems, lease }
-    }
-}
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        self.subsystems.disconnected(self.lease);
-    }
 }

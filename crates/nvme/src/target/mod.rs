@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use aquifer_page::{LeaseId, lock};
-use aquifer_transport::serving::{ListenError, Listener, serve_alone};
+use aquifer_transport::serving::{Connections, ListenError, Listener, serve_alone};
 use aquifer_transport::{Address, ConnectionLimits};
 
 pub use namespace::{Namespace, ResizeError};
@@ -73,7 +73,7 @@ const MAX_QUEUE: u32 = 1024;
 /// The threads of connections call these functions, at their start and end and for discovery.
 /// [`Target::close_lease`] waits for those threads, so its caller MUST NOT hold a lock that these
 /// functions take.
-pub trait Subsystems: Send + Sync {
+pub trait Subsystems: Connections {
     /// Returns the namespace of a subsystem, if `host` may use it. MUST always return the same one.
     ///
     /// # Errors
@@ -89,17 +89,6 @@ pub trait Subsystems: Send + Sync {
     fn secrets(&self, subsystem: &Nqn, host: &Host) -> Option<Secrets> {
         let _ = (subsystem, host);
         None
-    }
-
-    /// Is called when a queue of a host to the lease starts. One call of
-    /// [`disconnected`](Self::disconnected) follows.
-    fn connected(&self, lease: LeaseId) {
-        let _ = lease;
-    }
-
-    /// Is called when such a queue has ended.
-    fn disconnected(&self, lease: LeaseId) {
-        let _ = lease;
     }
 }
 

@@ -1,8 +1,6 @@
 //! Requests to regions: their creation, status and changes. All calls block.
 
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -103,22 +101,10 @@ pub fn start(program: &Path, files: &Files) -> Result<RegionStatus, RegionError>
     let fail = || RegionError::io(format!("cannot start the engine with {}", program.display()));
     // Read first, so that the error for an unknown region names it.
     files.read()?;
-    let log = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(files.log())
-        .map_err(fail())?;
-    let mut supervisor = Command::new(program)
-        .args(SUBCOMMAND)
-        .arg("supervisor")
-        .arg(files.directory())
-        .arg(files.name().as_str())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log)
-        .spawn()
-        .map_err(fail())?;
+    let mut supervisor = Command::new(program);
+    supervisor.args(SUBCOMMAND).arg("supervisor").arg(files.directory());
+    supervisor.arg(files.name().as_str()).stdin(Stdio::null());
+    let mut supervisor = first_word::spawn(&mut supervisor, &files.log()).map_err(fail())?;
     match first_word::heard(&mut supervisor, first_word::TIMEOUT).map_err(fail())? {
         Some(Response::Status(status)) => Ok(*status),
         Some(Response::Failed { error }) => {

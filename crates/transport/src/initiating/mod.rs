@@ -2,12 +2,15 @@
 //! and the receive buffer.
 
 mod deadline;
+mod failure;
 mod input;
 mod operation;
+mod pipelined;
 mod round;
 
 pub use deadline::{Deadline, Interrupted};
+pub use failure::{Failed, Failure};
 pub use input::Input;
-pub use operation::WINDOW;
-pub use operation::{Operation, Run};
-pub use round::{Round, in_rounds};
+pub use operation::{Operation, Run, WINDOW};
+pub use pipelined::Pipelined;
+pub use round::Round;

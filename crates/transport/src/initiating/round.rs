@@ -1,6 +1,6 @@
 //! Record of the operations in flight.
 
-use super::operation::{Operation, WINDOW, round_length};
+use super::{Failure, Operation, WINDOW};
 
 /// Operations in flight: which are open, failed or have block status, and how many bytes of their
 /// data are missing.
@@ -14,7 +14,7 @@ pub struct Round<F> {
     first_failure: Option<F>,
 }
 
-impl<F> Round<F> {
+impl<F: Failure> Round<F> {
     /// Opens all operations that are not empty, and numbers the operations from `first` on.
     pub fn new(first: u64, operations: &[Operation<'_>]) -> Self {
         let mut round =
@@ -30,10 +30,16 @@ impl<F> Round<F> {
         round
     }
 
-    /// Returns the index of the open operation of this number; `None` if there is none.
-    pub fn index(&self, number: u64) -> Option<usize> {
+    /// Returns the index of the open operation of this number.
+    ///
+    /// # Errors
+    /// If there is none, the peer violates the protocol.
+    pub fn index(&self, number: u64) -> Result<usize, F> {
         let index = number.wrapping_sub(self.first);
-        (index < WINDOW as u64 && self.open >> index & 1 == 1).then_some(index as usize)
+        match index < WINDOW as u64 && self.open >> index & 1 == 1 {
+            true => Ok(index as usize),
+            false => Err(F::protocol("an answer to an unknown request")),
+        }
     }
 
     /// Returns the number of the operation at `index`.
@@ -65,11 +71,16 @@ impl<F> Round<F> {
         already
     }
 
-    /// Closes the operation after its last reply. Returns false if the reply reports success but
-    /// data is missing.
-    pub fn close(&mut self, index: usize) -> bool {
+    /// Closes the operation after its last reply.
+    ///
+    /// # Errors
+    /// If the reply reports success but data is missing, the peer violates the protocol.
+    pub fn close(&mut self, index: usize) -> Result<(), F> {
         self.open &= !(1 << index);
-        self.failed >> index & 1 == 1 || self.missing[index] == 0
+        match self.failed >> index & 1 == 1 || self.missing[index] == 0 {
+            true => Ok(()),
+            false => Err(F::protocol("a success before all data was moved")),
+        }
     }
 
     /// Returns the first failure, if there is one.
@@ -79,21 +90,4 @@ impl<F> Round<F> {
     pub fn result(self) -> Result<(), F> {
         self.first_failure.map_or(Ok(()), Err)
     }
-}
-
-/// Runs the operations in rounds of at most `most`.
-///
-/// # Errors
-/// The first error of a round; no further round follows it.
-pub fn in_rounds<'a, F>(
-    mut operations: &mut [Operation<'a>],
-    most: usize,
-    mut round: impl FnMut(&mut [Operation<'a>]) -> Result<(), F>,
-) -> Result<(), F> {
-    while !operations.is_empty() {
-        let (now, rest) = operations.split_at_mut(round_length(operations, most));
-        round(now)?;
-        operations = rest;
-    }
-    Ok(())
 }

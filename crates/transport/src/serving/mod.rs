@@ -3,6 +3,7 @@
 
 mod acceptor;
 mod book;
+mod connections;
 mod gather;
 mod inbox;
 mod listener;
@@ -10,6 +11,7 @@ mod outbox;
 
 pub use acceptor::Origin;
 pub use book::ConnectionLimits;
+pub use connections::{Connected, Connections};
 pub use gather::{Gather, ZEROES, zeroes};
 pub use inbox::{INBOX, Inbox};
 pub use listener::{ListenError, Listener, Place, Service, serve_alone};

@@ -1,9 +1,8 @@
 //! Client functions that start, query, move and stop VMs. All of them block.
 
-use std::fs::OpenOptions;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -339,20 +338,10 @@ fn await_place(files: &Files, record: &Record) -> Result<(), VmError> {
 /// Starts a VM's supervisor; returns the address at which it waits for an arriving VM, if it does.
 fn start_supervisor(program: &Path, files: &Files) -> Result<Option<SocketAddr>, VmError> {
     let fail = || VmError::io(format!("cannot start {}", program.display()));
-    let log = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(files.log())
-        .map_err(fail())?;
-    let mut supervisor = Command::new(program)
-        .args(SUBCOMMAND)
-        .args([files.run_dir().as_os_str(), files.name().as_str().as_ref()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log)
-        .spawn()
-        .map_err(fail())?;
+    let mut supervisor = Command::new(program);
+    supervisor.args(SUBCOMMAND).stdin(Stdio::null());
+    supervisor.args([files.run_dir().as_os_str(), files.name().as_str().as_ref()]);
+    let mut supervisor = first_word::spawn(&mut supervisor, &files.log()).map_err(fail())?;
     let error = match first_word::heard(&mut supervisor, first_word::TIMEOUT).map_err(fail())? {
         Some(Response::Started) => return Ok(None),
         Some(Response::Awaits { address }) => return Ok(Some(address)),

@@ -1,10 +1,9 @@
 //! The supervisor process of a VM: it starts QEMU or adopts a running one, waits for its end, and
 //! cleans up.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
 use std::net::TcpListener;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
@@ -185,13 +184,7 @@ fn take_in(
 }
 
 fn start(files: &Files, record: &Record) -> Result<Child, VmError> {
-    let log = files.log();
-    let log = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&log)
-        .map_err(VmError::io(format!("cannot open {}", log.display())))?;
+    let log = first_word::open_log(&files.log()).map_err(VmError::io("cannot start QEMU"))?;
     let copy = log.try_clone().map_err(VmError::io("cannot open the log twice"))?;
     let Origin::Started(spec) = &record.origin else {
         return Err(VmError::Misuse("Aquifer did not start the VM".to_owned()));

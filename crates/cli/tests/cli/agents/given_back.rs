@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
+use aquifer_api::status::LoanState;
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -45,7 +46,7 @@ fn memory_that_a_lender_cannot_free_is_not_reported_as_free() {
     wait_until("the lender has tried twice to free the memory", || {
         b.log_text().matches("cannot free the memory of a lease").count() > 1
     });
-    assert_eq!(b.lent().state, "freeing");
+    assert_eq!(b.lent().state, LoanState::Freeing);
     fs::remove_dir(&record).unwrap();
     wait_until("b is free", || b.is_free());
 }

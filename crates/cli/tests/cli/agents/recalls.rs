@@ -1,6 +1,6 @@
 //! Tests of a lender that wants its memory back while it is in use.
 
-use aquifer_api::status::Role;
+use aquifer_api::status::{LoanState, Role};
 use aquifer_page::Bytes;
 
 use super::framework::{Cluster, Host, Load, Spec, lacks_rights, wait_until};
@@ -30,7 +30,7 @@ fn overload(b: &Host) -> Load {
     let mut own = b.load(Bytes::mib(72));
     own.filled();
     wait_until("b asks for its memory back", || {
-        b.status().lent.iter().all(|lent| lent.state == "asked back")
+        b.status().lent.iter().all(|lent| lent.state == LoanState::Recalled)
     });
     own
 }

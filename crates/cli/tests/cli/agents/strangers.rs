@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use aquifer_api::client::CallError;
 use aquifer_api::message::{MemBorFin, MemBorReq, MemLenFin, Renew};
 use aquifer_api::path;
-use aquifer_api::status::Lent;
+use aquifer_api::status::{Lent, LoanState};
+use aquifer_control::RequestId;
 use aquifer_nbd::proto::{option, reply};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 
@@ -66,12 +67,12 @@ impl Scene {
 fn lend(lender: &Host, to: &Identity) -> Lent {
     to.post(lender, path::MEM_BOR_REQ, &request()).unwrap();
     wait_for("the lease is granted", || {
-        lender.status().lent.into_iter().find(|lent| lent.state != "opening")
+        lender.status().lent.into_iter().find(|lent| lent.state != LoanState::Opening)
     })
 }
 
 fn request() -> MemBorReq {
-    MemBorReq { request: "0".repeat(31) + "1", bytes: Bytes::mib(64), group: Group::default() }
+    MemBorReq { request: RequestId(1), bytes: Bytes::mib(64), group: Group::default() }
 }
 
 const ASK_STATUS: &[u8] = b"GET /v1/status HTTP/1.1\r\nhost: b\r\n\r\n";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_control::node::{Contact, NoticeKind, Said, Work};
+use aquifer_control::node::{Contact, EventKind, Said, Work};
 use aquifer_control::{Action, Event, LoanState, Message};
 use aquifer_page::{Bytes, HostName, LeaseId};
 
@@ -33,7 +33,7 @@ fn a_drain_runs_to_its_end_and_notes_it_once() {
     shell.drain(true);
     assert_eq!(shell.sent(), [("b".to_owned(), recall(one)), ("c".to_owned(), recall(two))]);
     let begins = "recalls all leases, 64MiB in all, and lends nothing".to_owned();
-    assert_eq!(shell.notices(), [(NoticeKind::Drain, begins)]);
+    assert_eq!(shell.notices(), [(EventKind::Drain, begins)]);
     for (borrower, lease) in [("b", one), ("c", two)] {
         shell.said(borrower, recall(lease), Said::Taken(None)).hear(borrower, bor_fin(lease));
         assert_eq!(shell.begun(), [Action::FreeLease { lease }]);
@@ -41,12 +41,12 @@ fn a_drain_runs_to_its_end_and_notes_it_once() {
         shell.freed(lease);
     }
     let ends = "all leases are back".to_owned();
-    assert_eq!(shell.period(20).notices(), [(NoticeKind::Drain, ends)]);
+    assert_eq!(shell.period(20).notices(), [(EventKind::Drain, ends)]);
     assert_eq!(shell.period(20).notices(), []);
     assert!(
         shell.node.is_draining() && shell.node.left(&BTreeMap::new(), &BTreeMap::new()).is_empty()
     );
-    assert_eq!(shell.drain(false).notices(), [(NoticeKind::Drain, "lends again".to_owned())]);
+    assert_eq!(shell.drain(false).notices(), [(EventKind::Drain, "lends again".to_owned())]);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_silent_borrower_holds_a_drain_up_until_the_grace_ends() {
     let silent = Contact { error: Some("timed out".to_owned()), ..Contact::default() };
     assert_eq!(why(&shell, Some(silent)), "b does not answer: timed out");
     assert_eq!(shell.after(20).period(20).begun(), [Action::FreeLease { lease }]);
-    let [(NoticeKind::BorrowerLost, what)] = &shell.notices()[..] else {
+    let [(EventKind::BorrowerLost, what)] = &shell.notices()[..] else {
         panic!("{:?}", shell.notices())
     };
     assert!(what.starts_with("this host frees lease "), "{what}");

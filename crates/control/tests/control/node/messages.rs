@@ -1,6 +1,6 @@
 //! Tests of peers' messages, of this host's own, and of hosts that are no longer peers.
 
-use aquifer_control::node::{Answer, Input, NoticeKind, Output, Said, Work};
+use aquifer_control::node::{Answer, EventKind, Input, Output, Said, Work};
 use aquifer_control::{
     Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Message, Reason, RequestId,
     Restored,
@@ -183,7 +183,7 @@ fn a_host_that_is_down_is_noted_with_the_leases_it_concerns() {
     let address = std::net::SocketAddr::from(([192, 0, 2, 2], 7070));
     let down = |shell: &mut Shell, host: &str| {
         shell.input(Input::HostDown { host: name(host), address });
-        let [(NoticeKind::HostDown, what)] = &shell.notices()[..] else {
+        let [(EventKind::HostDown, what)] = &shell.notices()[..] else {
             panic!("{:?}", shell.outputs)
         };
         what.clone()

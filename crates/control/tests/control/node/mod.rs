@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::node::{
-    Answer, Input, Node, NoticeKind, Output, Readings, Said, Settings, Ticket, Work,
+    Answer, EventKind, Input, Node, Output, Readings, Said, Settings, Ticket, Work,
 };
 use aquifer_control::{Action, Config, Controller, Event, Memory, Message, Offer, Restored};
 use aquifer_page::{Bytes, LeaseId, VolumeId};
@@ -189,7 +189,7 @@ impl Shell {
         }
     }
 
-    fn notices(&self) -> Vec<(NoticeKind, String)> {
+    fn notices(&self) -> Vec<(EventKind, String)> {
         let notices = self.outputs.iter().filter_map(|output| match output {
             Output::Notice(notice) => Some((notice.kind, notice.what.clone())),
             _ => None,

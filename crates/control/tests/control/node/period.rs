@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aquifer_control::node::{
-    Found, Health, Input, LeaseReading, NoticeKind, Output, Readings, VolumeReading, Work,
+    EventKind, Found, Health, Input, LeaseReading, Output, Readings, VolumeReading, Work,
 };
 use aquifer_control::{Action, Event, Memory};
 use aquifer_page::{Bytes, LeaseId, VolumeId};
@@ -72,7 +72,7 @@ fn a_missed_lender_hears_every_five_seconds() {
     let volume = shell.swap();
     shell.period(20);
     look(&mut shell, volume, Health::Unreachable);
-    assert_eq!(shell.notices()[0].0, NoticeKind::LenderLost);
+    assert_eq!(shell.notices()[0].0, EventKind::LenderLost);
     for _ in 0..4 {
         assert_eq!(renewals(shell.period(20)), []);
     }
@@ -84,7 +84,7 @@ fn a_lost_lease_is_noted_once() {
     let mut shell = Shell::new();
     let volume = shell.swap();
     let renewed = || Input::Renewed { lender: name("b"), lost: vec![LEASE] };
-    assert_eq!(shell.input(renewed()).notices()[0].0, NoticeKind::LeaseLost);
+    assert_eq!(shell.input(renewed()).notices()[0].0, EventKind::LeaseLost);
     assert!(shell.node.lost().contains(&LEASE));
     assert_eq!(shell.input(renewed()).notices(), []);
     look(&mut shell, volume, Health::Lost);
@@ -113,10 +113,10 @@ fn killed_programs_and_ended_vms_are_noted() {
     assert_eq!(shell.read(reads(Some(5))).notices(), [], "before this agent");
     assert_eq!(shell.read(reads(None)).notices(), []);
     let what = "the kernel killed 2 program(s) of host because memory ran out".to_owned();
-    assert_eq!(shell.read(reads(Some(7))).notices(), [(NoticeKind::OomKill, what)]);
+    assert_eq!(shell.read(reads(Some(7))).notices(), [(EventKind::OomKill, what)]);
     let ended_vms = vec![("vm".to_owned(), "it was shut down".to_owned())];
     shell.read(Readings { ended_vms, ..reads(Some(7)) });
-    assert_eq!(shell.notices(), [(NoticeKind::VmEnded, "it was shut down".to_owned())]);
+    assert_eq!(shell.notices(), [(EventKind::VmEnded, "it was shut down".to_owned())]);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
 
 use aquifer_nbd::client::{Connection, NbdError};
 use aquifer_nbd::server::Limits;
@@ -49,9 +48,9 @@ impl NbdLender {
 
     /// Connects `count` clients and waits until the lender knows their exports.
     fn steady(&self, from: Ipv4Addr, count: usize) -> Vec<Connection> {
-        let before = self.registry.connections.load(Ordering::Relaxed);
+        let before = self.registry.connected();
         let clients = (0..count).map(|_| self.client(from).unwrap()).collect();
-        let now = || self.registry.connections.load(Ordering::Relaxed);
+        let now = || self.registry.connected();
         wait_until("all are connected", || now() == before + count);
         clients
     }

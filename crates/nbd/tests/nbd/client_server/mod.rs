@@ -5,52 +5,27 @@ mod trickling;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_nbd::client::{Connection, Failure, Run, Target};
-use aquifer_nbd::server::{Exports, Limits, Peer, Refused, Security, Server, Storage};
-use aquifer_page::{Bytes, HostName, LeaseId, PAGE_SIZE};
-use aquifer_store::tmpfs::stores;
-use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_nbd::server::{Limits, Security, Server};
+use aquifer_page::{Bytes, HostName, PAGE_SIZE};
+use aquifer_store::{Lease, Store};
 use aquifer_transport::Address;
 use aquifer_transport::tls::Identity;
 
 use crate::certificates::{Cluster, host};
+use crate::exports::ExportRegistry;
 use crate::operations::{every_operation, pattern};
+use crate::stores::{record, temporary_store};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Exports of one lease, open to its borrower only.
-struct ExportRegistry {
-    lease: Arc<Lease>,
-    connections: AtomicUsize,
-}
-
-impl Exports for ExportRegistry {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {
-        match &peer.host {
-            Some(host) if host != self.lease.borrower() => {
-                Err(Refused::Forbidden(format!("not lent to {host}")))
-            }
-            _ if name == "pages" => Ok(Storage::Lease(self.lease.clone())),
-            _ => Err(Refused::Unknown(name.to_owned())),
-        }
-    }
-
-    fn list(&self, _peer: &Peer) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn connected(&self, _lease: LeaseId) {
-        self.connections.fetch_add(1, Ordering::Relaxed);
-    }
-}
 
 /// A lender with a lease of 256 MiB for `borrower`, with a quota of half of that.
 struct NbdLender {
     server: Server,
     registry: Arc<ExportRegistry>,
+    lease: Arc<Lease>,
     _store: Store,
     _dir: tempfile::TempDir,
 }
@@ -65,21 +40,14 @@ impl NbdLender {
         identity: Option<&Identity>,
         limits: Limits,
     ) -> Self {
-        let dir = tempfile::tempdir_in(stores().unwrap()).unwrap();
-        let store = Store::open(&dir.path().join("store")).unwrap();
-        let record = LeaseRecord {
-            quota: Bytes::mib(128),
-            ..LeaseRecord::new(host("borrower"), Bytes::mib(256))
-        };
-        let registry = Arc::new(ExportRegistry {
-            lease: store.create(record).unwrap(),
-            connections: AtomicUsize::new(0),
-        });
+        let (dir, store) = temporary_store();
+        let lease = store.create(record(Bytes::mib(256), Bytes::mib(128))).unwrap();
+        let registry = ExportRegistry::with("pages", &lease);
         let security =
             identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));
         let server =
             Server::bind_with(&address(dir.path()), security, registry.clone(), limits).unwrap();
-        Self { server, registry, _store: store, _dir: dir }
+        Self { server, registry, lease, _store: store, _dir: dir }
     }
 
     fn target(&self, tls: Option<(&Identity, HostName)>) -> Arc<Target> {
@@ -121,9 +89,9 @@ fn zeroes_take_no_room_and_are_holes() {
     connection.block_status(0, 256 << 20, &mut runs).unwrap();
     let expected = [(1 << 20, true), (4096, false), ((255 << 20) - 4096, true)];
     assert_eq!(runs, expected.map(|(length, hole)| Run { length, hole }));
-    assert_eq!(lender.registry.lease.stored(), Bytes(PAGE_SIZE as u64));
+    assert_eq!(lender.lease.stored(), Bytes(PAGE_SIZE as u64));
     connection.write_zeroes(0, 256 << 20).unwrap();
-    assert_eq!(lender.registry.lease.stored(), Bytes::ZERO);
+    assert_eq!(lender.lease.stored(), Bytes::ZERO);
 }
 
 #[test]
@@ -155,7 +123,7 @@ fn a_lease_is_for_its_borrower_only() {
     let elsewhere = lender.target(Some((&borrower, host("other"))));
     let error = Connection::connect(elsewhere, TIMEOUT).unwrap_err();
     assert!(matches!(error.failure, Failure::Tls(_)), "{error}");
-    assert_eq!(lender.registry.connections.load(Ordering::Relaxed), 0);
+    assert_eq!(lender.registry.connected(), 0);
 }
 
 #[test]

@@ -1,58 +1,21 @@
 //! A server under test, and a client that speaks the protocol byte by byte.
 
-use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use aquifer_nbd::Uri;
 use aquifer_nbd::proto::{self, chunk, command, option, reply};
-use aquifer_nbd::server::{Exports, Limits, Peer, Refused, Security, Server, Storage};
-use aquifer_page::{Bytes, LeaseId};
+use aquifer_nbd::server::{Limits, Security, Server};
+use aquifer_page::Bytes;
 use aquifer_store::{Lease, Store};
 use aquifer_transport::Address;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::common::{Raw, connect};
+use crate::exports::ExportRegistry;
 use crate::stores::{record, temporary_store};
-
-/// Exports of leases by name, with counts of their connections and a record of their peers.
-#[derive(Default)]
-pub struct ExportRegistry {
-    pub leases: Mutex<BTreeMap<String, Arc<Lease>>>,
-    pub connections: AtomicUsize,
-    pub peers: Mutex<Vec<Peer>>,
-}
-
-impl Exports for ExportRegistry {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {
-        self.peers.lock().unwrap().push(peer.clone());
-        if name == "forbidden" {
-            return Err(Refused::Forbidden("it belongs to another host".to_owned()));
-        }
-        self.leases
-            .lock()
-            .unwrap()
-            .get(name)
-            .cloned()
-            .map(|lease| Storage::Lease(lease))
-            .ok_or_else(|| Refused::Unknown(name.to_owned()))
-    }
-
-    fn list(&self, _peer: &Peer) -> Vec<String> {
-        self.leases.lock().unwrap().keys().cloned().collect()
-    }
-
-    fn connected(&self, _lease: LeaseId) {
-        self.connections.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn disconnected(&self, _lease: LeaseId) {
-        self.connections.fetch_sub(1, Ordering::SeqCst);
-    }
-}
 
 /// A server on a unix socket with a temporary store; the default export is `lease`.
 pub struct Served {
@@ -71,8 +34,7 @@ impl Served {
     pub fn with(capacity: Bytes, quota: Bytes, limits: Limits) -> Self {
         let (dir, store) = temporary_store();
         let lease = store.create(record(capacity, quota)).unwrap();
-        let registry = Arc::new(ExportRegistry::default());
-        registry.leases.lock().unwrap().insert(String::new(), Arc::clone(&lease));
+        let registry = ExportRegistry::with("", &lease);
         let address = Address::Unix(dir.path().join("socket"));
         let server =
             Server::bind_with(&address, Security::Plain, registry.clone(), limits).unwrap();
@@ -101,7 +63,7 @@ impl Served {
     }
 
     pub fn connections(&self) -> usize {
-        self.registry.connections.load(Ordering::SeqCst)
+        self.registry.connections()
     }
 
     /// Returns a client of the default export in the transmission phase.

@@ -19,7 +19,7 @@ fn a_dropped_server_ends_its_connections_and_its_socket() {
     let mut client = served.client(true);
     let socket = served.socket();
     served.server.shutdown();
-    assert_eq!(registry.connections.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(registry.connections(), 0);
     assert!(client.is_closed());
     assert!(!socket.exists());
 }

@@ -2,7 +2,7 @@
 
 use aquifer_nvme::auth::{Exchange, Group, Hash, Response, Secret, Secrets, Side};
 use aquifer_nvme::proto::auth::{
-    Challenge, DH_HMAC_CHAP, Failure, Negotiate, Protocol, Reply, Success, failure, message,
+    Challenge, DH_HMAC_CHAP, Failure, Negotiate, Protocol, Reply, Start, Success, failure, message,
 };
 use aquifer_nvme::proto::command::{FABRICS, Sgl, io};
 use aquifer_nvme::proto::fabrics::{
@@ -55,8 +55,7 @@ fn receive(host: &mut Host) -> Vec<u8> {
 
 fn negotiation(hashes: &[u8], groups: &[u8]) -> Vec<u8> {
     let mut negotiate = Negotiate::new_zeroed();
-    negotiate.message = message::NEGOTIATE;
-    negotiate.transaction = TRANSACTION.into();
+    negotiate.start = Start::new(message::NEGOTIATE, TRANSACTION);
     negotiate.protocols = 1;
     let mut protocol = Protocol::new_zeroed();
     protocol.id = DH_HMAC_CHAP;
@@ -78,7 +77,10 @@ fn prove(
     assert_eq!(send(host, &negotiation(&[hash.id()], &[group.id()])), NvmeStatus::SUCCESS);
     let asked = receive(host);
     let (head, rest) = Challenge::read_from_prefix(&asked).unwrap();
-    assert_eq!((head.message, head.transaction.get()), (message::CHALLENGE, TRANSACTION));
+    assert_eq!(
+        (head.start.message, head.start.transaction.get()),
+        (message::CHALLENGE, TRANSACTION)
+    );
     assert_eq!((head.hash, head.group), (hash.id(), group.id()));
     let exchange = Exchange::begin(group);
     let exponential = exchange.as_ref().map(Exchange::exponential).unwrap_or_default();
@@ -97,8 +99,7 @@ fn prove(
         subsystem: &served.subsystem,
     };
     let mut reply = Reply::new_zeroed();
-    reply.message = message::REPLY;
-    reply.transaction = TRANSACTION.into();
+    reply.start = Start::new(message::REPLY, TRANSACTION);
     reply.hash_length = hash.length() as u8;
     reply.challenged = challenge.is_some().into();
     reply.exponential = (exponential.len() as u16).into();
@@ -139,13 +140,12 @@ fn both_ends_authenticate_by_every_hash_and_group() {
             let challenge = bidirectional.then_some(&challenge[..]);
             let (last, proof) = prove(&served, &mut host, (hash, group), &secret(HOST), challenge);
             let (success, rest) = Success::read_from_prefix(&last).unwrap();
-            assert_eq!(success.message, message::SUCCESS1, "{hash:?} {group:?}");
+            assert_eq!(success.start.message, message::SUCCESS1, "{hash:?} {group:?}");
             assert_eq!(success.responded == 1, bidirectional);
             if bidirectional {
                 assert_eq!(rest[..hash.length()], proof, "{hash:?} {group:?}");
                 let mut done = Success::new_zeroed();
-                done.message = message::SUCCESS2;
-                done.transaction = TRANSACTION.into();
+                done.start = Start::new(message::SUCCESS2, TRANSACTION);
                 assert_eq!(send(&mut host, done.as_bytes()), NvmeStatus::SUCCESS);
             }
             host.enable();
@@ -226,7 +226,7 @@ fn discover(served: &Served) -> Host {
 
 fn assert_failed(mut host: Host, last: &[u8], explanation: u8) {
     let (told, _) = Failure::read_from_prefix(last).unwrap();
-    assert_eq!((told.message, told.explanation), (message::FAILURE1, explanation));
+    assert_eq!((told.start.message, told.explanation), (message::FAILURE1, explanation));
     assert!(host.is_closed());
 }
 

@@ -11,6 +11,7 @@ use aquifer_nvme::target::{Host as Peer, Limits, Namespace, Refused, Subsystems,
 use aquifer_page::{Bytes, LeaseId};
 use aquifer_store::{Lease, Store};
 use aquifer_transport::Address;
+use aquifer_transport::serving::Connections;
 
 use super::host::Host;
 use crate::common::pattern;
@@ -26,6 +27,16 @@ pub struct SubsystemRegistry {
     pub queues: AtomicUsize,
     /// The secrets of every subsystem; `None` demands no authentication.
     pub secrets: Mutex<Option<Secrets>>,
+}
+
+impl Connections for SubsystemRegistry {
+    fn connected(&self, _lease: LeaseId) {
+        self.queues.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn disconnected(&self, _lease: LeaseId) {
+        self.queues.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Subsystems for SubsystemRegistry {
@@ -46,14 +57,6 @@ impl Subsystems for SubsystemRegistry {
 
     fn secrets(&self, _subsystem: &Nqn, _host: &Peer) -> Option<Secrets> {
         self.secrets.lock().unwrap().clone()
-    }
-
-    fn connected(&self, _lease: LeaseId) {
-        self.queues.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn disconnected(&self, _lease: LeaseId) {
-        self.queues.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -33,7 +33,7 @@ impl World {
             }
             between();
         }
-        self.still.set(true);
+        self.schedule.still.set(true);
         if !self.round(&from, &to, &mut incoming, last) {
             return self.stay_here(&from);
         }
@@ -107,7 +107,7 @@ impl World {
 
     fn stay_here(&self, from: &Rc<Host>) {
         self.say("it stays here");
-        self.still.set(false);
+        self.schedule.still.set(false);
         match self.run_if_there(from, "own", Engine::own) {
             Some(()) => {}
             None => self.restart(from),
@@ -140,7 +140,7 @@ impl World {
         if self.run_if_there(to, "own", Engine::own).is_none() {
             self.restart(to);
         }
-        self.still.set(false);
+        self.schedule.still.set(false);
         *self.here.borrow_mut() = to.clone();
         self.start_program(to);
         self.other.replace(Some(from.clone()));

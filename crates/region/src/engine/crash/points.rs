@@ -22,9 +22,9 @@ fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World))
     let world = World::new(SHAPE, Random::new(1), true);
     let done = catch_unwind(AssertUnwindSafe(|| {
         before(&world);
-        world.fuse.set(killed_at);
+        world.schedule.fuse.set(killed_at);
         what(&world);
-        let was_killed = world.fuse.take().is_none();
+        let was_killed = world.schedule.fuse.take().is_none();
         while !world.fetch_postcopy(true) {}
         world.read_all();
         world.evict_all();

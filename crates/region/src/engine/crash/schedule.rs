@@ -101,7 +101,7 @@ impl World {
         for cell in pages.start * CELLS..pages.end * CELLS {
             self.model.borrow_mut()[cell as usize].push(0);
         }
-        *self.discarding.borrow_mut() = pages.clone();
+        *self.schedule.discarding.borrow_mut() = pages.clone();
         loop {
             let run = Run { first: pages.start, count: pages.end - pages.start };
             match self.run(&host, format_args!("discard {pages:?}"), |engine| engine.discard(run)) {
@@ -120,7 +120,7 @@ impl World {
                 break;
             }
         }
-        *self.discarding.borrow_mut() = 0..0;
+        *self.schedule.discarding.borrow_mut() = 0..0;
     }
 
     pub(super) fn evict_all(&self) {

@@ -70,16 +70,9 @@ pub(super) struct Host {
     pub(super) programs: RefCell<Vec<Rc<Program>>>,
 }
 
-pub(super) struct World {
-    pub(super) shape: Shape,
-    pub(super) lender: Arc<Pages>,
+/// What happens next.
+pub(super) struct Schedule {
     random: RefCell<Random>,
-    /// `here` is the host on which the programs run; `other` is the source or destination of a
-    /// hand-over.
-    pub(super) here: RefCell<Rc<Host>>,
-    pub(super) other: RefCell<Option<Rc<Host>>>,
-    /// The host with the running engine.
-    pub(super) running: RefCell<Option<Rc<Host>>>,
     /// The number of points until the running engine is killed.
     pub(super) fuse: Cell<Option<u64>>,
     /// Whether only told steps happen: no random kill, no interference.
@@ -89,6 +82,18 @@ pub(super) struct World {
     pub(super) still: Cell<bool>,
     /// Pages under discard, which no program touches.
     pub(super) discarding: RefCell<std::ops::Range<u64>>,
+}
+
+pub(super) struct World {
+    pub(super) shape: Shape,
+    pub(super) lender: Arc<Pages>,
+    pub(super) schedule: Schedule,
+    /// `here` is the host on which the programs run; `other` is the source or destination of a
+    /// hand-over.
+    pub(super) here: RefCell<Rc<Host>>,
+    pub(super) other: RefCell<Option<Rc<Host>>>,
+    /// The host with the running engine.
+    pub(super) running: RefCell<Option<Rc<Host>>>,
     /// The versions that each cell may hold.
     pub(super) model: RefCell<Vec<Vec<u64>>>,
     versions: Cell<u64>,
@@ -214,18 +219,21 @@ impl World {
     /// Makes the world. With `is_told`, no engine is killed and nothing happens at random.
     pub(super) fn new(shape: Shape, random: Random, is_told: bool) -> Rc<Self> {
         let here = Host::new(0, shape, false);
-        let world = Rc::new(Self {
-            shape,
-            lender: Arc::default(),
+        let schedule = Schedule {
             random: RefCell::new(random),
-            here: RefCell::new(here.clone()),
-            other: RefCell::default(),
-            running: RefCell::default(),
             fuse: Cell::new(None),
             is_told,
             playing: Cell::new(false),
             still: Cell::new(false),
             discarding: RefCell::new(0..0),
+        };
+        let world = Rc::new(Self {
+            shape,
+            lender: Arc::default(),
+            schedule,
+            here: RefCell::new(here.clone()),
+            other: RefCell::default(),
+            running: RefCell::default(),
             model: RefCell::new(vec![vec![0]; (shape.pages * CELLS) as usize]),
             versions: Cell::new(0),
             hosts: Cell::new(0),
@@ -245,11 +253,11 @@ impl World {
     }
 
     pub(super) fn below(&self, end: u64) -> u64 {
-        self.random.borrow_mut().below(end)
+        self.schedule.random.borrow_mut().below(end)
     }
 
     pub(super) fn one_in(&self, number: u64) -> bool {
-        !self.is_told && self.below(number) == 0
+        !self.schedule.is_told && self.below(number) == 0
     }
 
     pub(super) fn say(&self, what: impl Display) {
@@ -275,8 +283,8 @@ impl World {
     /// Handles a point: the running engine is about to change lasting state.
     fn at(&self, point: &'static str) {
         let Some(running) = self.running.borrow().clone() else { return };
-        if let Some(left) = self.fuse.get() {
-            self.fuse.set(left.checked_sub(1));
+        if let Some(left) = self.schedule.fuse.get() {
+            self.schedule.fuse.set(left.checked_sub(1));
             if left == 0 {
                 self.say(format_args!("  killed before '{point}'"));
                 resume_unwind(Box::new(Killed));
@@ -285,10 +293,10 @@ impl World {
         if point == "ordered" {
             running.programs.borrow().iter().for_each(|program| program.obey());
         }
-        if !self.playing.get() && !self.still.get() && self.one_in(16) {
-            self.playing.set(true);
+        if !self.schedule.playing.get() && !self.schedule.still.get() && self.one_in(16) {
+            self.schedule.playing.set(true);
             self.interfere();
-            self.playing.set(false);
+            self.schedule.playing.set(false);
         }
     }
 
@@ -298,7 +306,7 @@ impl World {
         let programs = host.programs.borrow().clone();
         let Some(program) = programs.get(self.below(2) as usize) else { return };
         let page = self.below(self.shape.pages);
-        if self.discarding.borrow().contains(&page) {
+        if self.schedule.discarding.borrow().contains(&page) {
             return;
         }
         if !program.has(page) {
@@ -362,9 +370,9 @@ impl World {
     }
 
     fn survives<T>(&self, host: &Rc<Host>, op: impl FnOnce() -> T) -> Option<T> {
-        if !self.is_told {
+        if !self.schedule.is_told {
             // Most engines die early, some late.
-            self.fuse.set(match self.below(8) {
+            self.schedule.fuse.set(match self.below(8) {
                 0 => Some(self.below(8)),
                 1 => Some(self.below(200)),
                 _ => None,
@@ -373,10 +381,10 @@ impl World {
         let before = self.running.replace(Some(host.clone()));
         let done = catch_unwind(AssertUnwindSafe(op));
         self.running.replace(before);
-        if !self.is_told {
-            self.fuse.set(None);
+        if !self.schedule.is_told {
+            self.schedule.fuse.set(None);
         }
-        self.playing.set(false);
+        self.schedule.playing.set(false);
         let done = unless_killed(done);
         if done.is_none() {
             self.lose_engine(host);
@@ -394,7 +402,8 @@ impl World {
         for _ in 0..20 {
             self.say(format_args!("host {}: start an engine", host.number));
             self.lose_engine(host);
-            while !self.still.get() && !host.programs.borrow().is_empty() && self.one_in(3) {
+            while !self.schedule.still.get() && !host.programs.borrow().is_empty() && self.one_in(3)
+            {
                 self.interfere();
             }
             host.programs.borrow().iter().for_each(|program| program.obey());

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use aquifer_nbd::server::{Exports, Peer, Refused, Storage};
 use aquifer_store::Lease;
+use aquifer_transport::serving::Connections;
 
 /// Leases by name, open to every client that may connect.
 pub(super) struct Leases(pub(super) Vec<(String, Arc<Lease>)>);
+
+impl Connections for Leases {}
 
 impl Exports for Leases {
     fn open(&self, name: &str, _peer: &Peer) -> Result<Storage, Refused> {

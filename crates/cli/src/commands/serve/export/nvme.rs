@@ -11,6 +11,7 @@ use aquifer_nvme::proto::Nqn;
 use aquifer_nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
 use aquifer_store::Lease;
 use aquifer_transport::Address;
+use aquifer_transport::serving::Connections;
 use serde::Serialize;
 
 use super::Export;
@@ -87,6 +88,8 @@ impl fmt::Display for Ready {
         f.write_str(&uris.join(" "))
     }
 }
+
+impl Connections for OneSubsystem {}
 
 impl Subsystems for OneSubsystem {
     fn open(&self, subsystem: &Nqn, host: &Host) -> Result<Arc<Namespace>, Refused> {

@@ -1,0 +1,165 @@
+//! Operations over a connection, many in flight.
+
+use std::array;
+use std::fmt;
+use std::time::Duration;
+
+use super::operation::round_length;
+use super::{Deadline, Failed, Failure, Operation, Round, WINDOW};
+
+/// A protocol's connection that carries out operations in rounds: the requests of a round leave
+/// together, and their answers come in any order. A protocol says how; the rest is the same for
+/// all.
+pub trait Pipelined {
+    /// The other end, with its means of access.
+    type Target: fmt::Debug + fmt::Display;
+    /// The protocol's failures.
+    type Failure: Failure;
+
+    /// Returns how many requests may be in flight, at most [`WINDOW`].
+    fn window(&self) -> usize {
+        WINDOW
+    }
+
+    /// Returns the timeout of an operation.
+    fn io_timeout(&self) -> Duration;
+
+    /// Returns whether an earlier failure ended the connection.
+    fn is_broken(&self) -> bool;
+
+    /// Adds the target to the failure. Marks the connection as broken if the failure ends it.
+    fn fail(&mut self, failure: Self::Failure) -> Failed<Self::Target, Self::Failure>;
+
+    /// Checks that the peer can be asked for the operation.
+    ///
+    /// # Errors
+    /// If the operation exceeds what the peer offers.
+    fn check(&self, operation: &Operation<'_>) -> Result<(), Self::Failure>;
+
+    /// Returns the number of a round's first request, with room for [`WINDOW`] numbers.
+    ///
+    /// # Errors
+    /// If there is input already: it would answer no request.
+    fn begin(&mut self, deadline: Deadline) -> Result<u64, Self::Failure>;
+
+    /// Sends the requests of all operations that are not empty.
+    ///
+    /// # Errors
+    /// The failure that ends the connection.
+    fn send(
+        &mut self,
+        operations: &[Operation<'_>],
+        round: &mut Round<Self::Failure>,
+        deadline: Deadline,
+    ) -> Result<(), Self::Failure>;
+
+    /// Receives one answer, or a part of one, and enters it in the round.
+    ///
+    /// # Errors
+    /// The failure that ends the connection; any other goes to [`Round::fail`].
+    fn receive_one(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        round: &mut Round<Self::Failure>,
+        deadline: Deadline,
+    ) -> Result<(), Self::Failure>;
+
+    /// Carries out all operations in any order.
+    ///
+    /// # Errors
+    /// The first failure found; which of the other operations took effect is then unspecified.
+    fn run_by(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), Failed<Self::Target, Self::Failure>> {
+        try_run(self, deadline, operations).map_err(|failure| self.fail(failure))
+    }
+
+    /// Carries out all operations. A single operation takes a short path, as every page comes this
+    /// way.
+    ///
+    /// # Errors
+    /// As [`run_by`](Self::run_by).
+    fn run_all<'a>(
+        &mut self,
+        mut pieces: impl Iterator<Item = Operation<'a>>,
+    ) -> Result<(), Failed<Self::Target, Self::Failure>> {
+        let deadline = Deadline::after(self.io_timeout());
+        while let Some(first) = pieces.next() {
+            let Some(second) = pieces.next() else { return self.run_by(deadline, &mut [first]) };
+            let mut more = [first, second].into_iter().chain(&mut pieces);
+            let mut count = 0;
+            let mut operations: [Operation<'_>; WINDOW] = array::from_fn(|_| match more.next() {
+                Some(operation) => {
+                    count += 1;
+                    operation
+                }
+                None => Operation::Flush,
+            });
+            self.run_by(deadline, &mut operations[..count])?;
+        }
+        Ok(())
+    }
+
+    /// Reads all of `into` in pieces of at most `longest` bytes.
+    ///
+    /// # Errors
+    /// As [`run_by`](Self::run_by); the content of `into` is then unspecified.
+    fn read_in_pieces(
+        &mut self,
+        offset: u64,
+        into: &mut [u8],
+        longest: usize,
+    ) -> Result<(), Failed<Self::Target, Self::Failure>> {
+        let pieces = into.chunks_mut(longest).zip((offset..).step_by(longest));
+        self.run_all(pieces.map(|(into, offset)| Operation::Read { offset, into }))
+    }
+
+    /// Writes all of `from` in pieces of at most `longest` bytes.
+    ///
+    /// # Errors
+    /// As [`run_by`](Self::run_by); any part of the data may then have been written.
+    fn write_in_pieces(
+        &mut self,
+        offset: u64,
+        from: &[u8],
+        longest: usize,
+    ) -> Result<(), Failed<Self::Target, Self::Failure>> {
+        let pieces = from.chunks(longest).zip((offset..).step_by(longest));
+        self.run_all(pieces.map(|(from, offset)| Operation::Write { offset, from }))
+    }
+}
+
+fn try_run<C: Pipelined + ?Sized>(
+    connection: &mut C,
+    deadline: Deadline,
+    mut operations: &mut [Operation<'_>],
+) -> Result<(), C::Failure> {
+    if connection.is_broken() {
+        return Err(C::Failure::BROKEN);
+    }
+    operations.iter().try_for_each(|operation| connection.check(operation))?;
+    let most = connection.window();
+    while !operations.is_empty() {
+        let (now, rest) = operations.split_at_mut(round_length(operations, most));
+        one_round(connection, deadline, now)?;
+        operations = rest;
+    }
+    Ok(())
+}
+
+/// Sends the requests and receives all answers, also after a failed one, so that the connection
+/// stays usable.
+fn one_round<C: Pipelined + ?Sized>(
+    connection: &mut C,
+    deadline: Deadline,
+    operations: &mut [Operation<'_>],
+) -> Result<(), C::Failure> {
+    let mut round = Round::new(connection.begin(deadline)?, operations);
+    connection.send(operations, &mut round, deadline)?;
+    while !round.is_over() {
+        connection.receive_one(operations, &mut round, deadline)?;
+    }
+    round.result()
+}
