@@ -4,6 +4,7 @@ use std::any::TypeId;
 use std::collections::BTreeSet;
 
 use aquifer_page::Bytes;
+use clap::error::ErrorKind;
 
 use super::*;
 
@@ -83,6 +84,33 @@ fn positions_are_names_and_never_sizes() {
             assert!(!is_size, "{words:?} {position:?}");
         }
     });
+}
+
+#[test]
+fn the_word_after_a_noun_is_a_verb() {
+    const NOUNS: [&str; 5] = ["host", "volume", "region", "vm", "group"];
+    const VERBS: [&str; 21] = [
+        "adopt", "attach", "borrow", "create", "detach", "drain", "drop", "exec", "forget", "list",
+        "migrate", "persist", "recover", "resize", "resume", "return", "rm", "set", "show",
+        "start", "stop",
+    ];
+    each(&command(), &[], &mut |words, _| {
+        let [noun, word] = words else { return };
+        let verb = word.split('-').next().unwrap_or(word);
+        assert!(
+            VERBS.contains(&verb) || !NOUNS.contains(noun),
+            "'{word}' of 'aquifer {noun}' is no known verb"
+        );
+    });
+}
+
+#[test]
+fn commands_that_set_need_a_value() {
+    for line in ["vm set-budget", "region set-limit", "region set-limit --group blue"] {
+        let line = format!("aquifer {line}");
+        let error = command().try_get_matches_from(line.split(' ')).expect_err(&line);
+        assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{line}: {error}");
+    }
 }
 
 /// Splits a command line like a shell, up to a pipe or a redirection.

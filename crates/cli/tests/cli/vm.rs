@@ -105,7 +105,7 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
         assert!(turn["silent"].to_string().contains("no answer to 'reading' within"), "{turn}");
         let other = turn["decisions"].as_array().unwrap().iter().find(|one| one["vm"] == "other");
         assert!(other.is_some(), "{turn}");
-        let budget = host.done(&["vm", "budget"]);
+        let budget = host.done(&["vm", "show-budget"]);
         assert_eq!(budget["vms"]["silent"]["local"], 32 << 20, "{budget}");
         let all = host.done(&["vm", "list"]);
         let states: Vec<_> = all.as_array().unwrap().iter().map(|vm| vm["state"].clone()).collect();
