@@ -113,6 +113,26 @@ fn commands_that_set_need_a_value() {
     }
 }
 
+#[test]
+fn a_vm_without_a_cache_takes_no_option_of_the_pool() {
+    let own = ["policy=sieve", "scheme=on-demand", "prefetch=off", "fault-timeout=1s", "workers=2"];
+    let more = ["group=blue", "groups=/x", "tls=/x", "lender-host=b", "unencrypted", "take-over"];
+    for option in [&own[..], &more].concat() {
+        let given = format!("--{option}");
+        let line = ["aquifer", "vm", "start", "db", "--memory", "1G", &given];
+        let parse = |line: &[&str]| {
+            let matches = command().try_get_matches_from(line)?;
+            Cli::from_arg_matches(&matches).map(drop)
+        };
+        let name = option.split('=').next().unwrap_or(option);
+        let text = parse(&line).expect_err(option).to_string();
+        assert!(text.contains(&format!("--{name} needs memory in the pool")), "{text}");
+        let pooled = [&line[..], &["--cache", "1G", "--lender", "nbd+unix:///?socket=/x"]].concat();
+        assert!(parse(&pooled).is_ok(), "{option}");
+        assert!(parse(&line[..6]).is_ok());
+    }
+}
+
 /// Splits a command line like a shell, up to a pipe or a redirection.
 fn split(line: &str) -> Vec<String> {
     let (mut words, mut quoted, mut empty) = (vec![String::new()], false, true);
