@@ -200,10 +200,9 @@ impl Vm {
                     return failure.map_or(Ok(ExitCode::SUCCESS), Err);
                 }
                 if with_ended {
-                    let all = ended::All { vms, ended: ended::latest(&run_dir)? };
-                    output::answer(common.json, &all, |all| {
-                        format!("{}\n\n{}", listed(&all.vms), ended::listed(&all.ended))
-                    })?;
+                    let ended = ended::latest(&run_dir)?;
+                    let table = format!("{}\n\n{}", listed(&vms), ended::listed(&ended));
+                    output::answer(common.json, &ended::all(&vms, ended), |_| table)?;
                 } else {
                     output::answer(common.json, &vms, |all| listed(all))?;
                 }
