@@ -159,9 +159,9 @@ impl Cached {
                 "{} is missing: the region's pages get their own keys, and are never shared",
                 self.groups.all().file(&self.group).display()
             );
-            Failure::new(format!("warning: group '{}'", self.group), why)
+            Failure::new(format!("joining group '{}'", self.group), why)
                 .help("run 'aquifer group create', or copy the file from another host")
-                .report(false);
+                .warn(common.json);
         }
         if let Some(agreement) = &agreement {
             let what = || format!("joining group '{}'", agreement.name);

@@ -235,7 +235,7 @@ impl Export {
         }
         let addresses = self.addresses(common)?;
         let marks = common.run_dir.join("exports");
-        clean_up(&marks);
+        clean_up(&marks, common.json);
         let mut instance = Instance::claim(&marks, "export")
             .or_fail(|| format!("recording this export in {}", marks.display()))?;
         if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
@@ -251,7 +251,7 @@ impl Export {
             let why = "several devices need different names";
             return Err(Failure::new(what(), why).help("give each device its own --name"));
         }
-        let memory = ExportMemory::make(&self, &mut instance)?;
+        let memory = ExportMemory::make(&self, &mut instance, common.json)?;
         let leases = self.names.iter().cloned().zip(memory.leases.iter().cloned()).collect();
         let servers = self.listen(&addresses, Arc::new(Leases(leases)))?;
 
