@@ -192,11 +192,11 @@ fn spill(dir: &Path) -> Check {
         None => Check::warn(
             NAME,
             format!(
-                "{} is missing: the agent would create it in {}",
+                "{} does not exist: the agent creates it when it starts, on the disk of {}",
                 dir.display(),
                 nearest(dir).display()
             ),
-            "create or mount it: it stores borrowed pages when no lender has room",
+            "if that disk has no room for borrowed pages, mount another one there first",
         ),
     }
 }
