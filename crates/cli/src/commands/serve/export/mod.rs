@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -270,7 +270,7 @@ impl Export {
         };
         output::answer(common.json, &ready, Ready::to_text)?;
         if let Some(every) = self.report {
-            report(common.json, every, Arc::clone(&memory.store)).or_fail(what)?;
+            report(common.json, every, Arc::downgrade(&memory.store)).or_fail(what)?;
         }
         signals.forever().next();
         // Servers first, so that no client sees its pages vanish.
@@ -349,12 +349,14 @@ impl ExportReport {
 /// The shortest time between two reports.
 const SHORTEST_REPORT: Duration = Duration::from_millis(10);
 
-/// Reports as long as this process lives, on a thread of its own.
-fn report(json: bool, every: Duration, store: Arc<Store>) -> io::Result<()> {
+/// Reports as long as the store lives, on a thread of its own.
+fn report(json: bool, every: Duration, store: Weak<Store>) -> io::Result<()> {
     let telling = move || {
         loop {
             thread::sleep(every.max(SHORTEST_REPORT));
+            let Some(store) = store.upgrade() else { return };
             let report = ExportReport::of(&store.usage());
+            drop(store);
             if output::answer(json, &report, ExportReport::to_text).is_err() {
                 return;
             }
