@@ -14,8 +14,9 @@ throughput is the program's progress in some seconds. As in the paper, the host 
 All guests' memory is in regions. Policy and scheme are the paper's (round-robin, on demand). The
 disk is an emulated link of 1 ms a page, one page at a time, one link for each VM. A disk would take
 5 to 10 ms. The paper has no disk, and Base ends at 4 VMs. The host's memory holds shared pages too:
-the group's frames reduce the limit of the caches (`aquifer region limit`). Prices are the paper's
-3-year TCO (section 5): 2434 dollars for Base and CBPS, 3618 for Max, 3052 for DM and DM+CBPS.
+the group's frames reduce the limit of the caches (`aquifer region set-limit`). Prices are the
+paper's 3-year TCO (section 5): 2434 dollars for Base and CBPS, 3618 for Max, 3052 for DM and
+DM+CBPS.
 
 Guests start while memory is not limited. Each number of them is measured once all have worked for
 some seconds with limited memory. Build first:
@@ -79,7 +80,7 @@ def sharing(host: GroupHost) -> dict:
 def limit(host: GroupHost) -> None:
     """Limits the caches to the memory that the group's frames leave."""
     frames = sharing(host)["frames_bytes"] // MIB
-    host.aquifer("region", "limit", "--cache", f"{HOST - frames - 1}M")
+    host.aquifer("region", "set-limit", "--cache", f"{HOST - frames - 1}M")
 
 
 def measure(host: GroupHost, guests: list, seconds: float) -> dict:
@@ -107,7 +108,7 @@ def run(name: str, counts: list, seconds: float, files: dict) -> dict:
         found = {}
         for count in counts:
             # Without a limit, as guests take minutes to start on a slow disk.
-            host.aquifer("region", "limit", "--cache", "none")
+            host.aquifer("region", "set-limit", "--cache", "none")
             while len(guests) < count:
                 where = ["--cache", f"{MEMORY + 8}M", "--emulate-link", link, *PAPERS]
                 host.start(

@@ -51,7 +51,7 @@ def run_load(guest: Guest, rate: int, began: float) -> dict:
 
 def once(way: str, rate: int) -> dict:
     with Host() as host:
-        host.aquifer("vm", "budget", "--memory", BUDGET)
+        host.aquifer("vm", "set-budget", "--memory", BUDGET)
         guests = []
         for name in ("one", "two"):
             disk = host.ram / name

@@ -238,7 +238,7 @@ class GroupHost:
 
     def set_caches(self, mib: int) -> None:
         for _, vm in self.vms:
-            self.aquifer("region", "resize-cache", vm, "--cache", f"{mib}M")
+            self.aquifer("region", "resize", vm, "--cache", f"{mib}M")
 
     def rates(self, seconds: int) -> dict:
         """Returns the scanner's reports, one a second, by variant and by what the guests do."""

@@ -21,6 +21,15 @@ pub struct Failure {
     pub help: Option<String>,
 }
 
+/// Whether a command ends with a failure.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// It ends.
+    Error,
+    /// It goes on.
+    Warning,
+}
+
 impl Failure {
     /// Makes a failure without a remedy.
     pub fn new(what: impl Into<String>, why: impl fmt::Display) -> Self {
@@ -37,10 +46,21 @@ impl Failure {
     /// Writes the failure to standard error: text for a person, or one JSON object `{"error":
     /// {…}}`.
     pub fn report(&self, json: bool) {
-        if json {
-            eprintln!("{}", serde_json::json!({ "error": self }));
-        } else {
-            eprintln!("aquifer: {self}");
+        eprintln!("{}", self.line(Kind::Error, json));
+    }
+
+    /// Writes the failure to standard error as a warning: the command goes on. With `json` it is
+    /// one object `{"warning": {…}}`.
+    pub fn warn(&self, json: bool) {
+        eprintln!("{}", self.line(Kind::Warning, json));
+    }
+
+    fn line(&self, kind: Kind, json: bool) -> String {
+        match (json, kind) {
+            (true, Kind::Error) => serde_json::json!({ "error": self }).to_string(),
+            (true, Kind::Warning) => serde_json::json!({ "warning": self }).to_string(),
+            (false, Kind::Error) => format!("aquifer: {self}"),
+            (false, Kind::Warning) => format!("aquifer: warning: {self}"),
         }
     }
 }
@@ -106,6 +126,21 @@ mod tests {
             failure.to_string(),
             "reading /etc/x: no such file\n  help: make it with 'aquifer cluster create'"
         );
+    }
+
+    #[test]
+    fn a_warning_differs_from_a_failure_in_its_first_word() {
+        let failure = Failure::new("reading /etc/x", "no such file");
+        assert_eq!(failure.line(Kind::Error, false), "aquifer: reading /etc/x: no such file");
+        assert_eq!(
+            failure.line(Kind::Warning, false),
+            "aquifer: warning: reading /etc/x: no such file"
+        );
+        for (kind, key) in [(Kind::Error, "error"), (Kind::Warning, "warning")] {
+            let object: serde_json::Value =
+                serde_json::from_str(&failure.line(kind, true)).unwrap();
+            assert_eq!(object[key]["why"], "no such file", "{object}");
+        }
     }
 
     #[test]

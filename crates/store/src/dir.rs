@@ -7,17 +7,31 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{Group, LeaseId};
-use rustix::fs::{FlockOperation, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use crate::{StoreError, guarded, tmpfs};
+
+/// The name of the file whose `flock` the store's process holds.
+const LOCK: &str = "lock";
 
 /// The store's directory, locked against other processes while this value lives.
 #[derive(Debug)]
 pub(crate) struct Dir {
     path: PathBuf,
-    /// Holds the `flock` on the directory's `lock` file.
-    _lock: File,
+    directory: OwnedFd,
+    /// Holds the `flock` on the directory's `lock` file, which the drop removes.
+    lock: File,
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        // No other process removes a file that this one holds, and `lock_file` does not keep a
+        // removed one. A file that stays for another reason does no harm.
+        if is_named(&self.directory, &self.lock) {
+            let _ = unlinkat(&self.directory, LOCK, AtFlags::empty());
+        }
+    }
 }
 
 /// A file of the store.
@@ -63,7 +77,7 @@ impl Dir {
         let only_us = fs::Permissions::from_mode(0o700);
         fs::set_permissions(path, only_us).map_err(StoreError::file("make private", path))?;
         let lock = lock_file(&directory, path)?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Ok(Self { path: path.to_owned(), directory, lock })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -131,33 +145,106 @@ fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), StoreError> {
 
 /// Takes the lock and writes this process's id into the file, for the error of the next process.
 fn lock_file(directory: &OwnedFd, dir: &Path) -> Result<File, StoreError> {
-    let path = dir.join("lock");
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = openat(directory, "lock", flags, Mode::RUSR | Mode::WUSR);
-    let mut file =
-        File::from(opened.map_err(|error| StoreError::file("open", &path)(error.into()))?);
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let mut pid = String::new();
-            // Without the pid the error only says less.
-            let _ = file.read_to_string(&mut pid);
-            return Err(StoreError::Busy { dir: dir.to_owned(), pid: pid.trim().to_owned() });
+    let path = dir.join(LOCK);
+    // The process that held the lock may have removed the file after this one opened it. Another
+    // process may lock a new file then, so a lock on the removed one excludes nobody.
+    let mut file = loop {
+        let file = open_locked(directory, dir, &path)?;
+        if is_named(directory, &file) {
+            break file;
         }
-        Err(error) => return Err(StoreError::file("lock", &path)(error.into())),
-    }
+    };
     let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     write.map_err(StoreError::file("write", &path))?;
     Ok(file)
 }
 
+/// Returns whether the directory's `lock` is this file.
+fn is_named(directory: &OwnedFd, file: &File) -> bool {
+    let named = statat(directory, LOCK, AtFlags::SYMLINK_NOFOLLOW);
+    let of = |stat: Stat| (stat.st_dev, stat.st_ino);
+    named.is_ok_and(|named| fstat(file).is_ok_and(|file| of(file) == of(named)))
+}
+
+/// Opens or creates the file and takes its lock.
+fn open_locked(directory: &OwnedFd, dir: &Path, path: &Path) -> Result<File, StoreError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR);
+    let mut file =
+        File::from(opened.map_err(|error| StoreError::file("open", path)(error.into()))?);
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            // Without the pid the error only says less.
+            let _ = file.read_to_string(&mut pid);
+            Err(StoreError::Busy { dir: dir.to_owned(), pid: pid.trim().to_owned() })
+        }
+        Err(error) => Err(StoreError::file("lock", path)(error.into())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
     use super::*;
+
+    /// Locks the directory as [`Dir::lock`] does; the place of the directory does not matter here.
+    fn lock(path: &Path) -> Result<Dir, StoreError> {
+        let directory = OwnedFd::from(File::open(path).unwrap());
+        let lock = lock_file(&directory, path)?;
+        Ok(Dir { path: path.to_owned(), directory, lock })
+    }
+
+    #[test]
+    fn the_lock_leaves_no_file_and_has_one_holder_at_a_time() {
+        const THREADS: u32 = 4;
+        const ROUNDS: u32 = 2_000;
+        let dir = tempfile::tempdir().unwrap();
+        let [holders, locked] = [AtomicU32::new(0), AtomicU32::new(0)];
+        let contend = || {
+            for _ in 0..ROUNDS {
+                match lock(dir.path()) {
+                    Ok(held) => {
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                        locked.fetch_add(1, Ordering::SeqCst);
+                        thread::yield_now();
+                        assert_eq!(holders.fetch_sub(1, Ordering::SeqCst), 1);
+                        drop(held);
+                    }
+                    Err(StoreError::Busy { .. }) => thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(contend);
+            }
+        });
+        assert!(locked.into_inner() >= THREADS);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_drop_spares_a_lock_of_another_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path()).unwrap();
+        // An operator removes the file, and another process makes its own.
+        fs::remove_file(dir.path().join(LOCK)).unwrap();
+        let other = lock(dir.path()).unwrap();
+        drop(held);
+        assert!(dir.path().join(LOCK).exists());
+        drop(other);
+        assert!(!dir.path().join(LOCK).exists());
+    }
 
     #[test]
     fn every_file_is_known_by_its_name_whatever_its_group_is_called() {
-        let dir = Dir { path: "/store".into(), _lock: File::open("/dev/null").unwrap() };
+        let null = || File::open("/dev/null").unwrap();
+        let dir = Dir { path: "/store".into(), directory: null().into(), lock: null() };
         let id = LeaseId::random();
         let groups =
             ["red", "json", "a.table", "b.frames", &id.to_string(), &format!("{id}.pages")[..38]];

@@ -131,7 +131,7 @@ pub enum VmError {
     #[error(
         "the VM needs {needs} more, but only {free} of the memory set aside for guests is free: \
          guests use {used} of {reserved}{}. Shrink or stop a VM, or set more aside with \
-         'aquifer vm budget'",
+         'aquifer vm set-budget'",
         promised_part(*promised)
     )]
     NoRoom {

@@ -32,7 +32,7 @@ fn spec() -> Spec {
 fn new_host() -> Result<Here> {
     let mut host = Here::new(spec(), Bytes::mib(1536))?;
     host.parts.append += " init_on_alloc=0";
-    host.done(&["vm", "budget", "--memory", "1536M"])?;
+    host.done(&["vm", "set-budget", "--memory", "1536M"])?;
     Ok(host)
 }
 
@@ -63,7 +63,7 @@ fn resize(host: &Here, words: &[&str]) -> Result<Value> {
 
 /// Checks that the reserved memory equals the used plus the free, and that `vm` has `size` of it.
 fn check_accounts(host: &Here, vm: &str, size: Bytes) -> Result<()> {
-    let accounts = host.done(&["vm", "budget"])?;
+    let accounts = host.done(&["vm", "show-budget"])?;
     for of in ["local", "pool"] {
         let number = |what: &str| accounts[of][what].as_u64().unwrap_or(u64::MAX);
         ensure!(number("reserved") == number("used") + number("free"), "{accounts}");
@@ -141,7 +141,7 @@ fn a_guest_grows_and_shrinks_or_the_answer_says_why_not() -> Result<()> {
 
     step("a guest that runs out of memory gets its reserve at once");
     host.done(&["vm", "set", "one", "--max", "1G"])?;
-    host.done(&["vm", "budget", "--memory", "384M"])?;
+    host.done(&["vm", "set-budget", "--memory", "384M"])?;
     let refused = resize(&host, &["one", "--memory", "384M"])?;
     ensure!(why(&refused).contains("is reserved for VMs that run out of memory"), "{refused}");
     guest.sh("echo 1 >/proc/sys/vm/overcommit_memory")?;
@@ -153,7 +153,7 @@ fn a_guest_grows_and_shrinks_or_the_answer_says_why_not() -> Result<()> {
     })?;
     load.verify()?;
     load.end()?;
-    host.done(&["vm", "budget", "--memory", "1536M"])?;
+    host.done(&["vm", "set-budget", "--memory", "1536M"])?;
     let shrunk = resize(&host, &["one", "--memory", "256M"])?;
     ensure!(shrunk["why"].is_null(), "{shrunk}");
 
@@ -232,7 +232,7 @@ fn accounts_are_clear_if_a_process_dies_in_a_resize() -> Result<()> {
     let said = String::from_utf8_lossy(&end.stderr).into_owned();
     ensure!(said.contains("QEMU") || said.contains("is not running"), "{said}");
     wait_until("the dead VM's memory is free", TIMEOUT, || {
-        Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0)
+        Ok(host.done(&["vm", "show-budget"])?["local"]["used"] == 0)
     })?;
     // In case the supervisor could not tell how QEMU ended.
     let _ = host.done(&["vm", "stop", "one"]);
@@ -313,7 +313,7 @@ fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
 fn a_guest_grows_into_the_pool_on_a_host_with_little_to_spare() -> Result<()> {
     let host = new_host()?;
     let lender = host.lender();
-    host.done(&["vm", "budget", "--memory", "256M"])?;
+    host.done(&["vm", "set-budget", "--memory", "256M"])?;
     let guest = start(&host, "one", &["--cache", "128M", "--lender", &lender])?;
     let grown = resize(&host, &["one", "--memory", "1G"])?;
     ensure!(grown["reached"] == MAX_MEMORY.0 && grown["usable"] == true, "{grown}");
@@ -412,7 +412,7 @@ fn a_foreign_vm_is_adopted_resized_and_forgotten() -> Result<()> {
     let shrunk = resize(&host, &["theirs", "--memory", "256M"])?;
     ensure!(shrunk["reached"] == BOOT_MEMORY.0, "{shrunk}");
     host.done(&["vm", "forget", "theirs"])?;
-    ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);
+    ensure!(host.done(&["vm", "show-budget"])?["local"]["used"] == 0);
     guest.sh("true")?;
     ensure!(foreign.0.try_wait()?.is_none(), "the forgotten VM must still run");
 
@@ -422,14 +422,14 @@ fn a_foreign_vm_is_adopted_resized_and_forgotten() -> Result<()> {
     wait_until("'vm list' is empty", TIMEOUT, || {
         Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty))
     })?;
-    ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);
+    ensure!(host.done(&["vm", "show-budget"])?["local"]["used"] == 0);
     Ok(())
 }
 
 #[test]
 fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
     let host = new_host()?;
-    host.done(&["vm", "budget", "--memory", "1152M"])?;
+    host.done(&["vm", "set-budget", "--memory", "1152M"])?;
     let guests = [start(&host, "one", &[])?, start(&host, "two", &[])?];
     let mut balance = binary().command(host.dir.path());
     let mut balance = balance.args(VM_BALANCER).args(["--surplus-periods", "2"]).spawn()?;

@@ -73,7 +73,7 @@ pub struct Common {
     ///
     /// Standard output gets one object, or an array where the command lists things of one kind; a
     /// command that reports repeatedly prints an object a line. A failure is one object {"error":
-    /// {"what", "why", "help"}} on standard error.
+    /// {"what", "why", "help"}} on standard error, and a warning there is {"warning": {…}}.
     #[arg(long, global = true, display_order = 900)]
     pub json: bool,
     /// Directory (RUN_DIR) for sockets, records and locks

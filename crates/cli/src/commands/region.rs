@@ -24,9 +24,9 @@ use crate::progress::Progress;
 pub(crate) use cached::{Cached, MaybeCached};
 use exec::Exec;
 pub use exec::{preload_library, with_preload};
-use limit::Limit;
+use limit::{SetLimit, ShowLimits};
 pub(super) use manuals::MANUALS;
-use pages::{Drop, Pages};
+use pages::Part;
 pub(crate) use show::{Listed, cells, listed, text};
 
 /// Manage memory regions that are kept in the pool
@@ -49,15 +49,25 @@ enum What {
     List(List),
     /// Show a region's usage, programs and fault times
     Show(Which),
-    ResizeCache(ResizeCache),
-    Limit(Limit),
+    /// Show where each page and extent of a region is
+    ///
+    /// A page is 'zero' (stored nowhere), 'remote' (only at a lender), 'resident' (in local RAM and
+    /// at a lender), 'dirty' (newer in local RAM) or 'shared'. A shared page is kept once for
+    /// several regions of the group ('aquifer serve dedup'). A write to a resident page shows as
+    /// dirty only when the engine scans or evicts that page. Extents are 64 MiB.
+    ShowPages(Part),
+    Resize(Resize),
+    ShowLimits(ShowLimits),
+    SetLimit(SetLimit),
     /// Write a region's dirty pages to its lenders
     ///
     /// Pages that programs write meanwhile may be missing. The pages stay in the cache, so this
     /// costs no later faults.
     Persist(Which),
-    Drop(Drop),
-    Pages(Pages),
+    /// Zero pages of a region and free the memory they take
+    ///
+    /// Frees memory of this host and of lenders.
+    Drop(Part),
     /// Serve a region again after its processes were killed
     ///
     /// Starts a supervisor and an engine. Programs that map the region then continue.
@@ -95,9 +105,10 @@ pub struct Which {
 
 /// Resize a region's cache in local RAM while it is in use
 ///
-/// Returns when the cache is within the new limit. To shrink it, the engine evicts pages.
+/// The region keeps its size. Returns when the cache is within the new limit. To shrink it, the
+/// engine evicts pages. The region of a VM has the VM's name.
 #[derive(Debug, Args)]
-pub struct ResizeCache {
+pub struct Resize {
     /// Name of the region
     name: RegionName,
     /// Maximum local RAM for the region
@@ -121,8 +132,11 @@ pub(super) const MANUAL: Manual = Manual {
             "Run unmodified Redis with its heap in the region",
         ),
         ("aquifer region show items", "Show where its pages are and how long faults take"),
-        ("aquifer region resize-cache items --cache 512M", "Free half of its local RAM now"),
-        ("aquifer region limit --cache 8G", "Limit the caches of all regions together to 8 GiB"),
+        ("aquifer region resize items --cache 512M", "Free half of its local RAM now"),
+        (
+            "aquifer region set-limit --cache 8G",
+            "Limit the caches of all regions together to 8 GiB",
+        ),
         ("aquifer region rm items", "Remove the region and its content"),
     ],
     notes: &[
@@ -187,7 +201,7 @@ impl Region {
                     .or_fail(|| format!("querying region '{}'", which.name))?;
                 output::answer(common.json, &status, |status| text(&files, status))?;
             }
-            What::ResizeCache(ResizeCache { name, cache }) => {
+            What::Resize(Resize { name, cache }) => {
                 let files = Which { name: name.clone() }.files(common)?;
                 let _progress = Progress::spinner(format!("resizing the cache of region '{name}'"));
                 let what = || format!("resizing the cache of region '{name}'");
@@ -198,7 +212,9 @@ impl Region {
                 }
                 done(common, name, "resized")?;
             }
-            What::Limit(limit) => limit.run(common)?,
+            What::ShowPages(part) => part.show(common)?,
+            What::ShowLimits(show) => show.run(common)?,
+            What::SetLimit(set) => set.run(common)?,
             What::Persist(which) => {
                 let _progress =
                     Progress::spinner(format!("writing region '{}' to its lenders", which.name));
@@ -206,8 +222,7 @@ impl Region {
                     .or_fail(|| format!("persisting region '{}'", which.name))?;
                 done(common, which.name, "persisted")?;
             }
-            What::Drop(drop) => drop.run(common)?,
-            What::Pages(pages) => pages.run(common)?,
+            What::Drop(part) => part.drop(common)?,
             What::Recover(which) => {
                 let what = || format!("recovering region '{}'", which.name);
                 let exe = std::env::current_exe().or_fail(what)?;

@@ -19,6 +19,10 @@ const RENAMED: &[(&str, &str)] = &[
     ("group balance", "serve reprovision"),
     ("group cache", "serve disk-cache"),
     ("vm balance", "serve vm-balancer"),
+    ("vm budget", "vm set-budget"),
+    ("region limit", "region set-limit"),
+    ("region pages", "region show-pages"),
+    ("region resize-cache", "region resize"),
 ];
 
 /// Adds the present name to an error about a former one.

@@ -182,7 +182,7 @@ impl Run {
     /// Starts to report the lenders' events. A failure is only reported: the command runs without.
     fn watch(&self, place: Place, json: bool) -> Option<Watch> {
         let what = || "watching the lenders of the command";
-        Watch::start(place, json).or_fail(what).inspect_err(|failure| failure.report(json)).ok()
+        Watch::start(place, json).or_fail(what).inspect_err(|failure| failure.warn(json)).ok()
     }
 
     /// Runs the command in a cgroup of its own, and removes the cgroup.

@@ -4,6 +4,7 @@ use std::any::TypeId;
 use std::collections::BTreeSet;
 
 use aquifer_page::Bytes;
+use clap::error::ErrorKind;
 
 use super::*;
 
@@ -84,6 +85,53 @@ fn positions_are_names_and_never_sizes() {
             assert!(!is_size, "{words:?} {position:?}");
         }
     });
+}
+
+#[test]
+fn the_word_after_a_noun_is_a_verb() {
+    const NOUNS: [&str; 5] = ["host", "volume", "region", "vm", "group"];
+    const VERBS: [&str; 21] = [
+        "adopt", "attach", "borrow", "create", "detach", "drain", "drop", "exec", "forget", "list",
+        "migrate", "persist", "recover", "resize", "resume", "return", "rm", "set", "show",
+        "start", "stop",
+    ];
+    each(&command(), &[], &mut |words, _| {
+        let [noun, word] = words else { return };
+        let verb = word.split('-').next().unwrap_or(word);
+        assert!(
+            VERBS.contains(&verb) || !NOUNS.contains(noun),
+            "'{word}' of 'aquifer {noun}' is no known verb"
+        );
+    });
+}
+
+#[test]
+fn commands_that_set_need_a_value() {
+    for line in ["vm set-budget", "region set-limit", "region set-limit --group blue"] {
+        let line = format!("aquifer {line}");
+        let error = command().try_get_matches_from(line.split(' ')).expect_err(&line);
+        assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{line}: {error}");
+    }
+}
+
+#[test]
+fn a_vm_without_a_cache_takes_no_option_of_the_pool() {
+    let own = ["policy=sieve", "scheme=on-demand", "prefetch=off", "fault-timeout=1s", "workers=2"];
+    let more = ["group=blue", "groups=/x", "tls=/x", "lender-host=b", "unencrypted", "take-over"];
+    for option in [&own[..], &more].concat() {
+        let given = format!("--{option}");
+        let line = ["aquifer", "vm", "start", "db", "--memory", "1G", &given];
+        let parse = |line: &[&str]| {
+            let matches = command().try_get_matches_from(line)?;
+            Cli::from_arg_matches(&matches).map(drop)
+        };
+        let name = option.split('=').next().unwrap_or(option);
+        let text = parse(&line).expect_err(option).to_string();
+        assert!(text.contains(&format!("--{name} needs memory in the pool")), "{text}");
+        let pooled = [&line[..], &["--cache", "1G", "--lender", "nbd+unix:///?socket=/x"]].concat();
+        assert!(parse(&pooled).is_ok(), "{option}");
+        assert!(parse(&line[..6]).is_ok());
+    }
 }
 
 /// Splits a command line like a shell, up to a pipe or a redirection.

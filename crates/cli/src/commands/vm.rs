@@ -54,7 +54,8 @@ enum What {
     Show(Which),
     Resize(resize::Resize),
     Set(limits::Set),
-    Budget(budget::Budget),
+    ShowBudget(budget::ShowBudget),
+    SetBudget(budget::SetBudget),
     Adopt(adopt::Adopt),
     /// Stop managing an adopted VM, which keeps running
     Forget(Which),
@@ -120,7 +121,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Start a VM of 8 GiB with at most 2 GiB of local RAM",
         ),
         ("aquifer vm show db", "Show its state, where its memory is, and fault times"),
-        ("aquifer region resize-cache db --cache 1G", "Free half of its local RAM now"),
+        ("aquifer region resize db --cache 1G", "Free half of its local RAM now"),
         ("socat - unix:/run/aquifer/vms/db/serial", "Connect to its serial port"),
         (
             "aquifer vm migrate db --to c",
@@ -199,10 +200,9 @@ impl Vm {
                     return failure.map_or(Ok(ExitCode::SUCCESS), Err);
                 }
                 if with_ended {
-                    let all = ended::All { vms, ended: ended::latest(&run_dir)? };
-                    output::answer(common.json, &all, |all| {
-                        format!("{}\n\n{}", listed(&all.vms), ended::listed(&all.ended))
-                    })?;
+                    let ended = ended::latest(&run_dir)?;
+                    let table = format!("{}\n\n{}", listed(&vms), ended::listed(&ended));
+                    output::answer(common.json, &ended::all(&vms, ended), |_| table)?;
                 } else {
                     output::answer(common.json, &vms, |all| listed(all))?;
                 }
@@ -232,7 +232,8 @@ impl Vm {
                 let files = Files::new(&run_dir, set.name());
                 set.run(common, &files)?;
             }
-            What::Budget(budget) => budget.run(common, &run_dir)?,
+            What::ShowBudget(show) => show.run(common, &run_dir)?,
+            What::SetBudget(set) => set.run(common, &run_dir)?,
             What::Adopt(adopt) => adopt.run(common, &run_dir)?,
             What::Forget(Which { name: vm }) => {
                 let forgotten = client::release(&Files::new(&run_dir, &vm));

@@ -17,6 +17,7 @@ use rustix::fs::{Access, access};
 
 use super::Check;
 use super::memory::TMPFS_MAGIC;
+use super::qemu::find;
 
 /// Returns one check for each thing that a configuration names.
 pub fn checks(config: &Config) -> Vec<Check> {
@@ -192,11 +193,11 @@ fn spill(dir: &Path) -> Check {
         None => Check::warn(
             NAME,
             format!(
-                "{} is missing: the agent would create it in {}",
+                "{} does not exist: the agent creates it when it starts, on the disk of {}",
                 dir.display(),
                 nearest(dir).display()
             ),
-            "create or mount it: it stores borrowed pages when no lender has room",
+            "if that disk has no room for borrowed pages, mount another one there first",
         ),
     }
 }
@@ -244,13 +245,7 @@ fn peers(config: &Config) -> Check {
 
 fn qemu(program: &Path) -> Check {
     const NAME: &str = "vms.qemu";
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |path: &Path| access(path, Access::EXEC_OK).is_ok() && path.is_file();
-    let found = match program.components().count() {
-        1 => std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| is_there(path)),
-        _ => Some(program.to_owned()).filter(|path| is_there(path)),
-    };
-    match found {
+    match find(program, &std::env::var_os("PATH").unwrap_or_default()) {
         Some(path) => Check::ok(NAME, format!("{} exists", path.display())),
         None => fault(
             NAME,

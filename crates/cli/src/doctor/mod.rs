@@ -1,10 +1,14 @@
 //! The checks of this host for Aquifer: one [`Check`] a feature, with the reason and a remedy.
 
 pub mod agent;
+mod damon;
 mod devices;
 mod host;
 mod memory;
 mod nvme;
+mod qemu;
+
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -71,7 +75,10 @@ pub struct Report {
 impl Report {
     /// Checks this host, and changes nothing on it.
     pub fn make() -> Self {
-        Self::of([host::checks(), memory::checks(), devices::checks(), nvme::checks()].concat())
+        let mut checks =
+            [host::checks(), memory::checks(), devices::checks(), nvme::checks()].concat();
+        checks.extend([damon::check(Path::new("/sys")), qemu::check()]);
+        Self::of(checks)
     }
 
     /// Makes the report of these checks.

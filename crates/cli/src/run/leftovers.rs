@@ -36,16 +36,15 @@ impl Note {
     }
 }
 
-/// Removes the remains of killed runs. Reports a failure on standard error; the next run tries
-/// again.
+/// Removes the remains of killed runs. Warns of a failure; the next run tries again.
 pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, pool: &Pool, json: bool) {
     let dead = match Instance::dead(marks, "run") {
         Ok(dead) => dead,
-        Err(error) => return Failure::new("looking for killed runs", error).report(json),
+        Err(error) => return Failure::new("looking for killed runs", error).warn(json),
     };
     for instance in dead {
         if let Err(failure) = clean_up_after(&instance, hierarchy, pool) {
-            failure.report(json);
+            failure.warn(json);
             instance.keep();
         }
     }

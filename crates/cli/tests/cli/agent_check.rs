@@ -94,6 +94,24 @@ fn a_good_configuration_is_said_to_be_good() {
 }
 
 #[test]
+fn a_missing_spill_directory_is_a_warning_and_no_order() {
+    if lacks_devices() {
+        return;
+    }
+    let host = Host::new();
+    fs::remove_dir(host.path("spill")).unwrap();
+    let (code, text) = host.check(&["--json"]);
+    assert_eq!(code, Some(0), "{text}");
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let spill = checks.iter().find(|check| check["name"] == "borrow.spill").unwrap();
+    let says = |key: &str, what: &str| spill[key].as_str().unwrap().contains(what);
+    assert_eq!(spill["verdict"], "warn", "{spill}");
+    assert!(says("found", "does not exist: the agent creates it when it starts"), "{spill}");
+    assert!(!says("help", "create"), "{spill}");
+}
+
+#[test]
 fn a_certificate_that_no_peer_would_trust_is_a_fault() {
     if lacks_devices() {
         return;

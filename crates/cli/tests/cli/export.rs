@@ -113,6 +113,20 @@ fn nothing_outlives_it() {
 }
 
 #[test]
+fn a_directory_that_the_user_gave_stays_and_is_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let pages = tempfile::tempdir_in("/dev/shm").unwrap();
+    let left = || fs::read_dir(pages.path()).unwrap().count();
+    for more in [&[][..], &["--share"], &["--report", "10s"]] {
+        let words = ["1M", "--dir", pages.path().to_str().unwrap()];
+        let mut export = serve(dir.path(), &[&words[..], more].concat());
+        assert!(left() > 1);
+        assert_eq!(export.end(Signal::TERM).unwrap(), Some(0));
+        assert_eq!(left(), 0, "{more:?}");
+    }
+}
+
+#[test]
 fn the_next_export_removes_the_leftovers_of_a_killed_one() {
     let dir = tempfile::tempdir().unwrap();
     let mut killed = serve(dir.path(), &["64M"]);

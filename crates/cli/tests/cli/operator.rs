@@ -105,6 +105,26 @@ fn commands_of_its_own_processes_are_named_nowhere() {
 }
 
 #[test]
+fn warnings_and_failures_are_json_lines_if_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let groups = dir.path().join("groups").display().to_string();
+    let words = ["region", "create", "one", "--size", "4M", "--cache", "1M", "--group", "blue"];
+    let lender = ["--lender", "nbd+unix:///?socket=/nowhere", "--groups", &groups];
+    let run = |more: &[&str]| {
+        let output = aquifer(dir.path()).args(words).args(lender).args(more).output().unwrap();
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""));
+        stderr(&output)
+    };
+    let text = run(&[]);
+    assert!(text.starts_with("aquifer: warning: joining group 'blue': "), "{text}");
+    let lines: Vec<serde_json::Value> =
+        run(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [warning, error] = &lines[..] else { panic!("{lines:?}") };
+    assert!(warning["warning"]["why"].as_str().unwrap().contains("blue.toml"), "{warning}");
+    assert!(error["error"]["why"].as_str().unwrap().contains("/nowhere"), "{error}");
+}
+
+#[test]
 fn help_of_subcommands_has_examples_and_exit_status() {
     let dir = tempfile::tempdir().unwrap();
     for words in [["region", "show"], ["serve", "dedup"], ["vm", "start"]] {

@@ -43,9 +43,8 @@ impl Host {
     fn end(&self, name: &str) -> String {
         let last = || {
             let all = self.done(&["vm", "list", "--all"]);
-            let ended =
-                all["ended"].as_array().unwrap().iter().rfind(|ended| ended["name"] == name)?;
-            Some(ended.to_string())
+            let is_it = |vm: &&Value| vm["name"] == name && vm["state"]["ended"].is_string();
+            all.as_array().unwrap().iter().rfind(is_it).map(Value::to_string)
         };
         wait_until("the VM has ended", || last().is_some());
         last().unwrap()
@@ -105,7 +104,7 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
         assert!(turn["silent"].to_string().contains("no answer to 'reading' within"), "{turn}");
         let other = turn["decisions"].as_array().unwrap().iter().find(|one| one["vm"] == "other");
         assert!(other.is_some(), "{turn}");
-        let budget = host.done(&["vm", "budget"]);
+        let budget = host.done(&["vm", "show-budget"]);
         assert_eq!(budget["vms"]["silent"]["local"], 32 << 20, "{budget}");
         let all = host.done(&["vm", "list"]);
         let states: Vec<_> = all.as_array().unwrap().iter().map(|vm| vm["state"].clone()).collect();
@@ -145,6 +144,12 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
     let end = host.end("asked");
     assert!(end.contains(r#""cause":"terminated""#), "{end}");
 
+    host.start("present", &[]);
+    let all = host.done(&["vm", "list", "--all"]);
+    let names: Vec<_> = all.as_array().unwrap().iter().map(|vm| vm["name"].clone()).collect();
+    assert_eq!(names, ["present", "killed", "off", "asked"], "{all}");
+    assert_eq!(all[0]["state"], "running", "{all}");
+
     wait_until("'vm show' says how the VM ended", || {
         let shown = aquifer(host.dir()).args(["vm", "show", "off"]).output().unwrap();
         stdout(&shown).contains("the guest powered itself off")
@@ -175,6 +180,6 @@ fn a_vm_whose_supervisor_was_killed_records_its_end_once() {
     wait_until("the VM has lost its supervisor", || Host::supervisor(qemu) != supervisor);
     host.done(&["vm", "stop", "alone", "--force"]);
     let all = host.done(&["vm", "list", "--all"]);
-    let [end] = &all["ended"].as_array().unwrap()[..] else { panic!("{all}") };
+    let [end] = &all.as_array().unwrap()[..] else { panic!("{all}") };
     assert!(end.to_string().contains("vm stop --force") && end["status"].is_null(), "{end}");
 }

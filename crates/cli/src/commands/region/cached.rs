@@ -8,7 +8,7 @@ use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
 use aquifer_volume::VolumeConfig;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+use clap::{Arg, ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
 use crate::commands::Common;
 use crate::commands::group::Groups;
@@ -72,7 +72,7 @@ enum SchemeName {
     PreEvict,
 }
 
-/// Memory in the pool, if --cache is given; the other arguments of [`Cached`] need a cache.
+/// Memory in the pool, if --cache is given; refuses the other options of [`Cached`] without it.
 #[derive(Debug)]
 pub(crate) struct MaybeCached(pub(crate) Option<Cached>);
 
@@ -88,12 +88,17 @@ impl Args for MaybeCached {
 
 impl FromArgMatches for MaybeCached {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
-        let is_cached = matches.contains_id("cache");
-        if !is_cached && matches.value_source("group") == Some(ValueSource::CommandLine) {
-            let why = "--group needs memory in the pool: give --cache and --lender too\n";
-            return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, why));
+        if matches.contains_id("cache") {
+            return Cached::from_arg_matches(matches).map(Some).map(Self);
         }
-        is_cached.then(|| Cached::from_arg_matches(matches)).transpose().map(Self)
+        match needless(matches) {
+            None => Ok(Self(None)),
+            Some(option) => {
+                let why =
+                    format!("--{option} needs memory in the pool: give --cache and --lender too\n");
+                Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, why))
+            }
+        }
     }
 
     fn update_from_arg_matches(
@@ -103,6 +108,15 @@ impl FromArgMatches for MaybeCached {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+/// Returns an option of [`Cached`] that the command line gives, if there is one.
+fn needless(matches: &ArgMatches) -> Option<String> {
+    let all = Cached::augment_args(Command::new(""));
+    let is_given = |option: &&Arg| {
+        matches.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine)
+    };
+    all.get_arguments().find(is_given)?.get_long().map(str::to_owned)
 }
 
 impl Cached {
@@ -145,9 +159,9 @@ impl Cached {
                 "{} is missing: the region's pages get their own keys, and are never shared",
                 self.groups.all().file(&self.group).display()
             );
-            Failure::new(format!("warning: group '{}'", self.group), why)
+            Failure::new(format!("joining group '{}'", self.group), why)
                 .help("run 'aquifer group create', or copy the file from another host")
-                .report(false);
+                .warn(common.json);
         }
         if let Some(agreement) = &agreement {
             let what = || format!("joining group '{}'", agreement.name);

@@ -1,4 +1,4 @@
-//! `aquifer region limit`.
+//! `aquifer region show-limits` and `aquifer region set-limit`.
 
 use std::fmt::Write as _;
 
@@ -13,32 +13,41 @@ use crate::failure::{OrFail as _, Result};
 use crate::output;
 use crate::progress::Progress;
 
+/// Show the limits of the caches of all regions together
+///
+/// Also shows the part of each region under the limits.
+#[derive(Debug, Args)]
+pub struct ShowLimits {}
+
 /// Limit the caches of all regions together
 ///
-/// Without --cache the command shows the limits. Each region also keeps its own --cache as a limit.
-/// Under the common limit, a region that is short of cache takes some from the region whose pages
-/// stay cached longest. Returns when all caches are within the limit. A reboot removes limits.
+/// Each region also keeps its own --cache as a limit. Under the common limit, a region that is
+/// short of cache takes some from the region whose pages stay cached longest. Returns when all
+/// caches are within the limit. A reboot removes limits.
 #[derive(Debug, Args)]
-pub struct Limit {
+pub struct SetLimit {
     /// Maximum local RAM for all caches, or 'none'
     #[arg(long, value_name = "SIZE|none")]
-    cache: Option<OrNone<Bytes>>,
+    cache: OrNone<Bytes>,
     /// Limit only regions of this group; default all on this host
-    #[arg(long, value_name = "GROUP", requires = "cache")]
+    #[arg(long, value_name = "GROUP")]
     group: Option<Group>,
 }
 
-impl Limit {
+impl ShowLimits {
     pub(super) fn run(self, common: &Common) -> Result<()> {
+        let limits =
+            client::limits(&directory(common)?).or_fail(|| "reading the limits of caches")?;
+        output::answer(common.json, &limits, text)
+    }
+}
+
+impl SetLimit {
+    pub(super) fn run(self, common: &Common) -> Result<()> {
+        let what = || "limiting the caches of regions";
         let directory = directory(common)?;
-        let limits = match self.cache {
-            None => client::limits(&directory).or_fail(|| "reading the limits of caches")?,
-            Some(OrNone(limit)) => {
-                let what = || "limiting the caches of regions";
-                let _progress = Progress::spinner(what().to_owned());
-                client::limit(&directory, self.group.as_ref(), limit).or_fail(what)?
-            }
-        };
+        let _progress = Progress::spinner(what().to_owned());
+        let limits = client::limit(&directory, self.group.as_ref(), self.cache.0).or_fail(what)?;
         output::answer(common.json, &limits, text)
     }
 }

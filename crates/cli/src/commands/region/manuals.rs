@@ -7,11 +7,12 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("create", &CREATE),
     ("list", &LIST),
     ("show", &SHOW),
-    ("resize-cache", &RESIZE_CACHE),
-    ("limit", &LIMIT),
+    ("show-pages", &SHOW_PAGES),
+    ("resize", &RESIZE),
+    ("show-limits", &SHOW_LIMITS),
+    ("set-limit", &SET_LIMIT),
     ("persist", &PERSIST),
     ("drop", &DROP),
-    ("pages", &PAGES),
     ("recover", &RECOVER),
     ("rm", &RM),
     ("exec", &EXEC),
@@ -45,19 +46,34 @@ const SHOW: Manual = Manual {
     ..PART
 };
 
-const RESIZE_CACHE: Manual = Manual {
-    examples: &[(
-        "aquifer region resize-cache items --cache 512M",
-        "Keep at most 512 MiB of it in local RAM",
-    )],
+const SHOW_PAGES: Manual = Manual {
+    examples: &[
+        ("aquifer region show-pages items", "Show where every page is"),
+        (
+            "aquifer region show-pages items --first 0 --count 256 --json",
+            "Print where its first MiB is, as JSON",
+        ),
+    ],
     ..PART
 };
 
-const LIMIT: Manual = Manual {
+const RESIZE: Manual = Manual {
     examples: &[
-        ("aquifer region limit --cache 8G", "Limit all caches of this host together to 8 GiB"),
-        ("aquifer region limit --cache none", "Remove the common limit"),
-        ("aquifer region limit", "Show the limits"),
+        ("aquifer region resize items --cache 512M", "Keep at most 512 MiB of it in local RAM"),
+        ("aquifer region resize db --cache 4G", "Keep at most 4 GiB of VM 'db' in local RAM"),
+    ],
+    ..PART
+};
+
+const SHOW_LIMITS: Manual = Manual {
+    examples: &[("aquifer region show-limits", "Show the limits and each region's part")],
+    ..PART
+};
+
+const SET_LIMIT: Manual = Manual {
+    examples: &[
+        ("aquifer region set-limit --cache 8G", "Limit all caches of this host together to 8 GiB"),
+        ("aquifer region set-limit --cache none", "Remove the common limit"),
     ],
     ..PART
 };
@@ -71,17 +87,6 @@ const DROP: Manual = Manual {
     examples: &[
         ("aquifer region drop items", "Zero all of it"),
         ("aquifer region drop items --first 0 --count 256", "Zero its first MiB"),
-    ],
-    ..PART
-};
-
-const PAGES: Manual = Manual {
-    examples: &[
-        ("aquifer region pages items", "Show where every page is"),
-        (
-            "aquifer region pages items --first 0 --count 256 --json",
-            "Print where its first MiB is, as JSON",
-        ),
     ],
     ..PART
 };

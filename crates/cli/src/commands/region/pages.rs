@@ -1,4 +1,4 @@
-//! `aquifer region pages` and `aquifer region drop`.
+//! `aquifer region show-pages` and `aquifer region drop`.
 
 use aquifer_page::RegionName;
 use aquifer_region::process::{Extent, Files, PageState, Pages as Alike, client};
@@ -12,30 +12,9 @@ use crate::failure::{OrFail as _, Result};
 use crate::output;
 use crate::table::{Column, table};
 
-/// Zero pages of a region and free the memory they take
-///
-/// Frees memory of this host and of lenders.
+// No doc comment: it would take the place of the commands' own help.
 #[derive(Debug, Args)]
-pub struct Drop {
-    #[command(flatten)]
-    part: Part,
-}
-
-/// Show where each page and extent of a region is
-///
-/// A page is 'zero' (stored nowhere), 'remote' (only at a lender), 'resident' (in local RAM and at
-/// a lender), 'dirty' (newer in local RAM) or 'shared'. A shared page is kept once for several
-/// regions of the group ('aquifer serve dedup'). A write to a resident page shows as dirty only
-/// when the engine scans or evicts that page. Extents are 64 MiB.
-#[derive(Debug, Args)]
-pub struct Pages {
-    #[command(flatten)]
-    part: Part,
-}
-
-/// Some pages of a region, or all.
-#[derive(Debug, Args)]
-struct Part {
+pub(super) struct Part {
     /// Name of the region
     name: RegionName,
     /// Index of the first page; pages are 4 KiB
@@ -46,7 +25,7 @@ struct Part {
     count: Option<u64>,
 }
 
-/// The answer of `aquifer region pages`.
+/// The answer of `aquifer region show-pages`.
 #[derive(Debug, Serialize)]
 struct Found {
     pages: Vec<Alike>,
@@ -61,21 +40,17 @@ impl Part {
         let count = self.count.unwrap_or(all.count.saturating_sub(self.first));
         Ok((files, Run { first: self.first, count }))
     }
-}
 
-impl Drop {
-    pub(super) fn run(self, common: &Common) -> Result<()> {
-        let (files, pages) = self.part.find(common)?;
+    pub(super) fn drop(self, common: &Common) -> Result<()> {
+        let (files, pages) = self.find(common)?;
         client::drop_pages(&files, pages)
-            .or_fail(|| format!("zeroing pages of region '{}'", self.part.name))?;
-        done(common, self.part.name, "dropped")
+            .or_fail(|| format!("zeroing pages of region '{}'", self.name))?;
+        done(common, self.name, "dropped")
     }
-}
 
-impl Pages {
-    pub(super) fn run(self, common: &Common) -> Result<()> {
-        let (files, pages) = self.part.find(common)?;
-        let what = || format!("querying the pages of region '{}'", self.part.name);
+    pub(super) fn show(self, common: &Common) -> Result<()> {
+        let (files, pages) = self.find(common)?;
+        let what = || format!("querying the pages of region '{}'", self.name);
         let found = Found {
             pages: client::pages(&files, pages).or_fail(what)?,
             extents: client::extents(&files).or_fail(what)?,

@@ -1,22 +1,29 @@
-//! `aquifer vm budget`.
+//! `aquifer vm show-budget` and `aquifer vm set-budget`.
 
 use std::path::Path;
 
 use aquifer_page::Bytes;
-use aquifer_vm::memory::{Account, Accounts, Budget as Book, Share};
-use clap::Args;
+use aquifer_vm::memory::{Account, Accounts, Budget, Share};
+use clap::{ArgGroup, Args};
 
 use crate::commands::Common;
 use crate::failure::{OrFail, Result};
 use crate::output;
 use crate::table::table;
 
-/// Show or set the memory limit of all VMs together
+/// Show the memory limit of all VMs together
+///
+/// Also shows what is free in the budget, and each VM's share.
+#[derive(Debug, Args)]
+pub struct ShowBudget {}
+
+/// Set the memory limit of all VMs together
 ///
 /// All VMs together get no more than the budget: boot memory, growth, and local caches of VMs in
-/// the pool. Without --memory the command shows the budget. By default it is all RAM of the host.
+/// the pool. By default it is all RAM of the host. Options that you omit keep their value.
 #[derive(Debug, Args)]
-pub struct Budget {
+#[command(group(ArgGroup::new("change").args(["memory", "section"]).required(true).multiple(true)))]
+pub struct SetBudget {
     /// New limit
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
@@ -27,10 +34,18 @@ pub struct Budget {
     section: Option<Bytes>,
 }
 
-impl Budget {
+impl ShowBudget {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
-        let what = || "reading or setting the memory budget of VMs";
-        let accounts = Book::of(run_dir).set(self.memory, self.section).or_fail(what)?;
+        let what = || "reading the memory budget of VMs";
+        let accounts = Budget::of(run_dir).accounts().or_fail(what)?;
+        output::answer(common.json, &accounts, text)
+    }
+}
+
+impl SetBudget {
+    pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
+        let what = || "setting the memory budget of VMs";
+        let accounts = Budget::of(run_dir).set(self.memory, self.section).or_fail(what)?;
         output::answer(common.json, &accounts, text)
     }
 }

@@ -4,23 +4,38 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use aquifer_page::RegionName;
-use aquifer_vm::process::{Ended, VmStatus, ended};
+use aquifer_vm::process::{Ended, State, VmStatus, ended};
 use serde::Serialize;
 
 use crate::failure::{OrFail, Result};
 use crate::table::table;
 
-/// The VMs of a host, and those that have ended.
+/// A VM of a list: in JSON each has a name and a state.
 #[derive(Debug, Serialize)]
-pub(super) struct All {
-    pub(super) vms: Vec<VmStatus>,
-    pub(super) ended: Vec<Ended>,
+#[serde(untagged)]
+pub(super) enum Listed<'a> {
+    Present(&'a VmStatus),
+    Gone(Gone),
 }
 
 /// A VM that has ended.
 #[derive(Debug, Serialize)]
-pub(super) struct Last {
-    pub(super) ended: Ended,
+pub(super) struct Gone {
+    state: State,
+    #[serde(flatten)]
+    ended: Ended,
+}
+
+impl Gone {
+    fn new(ended: Ended) -> Self {
+        Self { state: State::Ended(ended.cause.to_string()), ended }
+    }
+}
+
+/// Returns the VMs of this host, and after them those that have ended.
+pub(super) fn all(present: &[VmStatus], ended: Vec<Ended>) -> Vec<Listed<'_>> {
+    let gone = ended.into_iter().map(|ended| Listed::Gone(Gone::new(ended)));
+    present.iter().map(Listed::Present).chain(gone).collect()
 }
 
 /// Returns the VMs that ended last, oldest first.
@@ -29,9 +44,9 @@ pub(super) fn latest(run_dir: &Path) -> Result<Vec<Ended>> {
 }
 
 /// Returns how the last VM of this name ended; `None` if there is no record.
-pub(super) fn last(run_dir: &Path, name: &RegionName) -> Result<Option<Last>> {
+pub(super) fn last(run_dir: &Path, name: &RegionName) -> Result<Option<Gone>> {
     let last = latest(run_dir)?.into_iter().rfind(|ended| ended.name == *name);
-    Ok(last.map(|ended| Last { ended }))
+    Ok(last.map(Gone::new))
 }
 
 fn at(ended: &Ended) -> String {
@@ -47,7 +62,7 @@ pub(super) fn listed(all: &[Ended]) -> String {
     table(["ENDED", "AT", "WHY"], all.iter().map(row))
 }
 
-pub(super) fn text(Last { ended }: &Last) -> String {
+pub(super) fn text(Gone { ended, .. }: &Gone) -> String {
     let mut text = format!(
         "vm          {}, ended\nat          {}\nwhy         {}",
         ended.name,

@@ -9,7 +9,8 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("show", &SHOW),
     ("resize", &RESIZE),
     ("set", &SET),
-    ("budget", &BUDGET),
+    ("show-budget", &SHOW_BUDGET),
+    ("set-budget", &SET_BUDGET),
     ("adopt", &ADOPT),
     ("forget", &FORGET),
     ("migrate", &MIGRATE),
@@ -65,7 +66,7 @@ const SHOW: Manual = Manual {
 const RESIZE: Manual = Manual {
     examples: &[
         ("aquifer vm resize db --memory 12G", "Grow or shrink it to 12 GiB"),
-        ("aquifer vm resize db --cache 4G", "Keep at most 4 GiB of it in local RAM"),
+        ("aquifer vm resize db --memory 4G --stages", "Shrink it and print how long stages took"),
     ],
     exit: &[("1", "also: the guest stopped short of the size; the answer has the size reached")],
     ..PART
@@ -79,11 +80,13 @@ const SET: Manual = Manual {
     ..PART
 };
 
-const BUDGET: Manual = Manual {
-    examples: &[
-        ("aquifer vm budget", "Show the budget and each VM's share"),
-        ("aquifer vm budget --memory 48G", "Give all VMs together at most 48 GiB"),
-    ],
+const SHOW_BUDGET: Manual = Manual {
+    examples: &[("aquifer vm show-budget", "Show the budget and each VM's share")],
+    ..PART
+};
+
+const SET_BUDGET: Manual = Manual {
+    examples: &[("aquifer vm set-budget --memory 48G", "Give all VMs together at most 48 GiB")],
     ..PART
 };
 

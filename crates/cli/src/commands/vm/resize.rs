@@ -19,9 +19,9 @@ use crate::table::table;
 /// Grow or shrink a VM's memory while it runs
 ///
 /// Needs 'vm start --max-memory', or an adopted VM with a virtio-mem device. The least memory is
-/// that at boot.
+/// that at boot. 'aquifer region resize' resizes the cache of a VM in the pool.
 ///
-/// Sizes are rounded up to whole sections ('aquifer vm budget'), within the VM's limits. The
+/// Sizes are rounded up to whole sections ('aquifer vm set-budget'), within the VM's limits. The
 /// command returns when the guest has the memory, or has given it up and this host has it back.
 ///
 /// A guest gives up only memory that it can free. If it cannot free enough, it keeps the rest; the
@@ -31,10 +31,10 @@ pub struct Resize {
     /// Name of the VM
     name: RegionName,
     /// New size of the VM's memory
-    #[arg(long, value_name = "SIZE", required_unless_present = "cache")]
-    memory: Option<Bytes>,
+    #[arg(long, value_name = "SIZE")]
+    memory: Bytes,
     /// Fail instead of rounding the size of --memory
-    #[arg(long, requires = "memory")]
+    #[arg(long)]
     exact: bool,
     /// How long to retry if the guest stops short; 0s: not at all
     #[arg(long, value_name = "TIME", default_value = "10s",
@@ -43,20 +43,15 @@ pub struct Resize {
     /// Wait for and print the stages in the guest's kernel
     ///
     /// 'aquifer vm show' prints the stages of all resizes.
-    #[arg(long, requires = "memory")]
+    #[arg(long)]
     stages: bool,
-    /// Maximum local RAM for a VM whose memory is in the pool
-    #[arg(long, value_name = "SIZE")]
-    cache: Option<Bytes>,
 }
 
 #[derive(Debug, Serialize)]
 struct Answer {
     vm: RegionName,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cache: Option<Bytes>,
     #[serde(flatten)]
-    resized: Option<Resized>,
+    resized: Resized,
 }
 
 impl Resize {
@@ -67,11 +62,8 @@ impl Resize {
     pub(super) fn run(self, common: &Common, files: &Files) -> Result<ExitCode> {
         let what = || format!("resizing VM '{}'", self.name);
         let progress = Progress::spinner(what());
-        if let Some(cache) = self.cache {
-            client::resize_cache(files, cache).or_fail(what)?;
-        }
-        let order = |size| Order {
-            size,
+        let order = Order {
+            size: self.memory,
             from: None,
             exact: self.exact,
             retry: self.retry,
@@ -80,12 +72,11 @@ impl Resize {
         };
         let exe = std::env::current_exe().or_fail(what)?;
         let tell = |size: Bytes| progress.say(format!("{}: it has {size} now", what()));
-        let resized =
-            self.memory.map(|size| client::resize(&exe, files, &order(size), tell)).transpose();
+        let resized = client::resize(&exe, files, &order, tell);
         let resized = resized.map_err(|error| Failure::new(what(), error))?;
         drop(progress);
-        let is_short = resized.as_ref().is_some_and(|resized| resized.why.is_some());
-        let answer = Answer { vm: self.name, cache: self.cache, resized };
+        let is_short = resized.why.is_some();
+        let answer = Answer { vm: self.name, resized };
         output::answer(common.json, &answer, text)?;
         Ok(if is_short { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
@@ -120,30 +111,23 @@ impl Spreads {
     }
 }
 
-fn text(answer: &Answer) -> String {
-    let Answer { vm, cache, resized } = answer;
-    let mut lines: Vec<String> = Vec::new();
-    if let Some(cache) = cache {
-        lines.push(format!("{vm} may keep up to {cache} of its memory in local RAM"));
-    }
-    if let Some(resized) = resized {
-        let Resized { from, reached, to, missing, why, usable, total_ms, .. } = resized;
-        lines.push(match why {
-            None if from == reached => format!("{vm} has {reached} already"),
-            None => format!("{vm} has {reached} now, {from} before: {total_ms:.0} ms"),
-            Some(Short::NotOnline { .. }) => {
-                format!("{vm} has {reached} now, {from} before, but cannot use all of it")
-            }
-            Some(_) => format!("{vm} has {reached} now, {from} before: {missing} short of {to}"),
-        });
-        lines.extend(why.as_ref().map(ToString::to_string));
-        if usable.is_none() && reached > from {
-            lines.push(
-                "the guest cannot report whether it can use the memory: \
-                 it runs no agent and no balloon driver"
-                    .to_owned(),
-            );
+fn text(Answer { vm, resized }: &Answer) -> String {
+    let Resized { from, reached, to, missing, why, usable, total_ms, .. } = resized;
+    let mut lines = vec![match why {
+        None if from == reached => format!("{vm} has {reached} already"),
+        None => format!("{vm} has {reached} now, {from} before: {total_ms:.0} ms"),
+        Some(Short::NotOnline { .. }) => {
+            format!("{vm} has {reached} now, {from} before, but cannot use all of it")
         }
+        Some(_) => format!("{vm} has {reached} now, {from} before: {missing} short of {to}"),
+    }];
+    lines.extend(why.as_ref().map(ToString::to_string));
+    if usable.is_none() && reached > from {
+        lines.push(
+            "the guest cannot report whether it can use the memory: \
+             it runs no agent and no balloon driver"
+                .to_owned(),
+        );
     }
     lines.join("\n")
 }

@@ -22,8 +22,7 @@ use crate::progress::Progress;
 /// named disks, and no other device: no network and no display. Arguments after '--' go to QEMU.
 ///
 /// With --cache and --lender its memory is in the pool, and local RAM is a cache of it. Without
-/// these its memory is RAM of this host, and the other options of the pool have no effect. Only a
-/// VM in the pool can join a group and migrate.
+/// these its memory is RAM of this host. Only a VM in the pool can join a group and migrate.
 #[derive(Debug, Args)]
 pub struct Start {
     /// Name of the VM and of its region

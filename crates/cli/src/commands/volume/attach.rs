@@ -181,8 +181,10 @@ impl Attach {
     fn serve(&self, common: &Common, uri: &LenderUri) -> Result<ExitCode> {
         if !uri.is_secure() && !uri.address().is_local() {
             let can = if self.trust.unencrypted { "read and change pages" } else { "change pages" };
-            let why = format!("{uri} is not protected: anyone on the network path can {can}");
-            Failure::new("warning", why).help("use nbds:// with --tls").report(common.json);
+            let why = format!("the connection is not protected: anyone on its path can {can}");
+            Failure::new(format!("attaching {uri}"), why)
+                .help("use nbds:// with --tls")
+                .warn(common.json);
         }
         let lender =
             ClaimedLender::find(uri, &self.trust, self.size, Purpose::Volume("volume attach"))?;

@@ -63,7 +63,8 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     let agreement = fs::read_to_string(setting.dir.path().join("groups/blue.toml")).unwrap();
     let key =
         agreement.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
-    for words in [&["region", "list"][..], &["region", "show", "one"], &["region", "pages", "one"]]
+    for words in
+        [&["region", "list"][..], &["region", "show", "one"], &["region", "show-pages", "one"]]
     {
         assert!(!setting.done(words).to_string().contains(&key[..16]), "{words:?}");
     }

@@ -9,7 +9,7 @@ use crate::common::{aquifer, stderr, wait_until};
 #[test]
 fn caches_share_a_limit_by_their_needs() {
     let Some(setting) = Setting::new() else { return };
-    setting.done(&["region", "limit", "--cache", "12M"]);
+    setting.done(&["region", "set-limit", "--cache", "12M"]);
     let another = setting.another_lender();
     let one = setting.create("one", &["--group", "blue"]);
     let two = setting.create_over(&another, "two", &["--group", "blue"]);
@@ -25,7 +25,7 @@ fn caches_share_a_limit_by_their_needs() {
         wait_until("the busy region has most of the limit", || {
             programs[busy].does("check 1");
             let (caches, limits) =
-                ([cache("one"), cache("two")], setting.done(&["region", "limit"]));
+                ([cache("one"), cache("two")], setting.done(&["region", "show-limits"]));
             let quotas =
                 ["one", "two"].map(|name| limits["quotas"][name]["bytes"].as_u64().unwrap());
             assert!(quotas.iter().sum::<u64>() <= 12 << 20, "{limits}");
@@ -38,16 +38,16 @@ fn caches_share_a_limit_by_their_needs() {
     }
     programs[0].does("check 1");
 
-    setting.done(&["region", "limit", "--group", "blue", "--cache", "6M"]);
+    setting.done(&["region", "set-limit", "--group", "blue", "--cache", "6M"]);
     assert!(cache("one") + cache("two") <= 6);
     let resident = |name: &str| setting.show(name)["usage"]["resident"].as_u64().unwrap();
     assert!(resident("one") + resident("two") <= 6 << 20);
     programs.iter_mut().for_each(|program| program.does("check 1"));
-    let refused = setting.aquifer(&["region", "limit", "--group", "blue", "--cache", "400K"]);
+    let refused = setting.aquifer(&["region", "set-limit", "--group", "blue", "--cache", "400K"]);
     assert!(stderr(&refused).contains("2 regions need at least 256KiB"), "{}", stderr(&refused));
 
-    setting.done(&["region", "limit", "--cache", "none"]);
-    setting.done(&["region", "limit", "--group", "blue", "--cache", "none"]);
+    setting.done(&["region", "set-limit", "--cache", "none"]);
+    setting.done(&["region", "set-limit", "--group", "blue", "--cache", "none"]);
     assert_eq!((cache("one"), cache("two")), (8, 8));
     programs.iter_mut().for_each(|program| program.does("check 1"));
 }

@@ -90,7 +90,7 @@ fn a_stopped_program_keeps_its_pages_and_others_are_served() {
     stopped.signal(Signal::STOP);
     other.does_in_time("check 1");
     let began = Instant::now();
-    let refused = setting.aquifer(&["region", "resize-cache", "stopped", "--cache", "1M"]);
+    let refused = setting.aquifer(&["region", "resize", "stopped", "--cache", "1M"]);
     assert!(stderr(&refused).contains("resume a stopped program"), "{}", stderr(&refused));
     assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
     assert_eq!(setting.show("stopped")["programs"].as_array().unwrap().len(), 2);
@@ -101,7 +101,7 @@ fn a_stopped_program_keeps_its_pages_and_others_are_served() {
     stopped.does_in_time("check 1");
     stopped.does_in_time("write 2");
     other.does_in_time("check 2");
-    setting.done(&["region", "resize-cache", "stopped", "--cache", "1M"]);
+    setting.done(&["region", "resize", "stopped", "--cache", "1M"]);
     other.does_in_time("check 2");
 }
 
@@ -115,7 +115,7 @@ fn a_neighbour_of_a_stopped_program_is_told_so_and_served() {
         ["region", "create", "two", "--size", "32M", "--cache", "8M", "--lender", second.uri()];
     let created = setting.done(&words);
     let two = Path::new(created["file"].as_str().unwrap());
-    setting.done(&["region", "limit", "--cache", "8M"]);
+    setting.done(&["region", "set-limit", "--cache", "8M"]);
     let mut stopped = setting.lives(&one, &[]);
     stopped.does_in_time("write 1");
     stopped.signal(Signal::STOP);
@@ -127,7 +127,7 @@ fn a_neighbour_of_a_stopped_program_is_told_so_and_served() {
     stopped.signal(Signal::CONT);
     stopped.does_in_time("check 1");
     drop((stopped, other));
-    setting.done(&["region", "limit", "--cache", "none"]);
+    setting.done(&["region", "set-limit", "--cache", "none"]);
     // The region must go before its lender.
     setting.remove("two");
 }

@@ -1,4 +1,4 @@
-//! Tests of `aquifer region pages` and `drop`.
+//! Tests of `aquifer region show-pages` and `drop`.
 
 use super::framework::Setting;
 use crate::common::{stderr, wait_until};
@@ -14,7 +14,7 @@ fn it_is_known_where_each_page_is() {
         setting.show("known")["programs"].as_array().unwrap().is_empty()
     });
     let pages = |more: &[&str]| {
-        let found = setting.done(&[&["region", "pages", "known"], more].concat());
+        let found = setting.done(&[&["region", "show-pages", "known"], more].concat());
         let mut states = Vec::new();
         for run in found["pages"].as_array().unwrap() {
             assert_eq!(run["first"].as_u64().unwrap(), states.len() as u64);
@@ -46,6 +46,7 @@ fn it_is_known_where_each_page_is() {
     );
     let mut program = setting.start(&region);
     program.does("zero 64 100");
-    let refused = setting.aquifer(&["region", "pages", "known", "--first", "9000", "--count", "1"]);
+    let refused =
+        setting.aquifer(&["region", "show-pages", "known", "--first", "9000", "--count", "1"]);
     assert!(stderr(&refused).contains("has 8192 pages"), "{}", stderr(&refused));
 }

@@ -31,7 +31,7 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
     );
 
     // The limit changes while the region is in use.
-    setting.done(&["region", "resize-cache", "one", "--cache", "4M"]);
+    setting.done(&["region", "resize", "one", "--cache", "4M"]);
     assert!(setting.show("one")["usage"]["resident"].as_u64().unwrap() <= 4 << 20);
     program.does("check 1");
 
@@ -66,7 +66,7 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
 fn a_program_can_allocate_its_memory_in_a_region() {
     let Some(setting) = Setting::new() else { return };
     setting.create("heap", &[]);
-    setting.done(&["region", "resize-cache", "heap", "--cache", "4M"]);
+    setting.done(&["region", "resize", "heap", "--cache", "4M"]);
     let words = ["--heap", "heap", "--", "/usr/bin/python3", "-c", HEAP_PROGRAM];
     for _ in 0..2 {
         let mut program = setting.exec(&words);

@@ -1,5 +1,6 @@
 //! The command `aquifer-guest`: a guest's agent, and the client that sends requests to it.
 
+mod manual;
 mod size;
 mod view;
 
@@ -14,7 +15,7 @@ use clap::{Parser, Subcommand};
 
 use size::{Change, wait};
 
-/// Resize this guest's memory on demand.
+/// Resize this guest's memory on demand
 ///
 /// The guest runs in a virtual machine of an Aquifer host. 'aquifer-guest run' is its agent: start
 /// one per guest, as root, at boot. The agent reports the guest's memory to the host, requests more
@@ -28,17 +29,25 @@ use size::{Change, wait};
 #[command(
     name = "aquifer-guest",
     version,
+    disable_help_subcommand = true,
     max_term_width = 100,
-    after_help = "Exit codes:\n  0  success\n  \
-                  1  an error, or a request that the host did not grant in full\n  \
-                  2  invalid arguments"
+    after_help = manual::SHORT,
+    after_long_help = manual::ALL
 )]
 struct Arguments {
-    /// Print one JSON object; a failure is one object {"error": TEXT} on standard error.
-    #[arg(long, global = true)]
+    /// Print JSON, for programs
+    ///
+    /// Standard output gets one object. A failure is one object {"error": TEXT} on standard error.
+    #[arg(long, global = true, help_heading = "Output")]
     json: bool,
-    /// Connect to the agent at this socket; 'run' creates it.
-    #[arg(long, global = true, value_name = "PATH", default_value = SOCKET)]
+    /// Unix socket of this guest's agent; 'run' creates it
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        default_value = SOCKET,
+        help_heading = "Paths"
+    )]
     socket: PathBuf,
     #[command(subcommand)]
     command: Command,
@@ -46,7 +55,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the agent of this guest in the foreground.
+    /// Run the agent of this guest in the foreground
     ///
     /// The agent waits for the port and for the host, and reconnects when they return. Start it at
     /// boot, and restart it if it exits. As root the agent locks its memory (some MiB), and the
@@ -55,11 +64,9 @@ enum Command {
     /// Memory that virtio-mem adds is unusable until it is online. If the kernel's policy
     /// (/sys/devices/system/memory/auto_online_blocks) leaves it offline, the agent changes the
     /// policy. The agent also brings offline memory online when the host checks.
-    #[command(after_help = "Examples:\n  \
-                      aquifer-guest run                        exits with 1 on an error\n  \
-                      aquifer-guest run --socket-group memory  lets a group send requests")]
+    #[command(after_help = manual::SHORT, after_long_help = manual::RUN)]
     Run {
-        /// Select the zone for added memory.
+        /// Zone for added memory
         ///
         /// 'movable': only for programs and caches, so that the guest can give it back. 'kernel':
         /// also for the kernel, which may never give it back. 'leave': another program, such as
@@ -69,47 +76,47 @@ enum Command {
             value_enum,
             default_value_t,
             hide_possible_values = true,
-            value_name = "movable|kernel|leave"
+            value_name = "movable|kernel|leave",
+            help_heading = "Memory"
         )]
         online: Online,
-        /// Let this group send requests; by default only root may.
+        /// Group that may send requests; by default only root may
         ///
         /// Write the group's name or number.
-        #[arg(long, value_name = "GROUP")]
+        #[arg(long, value_name = "GROUP", help_heading = "Security")]
         socket_group: Option<String>,
-        /// Open this character device or unix socket as the port.
+        /// Character device or unix socket to open as the port
         ///
         /// By default the agent finds the port org.aquifer.guest.0 by its name.
-        #[arg(long, value_name = "PATH")]
+        #[arg(long, value_name = "PATH", help_heading = "Paths")]
         port: Option<PathBuf>,
     },
-    /// Request memory from the host, or give some back.
+    /// Request memory from the host, or give some back
     ///
     /// The command waits for the answer. It prints by how much the guest grew or shrank, how much
     /// is missing, and why. Memory moves in whole blocks of some MiB; the guest never ends up with
     /// less than requested. The guest gives back only memory that programs do not use and that the
     /// kernel can move.
-    #[command(after_help = "Examples:\n  \
-                      aquifer-guest request +2G --why 'nightly index' && build-index\n  \
-                      aquifer-guest request -2G\n\nExit codes:\n  \
-                      0  the host granted the whole request\n  \
-                      1  the host granted a part or nothing, or an error occurred\n  \
-                      2  invalid arguments")]
+    #[command(after_help = manual::SHORT, after_long_help = manual::REQUEST)]
     Request {
-        /// Grow by this size (+512M, 1G), or shrink by it (-512M).
+        /// Size to grow by (+512M, 1G), or to shrink by (-512M)
         #[arg(value_name = "+SIZE|-SIZE", allow_hyphen_values = true)]
         change: Change,
-        /// Wait this long for the answer: 500ms, 10s, 2m.
-        #[arg(long, value_name = "TIME", default_value = "10s", value_parser = wait)]
+        /// How long to wait for the answer: 500ms, 10s, 2m
+        #[arg(
+            long,
+            value_name = "TIME",
+            default_value = "10s",
+            value_parser = wait,
+            help_heading = "Timeouts"
+        )]
         wait: Duration,
-        /// Record this purpose in the host's log.
-        #[arg(long, value_name = "TEXT", default_value = "")]
+        /// Purpose to record in the host's log
+        #[arg(long, value_name = "TEXT", default_value = "", help_heading = "Output")]
         why: String,
     },
-    /// Show the connection to the host and the guest's memory.
-    #[command(after_help = "Examples:\n  \
-                      aquifer-guest show         exits with 1 if no agent answers\n  \
-                      aquifer-guest show --json")]
+    /// Show the connection to the host and the guest's memory
+    #[command(after_help = manual::SHORT, after_long_help = manual::SHOW)]
     Show,
 }
 
@@ -160,7 +167,39 @@ fn complaint(error: &dyn Display, json: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
+
+    /// Calls `with` for this command and each subcommand.
+    fn each(command: &clap::Command, with: &mut dyn FnMut(&clap::Command)) {
+        with(command);
+        command.get_subcommands().for_each(|part| each(part, with));
+    }
+
+    #[test]
+    fn help_has_headed_options_and_no_final_periods() {
+        let mut whole = Arguments::command();
+        whole.build();
+        let mut seen = 0;
+        each(&whole, &mut |command| {
+            let own = command
+                .get_arguments()
+                .filter(|it| !["help", "version"].contains(&it.get_id().as_str()));
+            for option in own.clone().filter(|argument| !argument.is_positional()) {
+                assert!(option.get_help_heading().is_some(), "{option} needs a heading");
+            }
+            let summaries = own.map(|argument| argument.get_help()).chain([command.get_about()]);
+            for summary in summaries {
+                let text = summary.expect("it has a summary").to_string();
+                assert!(!text.ends_with('.') && !text.is_empty(), "'{text}'");
+                seen += 1;
+            }
+            let help = command.clone().render_long_help().to_string();
+            assert!(help.contains("\nExamples:\n") && help.contains("\nExit status:\n"), "{help}");
+        });
+        assert!(seen > 12, "{seen} summaries");
+    }
 
     #[test]
     fn a_failure_is_one_line_or_one_json_object() {

@@ -57,7 +57,7 @@ impl Member {
                 More::Ask(..) | More::Nothing => {
                     let why = "the shared cache limit leaves no room for the region";
                     return Err(RegionError::Misuse(format!(
-                        "{why}; 'aquifer region limit' shows and changes it"
+                        "{why}; change it with 'aquifer region set-limit'"
                     )));
                 }
             }

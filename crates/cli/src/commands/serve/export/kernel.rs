@@ -48,9 +48,9 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
     let target = Target::make(&Root::default(), &wish).map_err(fail)?;
     if target.keeps_ram() {
         let why = "brd does not free its RAM when this export ends";
-        Failure::new("warning", why)
+        Failure::new(&what, why)
             .help("'modprobe zram' before an export, or 'modprobe -r brd' after it")
-            .report(common.json);
+            .warn(common.json);
     }
     let uri = |(transport, at): &(Transport, SocketAddr)| SubsystemUri {
         transport: *transport,

@@ -24,10 +24,12 @@ pub(super) struct ExportMemory {
     own_dir: Option<PathBuf>,
     /// Whether a killed export left these leases. If this export fails to start, they stay.
     was_left: bool,
+    /// Whether warnings are JSON.
+    json: bool,
 }
 
 impl ExportMemory {
-    pub(super) fn make(export: &Export, instance: &mut Instance) -> Result<Self> {
+    pub(super) fn make(export: &Export, instance: &mut Instance, json: bool) -> Result<Self> {
         let what = || format!("exporting {}", export.size);
         let (dir, own_dir) = match &export.dir {
             Some(dir) => (dir.clone(), None),
@@ -56,7 +58,8 @@ impl ExportMemory {
             .map_err(|(why, help)| Failure::new(what(), why).help(help))?;
         let was_left = !left.is_empty();
         // If one lease fails, the drop of `memory` removes the others.
-        let mut memory = Self { store: Arc::new(store), leases: left, capacity, own_dir, was_left };
+        let store = Arc::new(store);
+        let mut memory = Self { store, leases: left, capacity, own_dir, was_left, json };
         if !was_left {
             for record in records {
                 let lease = memory.store.create(record).or_fail(what)?;
@@ -66,7 +69,7 @@ impl ExportMemory {
         let store = &memory.store;
         if store.is_swappable() {
             let why = "this user may not lock enough memory: the kernel may swap out stored pages";
-            Failure::new("warning", why).help("run as root, or raise RLIMIT_MEMLOCK").report(false);
+            Failure::new(what(), why).help("run as root, or raise RLIMIT_MEMLOCK").warn(json);
         }
         Ok(memory)
     }
@@ -80,7 +83,7 @@ impl ExportMemory {
             self.store.remove(lease.id())?;
         }
         if let Some(dir) = self.own_dir.take() {
-            remove_dir(&dir);
+            remove_dir(&dir, self.json);
         }
         Ok(())
     }
@@ -129,10 +132,10 @@ fn left_in(
 }
 
 /// Removes the directories that killed exports left.
-pub(super) fn clean_up(marks: &Path) {
+pub(super) fn clean_up(marks: &Path, json: bool) {
     for dead in Instance::dead(marks, "export").unwrap_or_default() {
         if let Ok(dir) = dead.read_note() {
-            remove_dir(Path::new(&dir));
+            remove_dir(Path::new(&dir), json);
         }
     }
 }
@@ -149,7 +152,7 @@ fn stores(runtime: Option<OsString>) -> Option<PathBuf> {
 }
 
 /// Removes an export's own directory and no other: another process may have written the note.
-fn remove_dir(dir: &Path) {
+fn remove_dir(dir: &Path, json: bool) {
     let stores = stores(std::env::var_os("XDG_RUNTIME_DIR"));
     let own = stores.is_some_and(|stores| dir.parent() == Some(&stores))
         && dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("export-"));
@@ -157,6 +160,6 @@ fn remove_dir(dir: &Path) {
         && let Err(error) = fs::remove_dir_all(dir)
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        Failure::new(format!("removing {}", dir.display()), error).report(false);
+        Failure::new(format!("removing {}", dir.display()), error).warn(json);
     }
 }

@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -235,7 +235,7 @@ impl Export {
         }
         let addresses = self.addresses(common)?;
         let marks = common.run_dir.join("exports");
-        clean_up(&marks);
+        clean_up(&marks, common.json);
         let mut instance = Instance::claim(&marks, "export")
             .or_fail(|| format!("recording this export in {}", marks.display()))?;
         if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
@@ -251,7 +251,7 @@ impl Export {
             let why = "several devices need different names";
             return Err(Failure::new(what(), why).help("give each device its own --name"));
         }
-        let memory = ExportMemory::make(&self, &mut instance)?;
+        let memory = ExportMemory::make(&self, &mut instance, common.json)?;
         let leases = self.names.iter().cloned().zip(memory.leases.iter().cloned()).collect();
         let servers = self.listen(&addresses, Arc::new(Leases(leases)))?;
 
@@ -270,7 +270,7 @@ impl Export {
         };
         output::answer(common.json, &ready, Ready::to_text)?;
         if let Some(every) = self.report {
-            report(common.json, every, Arc::clone(&memory.store)).or_fail(what)?;
+            report(common.json, every, Arc::downgrade(&memory.store)).or_fail(what)?;
         }
         signals.forever().next();
         // Servers first, so that no client sees its pages vanish.
@@ -349,12 +349,14 @@ impl ExportReport {
 /// The shortest time between two reports.
 const SHORTEST_REPORT: Duration = Duration::from_millis(10);
 
-/// Reports as long as this process lives, on a thread of its own.
-fn report(json: bool, every: Duration, store: Arc<Store>) -> io::Result<()> {
+/// Reports as long as the store lives, on a thread of its own.
+fn report(json: bool, every: Duration, store: Weak<Store>) -> io::Result<()> {
     let telling = move || {
         loop {
             thread::sleep(every.max(SHORTEST_REPORT));
+            let Some(store) = store.upgrade() else { return };
             let report = ExportReport::of(&store.usage());
+            drop(store);
             if output::answer(json, &report, ExportReport::to_text).is_err() {
                 return;
             }
