@@ -183,13 +183,13 @@ mod tests {
         whole.build();
         let mut seen = 0;
         each(&whole, &mut |command| {
-            let own = command
-                .get_arguments()
-                .filter(|it| !["help", "version"].contains(&it.get_id().as_str()));
-            for option in own.clone().filter(|argument| !argument.is_positional()) {
+            let is_own = |it: &&clap::Arg| !["help", "version"].contains(&it.get_id().as_str());
+            let own: Vec<_> = command.get_arguments().filter(is_own).collect();
+            for option in own.iter().filter(|argument| !argument.is_positional()) {
                 assert!(option.get_help_heading().is_some(), "{option} needs a heading");
             }
-            let summaries = own.map(|argument| argument.get_help()).chain([command.get_about()]);
+            let summaries =
+                own.iter().map(|argument| argument.get_help()).chain([command.get_about()]);
             for summary in summaries {
                 let text = summary.expect("it has a summary").to_string();
                 assert!(!text.ends_with('.') && !text.is_empty(), "'{text}'");
