@@ -121,7 +121,7 @@ fn warnings_and_failures_are_json_lines_if_asked() {
         run(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let [warning, error] = &lines[..] else { panic!("{lines:?}") };
     assert!(warning["warning"]["why"].as_str().unwrap().contains("blue.toml"), "{warning}");
-    assert!(error["error"]["why"].as_str().unwrap().contains("/nowhere"), "{error}");
+    assert!(error["error"]["what"].as_str().unwrap().contains("/nowhere"), "{error}");
 }
 
 #[test]

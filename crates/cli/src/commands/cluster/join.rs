@@ -38,7 +38,13 @@ pub struct Join {
     #[arg(value_name = "HOST:PORT")]
     signer: String,
     /// Token that the signer made
-    #[arg(long, value_name = "TOKEN", env = "AQUIFER_TOKEN", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "AQUIFER_TOKEN",
+        hide_env_values = true,
+        allow_hyphen_values = true
+    )]
     token: Token,
     #[command(flatten)]
     own: Own,

@@ -32,10 +32,14 @@ impl Gone {
     }
 }
 
-/// Returns the VMs of this host, and after them those that have ended.
+/// Returns the VMs of this host, and after them those that have ended. A VM may have ended while
+/// its supervisor still removes its files.
 pub(super) fn all(present: &[VmStatus], ended: Vec<Ended>) -> Vec<Listed<'_>> {
+    let is_recorded = |vm: &VmStatus| ended.iter().any(|ended| ended.name == vm.name);
+    let remains = |vm: &&VmStatus| !matches!(vm.state, State::Ended(_)) || !is_recorded(vm);
+    let present: Vec<_> = present.iter().filter(remains).collect();
     let gone = ended.into_iter().map(|ended| Listed::Gone(Gone::new(ended)));
-    present.iter().map(Listed::Present).chain(gone).collect()
+    present.into_iter().map(Listed::Present).chain(gone).collect()
 }
 
 /// Returns the VMs that ended last, oldest first.
