@@ -426,6 +426,21 @@ fn a_foreign_vm_is_adopted_resized_and_forgotten() -> Result<()> {
     Ok(())
 }
 
+/// Lets a guest ask for memory until it has `size`. The balancer may resize it between a look at
+/// its size and the request.
+fn ask_up_to(host: &Here, guest: &Guest, vm: &str, size: Bytes) -> Result<()> {
+    wait_until(&format!("{vm} has {size}"), TIMEOUT, || {
+        let shown = host.done(&["vm", "show", vm])?;
+        let has = shown["share"]["local"].as_u64().context("the VM has no size")?;
+        let missing = size.0.saturating_sub(has);
+        if missing > 0 {
+            let more = Bytes(missing);
+            guest.sh(&format!("aquifer-guest request +{more} --wait 60s --why 'a load comes'"))?;
+        }
+        Ok(missing == 0)
+    })
+}
+
 #[test]
 fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
     let host = new_host()?;
@@ -437,8 +452,7 @@ fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
         for guest in [0, 1, 0] {
             let name = ["one", "two"][guest];
             step(&format!("guest {name} needs more than half of the memory"));
-            let asked = "aquifer-guest request +384M --wait 60s --why 'a load that comes'";
-            guests[guest].sh(asked)?;
+            ask_up_to(&host, &guests[guest], name, Bytes::mib(640))?;
             let load = Load::start(&guests[guest], Bytes::mib(480), 1000)?;
             load.filled()?;
             load.is_done()?;

@@ -79,22 +79,14 @@ impl VmMemory {
                     thread::sleep(AGAIN);
                 }
                 Err(error) => {
+                    // The balancer or a command may have resized the VM meanwhile.
                     let size = self.reading().map_or(Bytes::ZERO, |reading| reading.size);
-                    return Granted {
-                        bytes: 0,
-                        size,
-                        missing: asked,
-                        why: Some(error.to_string()),
-                    };
+                    let from = first.map_or(size, |(from, _)| from);
+                    return granted(wanted.bytes, from, size, Some(error.to_string()));
                 }
                 Ok((from, Resized { reached, why, .. })) => {
-                    let bytes = reached.0 as i64 - from.0 as i64;
-                    let missing = asked.saturating_sub(Bytes(reached.0.abs_diff(from.0)));
-                    let less = "the host resizes by whole sections, and never shrinks a guest by \
-                                more than it asked for";
                     let why = why.map(|why| why.to_string());
-                    let why = why.or_else(|| (missing > Bytes::ZERO).then(|| less.to_owned()));
-                    return Granted { bytes, size: reached, missing, why };
+                    return granted(wanted.bytes, from, reached, why);
                 }
             }
         }
@@ -120,6 +112,18 @@ impl VmMemory {
     }
 }
 
+/// Returns what became of a request for `wanted` bytes more, or less if negative, by a VM that had
+/// `from` and has `size` now.
+fn granted(wanted: i64, from: Bytes, size: Bytes, why: Option<String>) -> Granted {
+    const SECTIONS: &str = "the host resizes by whole sections, and never shrinks a guest by more \
+                            than it asked for";
+    let bytes = size.0 as i64 - from.0 as i64;
+    let done = if wanted < 0 { from.saturating_sub(size) } else { size.saturating_sub(from) };
+    let missing = Bytes(wanted.unsigned_abs()).saturating_sub(done);
+    let why = why.or_else(|| (missing > Bytes::ZERO).then(|| SECTIONS.to_owned()));
+    Granted { bytes, size, missing, why: why.filter(|_| missing > Bytes::ZERO) }
+}
+
 /// The memory that a request waits for. Dropping it withdraws that.
 struct Wish<'a> {
     memory: &'a VmMemory,
@@ -137,5 +141,27 @@ impl Wish<'_> {
 impl Drop for Wish<'_> {
     fn drop(&mut self) {
         self.is(Bytes::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_from_any_source_counts_as_granted() {
+        let outcome = |wanted: i64, from: u64, size: u64, why: Option<&str>| {
+            let (from, size) = (Bytes::mib(from), Bytes::mib(size));
+            let granted = granted(wanted << 20, from, size, why.map(str::to_owned));
+            (granted.bytes >> 20, granted.missing.0 >> 20, granted.why.is_some())
+        };
+        assert_eq!(outcome(384, 256, 640, None), (384, 0, false));
+        assert_eq!(outcome(384, 512, 768, Some("no room")), (256, 128, true));
+        assert_eq!(outcome(384, 512, 512, Some("no room")), (0, 384, true));
+        assert_eq!(outcome(384, 512, 384, Some("no room")), (-128, 384, true));
+        assert_eq!(outcome(100, 256, 384, None), (128, 0, false));
+        assert_eq!(outcome(-200, 512, 384, None), (-128, 72, true));
+        // Memory that came just before the last attempt failed.
+        assert_eq!(outcome(384, 256, 640, Some("no room")), (384, 0, false));
     }
 }
