@@ -5,11 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use aquifer_api::client::{CallError, Client};
+use aquifer_api::path;
+use aquifer_api::status::Status;
 use clap::Args;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
+
+/// How long an agent may take to tell its status: it asks each volume.
+const STATUS_LIMIT: Duration = Duration::from_secs(10);
 
 /// The address of this host's agent.
 #[derive(Debug, Clone, Args)]
@@ -46,6 +51,14 @@ impl Agent {
     /// Returns whether the agent's socket exists; true if this user may not look.
     pub fn is_there(&self) -> bool {
         self.path.try_exists().unwrap_or(true)
+    }
+
+    /// Asks the agent for this host's status.
+    ///
+    /// # Errors
+    /// If the agent does not answer within [`STATUS_LIMIT`].
+    pub fn status(&self, what: &str) -> Result<Status> {
+        self.call(what, STATUS_LIMIT, async |client| client.get(path::STATUS).await)
     }
 
     /// Calls the agent and waits at most `limit` for its answer.

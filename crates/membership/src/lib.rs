@@ -10,11 +10,11 @@
 
 mod config;
 mod gossip;
-#[cfg(test)]
-mod hostile;
 mod member;
 mod news;
 mod seal;
+#[cfg(test)]
+mod tests;
 mod twins;
 
 pub use config::FORGOTTEN_AFTER;

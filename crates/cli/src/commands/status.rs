@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use aquifer_api::path;
 use aquifer_api::status::Status;
 use clap::Args;
 use serde::Serialize;
@@ -41,9 +40,6 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// How long the agent may take to answer.
-const LIMIT: Duration = Duration::from_secs(10);
-
 /// The answer of `aquifer status`.
 #[derive(Debug, Serialize)]
 struct Shown {
@@ -69,9 +65,7 @@ impl StatusArgs {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         loop {
-            let report: Status = agent.call("asking for the status", LIMIT, async |client| {
-                client.get(path::STATUS).await
-            })?;
+            let report = agent.status("asking for the status")?;
             if self.watch && !common.json && std::io::stdout().is_terminal() {
                 // ECMA-48: cursor to the top left corner (CUP), then erase the screen below it
                 // (ED).

@@ -2,16 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use aquifer_agent::cluster::ClusterDir;
-use aquifer_agent::config::Config;
-use aquifer_api::path;
-use aquifer_api::status::{Standing, Status};
+use aquifer_api::status::Standing;
 use aquifer_page::HostName;
 use clap::Args;
 use serde::Serialize;
 
+use super::token::signer;
 use crate::agent_call::Socket;
 use crate::commands::Common;
 use crate::commands::serve::CONFIG;
@@ -49,9 +46,6 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// How long the agent may take to answer.
-const LIMIT: Duration = Duration::from_secs(10);
-
 #[derive(Debug, Serialize)]
 struct Forgotten {
     host: HostName,
@@ -65,15 +59,8 @@ impl Forget {
     /// name is free.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let what = "forgetting a host";
-        let config = Config::load(&self.config).or_fail(|| what)?;
-        let cluster = ClusterDir::new(config.cluster);
-        if !cluster.admits() {
-            let why = format!("{} cannot admit hosts to a cluster", config.host);
-            return Err(Failure::new(what, why).help(super::token::ON_A_SIGNER));
-        }
-        let agent = self.socket.agent(common)?;
-        let status: Status =
-            agent.call(what, LIMIT, async |client| client.get(path::STATUS).await)?;
+        let (_, cluster) = signer(what, &self.config)?;
+        let status = self.socket.agent(common)?.status(what)?;
         let is_up = status.peers.iter().any(|peer| {
             peer.host == self.name && matches!(peer.standing, Standing::Up | Standing::Listed)
         });

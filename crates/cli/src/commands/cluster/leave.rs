@@ -10,7 +10,6 @@ use aquifer_agent::cluster::ClusterDir;
 use aquifer_agent::config::Config;
 use aquifer_api::order::{Departed, Leave as Order};
 use aquifer_api::path;
-use aquifer_api::status::Status;
 use aquifer_transport::tls::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
 use clap::Args;
 
@@ -81,9 +80,7 @@ impl Leave {
 
 /// Lets the agent leave, and end.
 fn ask(what: &str, agent: &Agent, path: &Path, config: &Config) -> Result<Departed> {
-    let status: Status = agent
-        .call(what, LIMIT, async |client| client.get(path::STATUS).await)
-        .map_err(|failure| failure.help(UNREACHABLE))?;
+    let status = agent.status(what).map_err(|failure| failure.help(UNREACHABLE))?;
     if status.host != config.host {
         let (found, here) = (status.host, &config.host);
         let why = format!("the agent is of {found}, and {} of {here}", path.display());
@@ -97,7 +94,7 @@ const UNREACHABLE: &str = "start it with 'aquifer serve agent'; if it cannot run
 
 /// Refuses if the agent runs, which could still tell the others.
 fn stay_silent(what: &str, agent: &Agent) -> Result<Departed> {
-    match agent.call(what, LIMIT, async |client| client.get::<Status>(path::STATUS).await) {
+    match agent.status(what) {
         Ok(status) => {
             let why = format!("the agent of {} runs, and can tell the others", status.host);
             Err(Failure::new(what, why).help("leave without --force"))

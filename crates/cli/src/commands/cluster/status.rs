@@ -1,10 +1,8 @@
 //! `aquifer cluster status`.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use aquifer_api::path;
-use aquifer_api::status::{Peer, Standing, Status as HostStatus};
+use aquifer_api::status::{Peer, Standing};
 use aquifer_page::{Bytes, HostName, Zone};
 use clap::Args;
 use serde::Serialize;
@@ -36,9 +34,6 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// How long the agent may take to answer.
-const LIMIT: Duration = Duration::from_secs(10);
-
 #[derive(Debug, Serialize)]
 struct Cluster {
     host: HostName,
@@ -64,9 +59,7 @@ impl Status {
     /// # Errors
     /// If the agent does not answer.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let agent = self.socket.agent(common)?;
-        let status: HostStatus = agent
-            .call("asking for the hosts", LIMIT, async |client| client.get(path::STATUS).await)?;
+        let status = self.socket.agent(common)?.status("asking for the hosts")?;
         let own = Member {
             host: status.host.clone(),
             address: status.address,

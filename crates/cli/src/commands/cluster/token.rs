@@ -1,7 +1,7 @@
 //! `aquifer cluster token`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -42,10 +42,6 @@ pub(super) const MANUAL: Manual = Manual {
 /// The longest life of a token.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The remedy on a host that cannot admit others.
-pub(super) const ON_A_SIGNER: &str = "run this on the host on which 'aquifer cluster create' ran; \
-                                      'aquifer cluster status' shows the hosts that admit others";
-
 #[derive(Debug, Serialize)]
 struct Made {
     token: String,
@@ -62,12 +58,7 @@ impl Token {
     /// If this host cannot admit others.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let what = "making a token";
-        let config = Config::load(&self.config).or_fail(|| what)?;
-        let cluster = ClusterDir::new(config.cluster);
-        if !cluster.admits() {
-            let why = format!("{} cannot admit hosts to a cluster", config.host);
-            return Err(Failure::new(what, why).help(ON_A_SIGNER));
-        }
+        let (config, cluster) = signer(what, &self.config)?;
         let _locked = cluster.lock().or_fail(|| what)?;
         let token = cluster.new_token(self.life).or_fail(|| what)?;
         let made = Made {
@@ -84,6 +75,19 @@ impl Token {
         })?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Loads the configuration of a host that can admit others, and names its cluster's directory.
+pub(super) fn signer(what: &str, path: &Path) -> Result<(Config, ClusterDir)> {
+    let config = Config::load(path).or_fail(|| what)?;
+    let cluster = ClusterDir::new(&config.cluster);
+    if cluster.admits() {
+        return Ok((config, cluster));
+    }
+    let why = format!("{} cannot admit hosts to a cluster", config.host);
+    let help = "run this on the host on which 'aquifer cluster create' ran; 'aquifer cluster \
+                status' shows the hosts that admit others";
+    Err(Failure::new(what, why).help(help))
 }
 
 /// Parses the life of a token. A secret that lives for ever is none.
