@@ -67,15 +67,15 @@ impl Gossip {
     /// If a file of the cluster is damaged, or the address is in use.
     pub(crate) async fn start(
         dir: &ClusterDir,
-        Config { host, listen, zone, .. }: &Config,
+        Config { host, listen, zone, peers, .. }: &Config,
     ) -> Result<Option<(Self, Started)>, String> {
         let listen = *listen;
         let failed = |error: ClusterError| error.to_string();
         let Some(key) = dir.key().map_err(failed)? else {
-            if dir.knows_hosts() {
+            if dir.knows_hosts() || peers.is_empty() {
                 tracing::warn!(
-                    "{} lacks gossip.key: this host takes no part in its cluster. Run 'aquifer \
-                     cluster leave --force', and join again",
+                    "{} lacks gossip.key: this host takes no part in a cluster. Restore the \
+                     directory, or run 'aquifer cluster leave --force' and join again",
                     dir.path().display()
                 );
             }

@@ -360,6 +360,28 @@ fn strangers_that_never_finish_a_request_keep_no_host_out() {
 }
 
 #[test]
+fn a_host_that_lost_its_cluster_directory_says_so() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created("a");
+    cluster.join("b");
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    wait_until("a knows b", || knows(a, "b", Standing::Up));
+    b.kill_agent();
+    let (directory, away) = (b.dir().join("cluster"), b.dir().join("away"));
+    fs::rename(&directory, &away).unwrap();
+    b.restart();
+    assert!(peers(b).is_empty() && b.log_text().contains("lacks gossip.key"), "{}", b.log_text());
+    b.signal_agent(Signal::TERM);
+    fs::rename(&away, &directory).unwrap();
+    b.restart();
+    for (host, other) in [(a, "b"), (b, "a")] {
+        wait_until("they know each other again", || knows(host, other, Standing::Up));
+    }
+}
+
+#[test]
 fn an_agent_of_a_cluster_names_an_address_that_others_can_reach() {
     if lacks_rights() {
         return;
