@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::Ticket;
-use crate::{Action, LentLease, LiveVolume, Message, Role};
+use crate::{Action, LentLease, LiveVolume, Message, Role, Subject};
 
 /// What the agent must do.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +31,10 @@ pub enum Output {
     Decision {
         /// This host's role after the decision.
         role: Role,
-        /// The decision, with this host as the subject.
+        /// The decision, as a sentence about this host.
         what: String,
+        /// The hosts, leases, volumes and VMs that it concerns.
+        about: Vec<Subject>,
     },
     /// Keep the change of the role for the status.
     RoleChanged {

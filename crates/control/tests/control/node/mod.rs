@@ -1,6 +1,7 @@
 //! Tests of the node: one host's decisions around the controller, driven by sequences of inputs.
 
 mod drain;
+mod ledger;
 mod messages;
 mod orders;
 mod period;
