@@ -220,6 +220,10 @@ fn truth_command(name: &str) -> Result<String> {
         "overcommit" => "test $(cat /proc/sys/vm/overcommit_memory) != 2".to_owned(),
         "swap" => "test -e /proc/swaps".to_owned(),
         "block device" => format!("{ATTACH} {DETACH}"),
+        "damon" => "! grep -qsx on /sys/kernel/mm/damon/admin/kdamonds/*/state \
+             && ! grep -qsx Y /sys/module/damon_*/parameters/enabled"
+            .to_owned(),
+        "qemu" => "command -v qemu-system-x86_64".to_owned(),
         "nvmet" => "test -d /sys/kernel/config/nvmet".to_owned(),
         "RAM disks" => "test -e /sys/class/zram-control/hot_add".to_owned(),
         "RDMA links" => "ls /sys/class/infiniband | grep .".to_owned(),

@@ -23,6 +23,7 @@ pub mod status;
 mod tests;
 pub mod vm;
 pub mod volume;
+pub mod why;
 pub mod worker;
 
 use std::ffi::OsString;
@@ -98,6 +99,7 @@ pub struct Common {
 )]
 pub enum Command {
     Status(status::StatusArgs),
+    Why(why::Why),
     Doctor(doctor::Doctor),
     Run(run::Run),
     Cluster(cluster::Cluster),
@@ -121,6 +123,7 @@ impl Cli {
         let common = &self.common;
         match self.command {
             Command::Status(command) => command.run(common),
+            Command::Why(command) => command.run(common),
             Command::Doctor(command) => command.run(common),
             Command::Run(command) => command.run(common),
             Command::Cluster(command) => command.run(common),
@@ -140,6 +143,7 @@ impl Cli {
 /// The manual of each command.
 const MANUALS: &[(&str, &Manual)] = &[
     ("status", &status::MANUAL),
+    ("why", &why::MANUAL),
     ("doctor", &doctor::MANUAL),
     ("run", &run::MANUAL),
     ("cluster", &cluster::MANUAL),

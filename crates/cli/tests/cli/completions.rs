@@ -32,7 +32,7 @@ fn completed(dir: &Path, line: &str) -> Vec<String> {
 #[test]
 fn bash_completes_commands_and_none_that_is_hidden() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(completed(dir.path(), "aquifer vm sh"), ["show"]);
+    assert_eq!(completed(dir.path(), "aquifer vm sh"), ["show", "show-budget"]);
     assert_eq!(completed(dir.path(), "aquifer host "), ["borrow", "return", "drain"]);
     let served = ["agent", "export", "dedup", "reprovision", "disk-cache", "vm-balancer"];
     assert_eq!(completed(dir.path(), "aquifer serve "), served);
