@@ -18,6 +18,7 @@ pub mod region;
 mod renamed;
 pub mod run;
 pub mod serve;
+pub mod simulate;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -108,6 +109,7 @@ pub enum Command {
     Group(group::Group),
     Serve(serve::Serve),
     Demo(demo::Demo),
+    Simulate(simulate::Simulate),
     Completions(completions::Completions),
     Man(man::Man),
 }
@@ -131,6 +133,7 @@ impl Cli {
             Command::Group(command) => command.run(common),
             Command::Serve(command) => command.run(common),
             Command::Demo(command) => command.run(common),
+            Command::Simulate(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
         }
@@ -150,6 +153,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("group", &group::MANUAL),
     ("serve", &serve::MANUAL),
     ("demo", &demo::MANUAL),
+    ("simulate", &simulate::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];
