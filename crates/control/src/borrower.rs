@@ -143,11 +143,12 @@ impl Borrower {
     }
 
     /// Returns whether more than three quarters of the borrowed memory is in use and no more is on
-    /// its way.
+    /// its way. Extents of a volume that lost their lease to a recall are on a disk, so they do not
+    /// count as borrowed memory.
     fn nearly_full(&self, ctx: &StepContext<'_>) -> bool {
         let all_active = self.volumes.values().all(|volume| volume.state == VolumeState::Active);
-        let capacity: u64 = self.volumes.values().map(|volume| volume.bytes.0).sum();
-        all_active && ctx.memory().swap_used.0.saturating_mul(4) > capacity.saturating_mul(3)
+        let (used, borrowed) = (ctx.memory().swap_used.0, self.borrowed().0);
+        all_active && used.saturating_mul(4) > borrowed.saturating_mul(3)
     }
 
     /// Returns whether a round for overload may start at this step.

@@ -57,7 +57,7 @@
 //!
 //! Equations 1 and 2 are [`Memory::shareable`], tested in `memory.rs`. `tests/control/protocol.rs`
 //! has several lenders, failures and restarts. `tests/control/network.rs` has reordering, loss,
-//! duplication and crashes.
+//! duplication and crashes. The crate `sim` runs whole nodes on hosts whose copies take time.
 //!
 //! # Each decision of the node, its code and its test
 //! Files are in `src/node/` and `tests/control/node/`, where `random` also tests the invariants of
@@ -70,6 +70,7 @@
 //! | admit a message | `hear`: `may_say` | `messages::a_former_peer_` |
 //! | answer a fin | `hear`: `take_in` | `messages::a_repeated_fin_` |
 //! | notice life of borrowers | `hear`: `renewal`, `saw` | `messages::a_renewal_` |
+//! | count a borrower's silence | `period`: `note_connections` | `period::silence_` |
 //! | begin work once | `node`: `begin` | `messages::a_message_in_` |
 //! | end work, well or not | `settle`: `said`, `done` | `orders::results_` |
 //! | settle with former peers | `part`: `part_with_former_peers` | `messages::leases_` |

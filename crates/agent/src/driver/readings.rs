@@ -26,7 +26,7 @@ impl Driver {
             memory,
             own: self.parts.own.latest(),
             stored: lender.stored_by_lease(),
-            connected: if wanted.connected { lender.in_use() } else { Vec::new() },
+            connected: wanted.connected.then(|| lender.in_use()),
             oom_kills: self.parts.source.oom_kills(),
             found,
             ended_vms: self.ended_vms(),

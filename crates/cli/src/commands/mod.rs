@@ -18,6 +18,7 @@ pub mod region;
 mod renamed;
 pub mod run;
 pub mod serve;
+pub mod simulate;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -110,6 +111,7 @@ pub enum Command {
     Group(group::Group),
     Serve(serve::Serve),
     Demo(demo::Demo),
+    Simulate(simulate::Simulate),
     Completions(completions::Completions),
     Man(man::Man),
 }
@@ -134,6 +136,7 @@ impl Cli {
             Command::Group(command) => command.run(common),
             Command::Serve(command) => command.run(common),
             Command::Demo(command) => command.run(common),
+            Command::Simulate(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
         }
@@ -154,6 +157,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("group", &group::MANUAL),
     ("serve", &serve::MANUAL),
     ("demo", &demo::MANUAL),
+    ("simulate", &simulate::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];

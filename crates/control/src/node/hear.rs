@@ -73,6 +73,7 @@ impl Node {
 
     pub(super) fn saw(&mut self, lease: LeaseId) {
         self.lending.signs.insert(lease, self.now);
+        self.lending.missed.remove(&lease);
         self.step(Event::BorrowerSeen { lease });
     }
 }

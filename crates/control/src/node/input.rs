@@ -119,8 +119,8 @@ pub struct Readings {
     pub own: OwnMemory,
     /// The bytes stored in each lease that this host gave.
     pub stored: BTreeMap<LeaseId, Bytes>,
-    /// The leases with a connection of their borrower, if [`Wanted::connected`].
-    pub connected: Vec<LeaseId>,
+    /// The leases with a connection of their borrower; `None` unless [`Wanted::connected`].
+    pub connected: Option<Vec<LeaseId>>,
     /// Programs that the kernel has killed for lack of memory; `None` if it does not count them.
     pub oom_kills: Option<u64>,
     /// The VMs that ended since the last reading, each with the cause.

@@ -88,6 +88,8 @@ struct Lending {
     drained: bool,
     /// Time of the last sign of life from each lease's borrower.
     signs: BTreeMap<LeaseId, Duration>,
+    /// Leases without a connection when this host last looked.
+    missed: BTreeSet<LeaseId>,
     /// How long I/O of each borrower waits for this host, in ms, as the borrower last said.
     io_timeout_ms: BTreeMap<HostName, u64>,
     /// Why borrowers could not yet leave leases of this host, as they last said.

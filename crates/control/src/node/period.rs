@@ -36,10 +36,9 @@ impl Node {
         self.memory = memory;
         // At once: this host may grant a request while the period waits for offers.
         self.controller.note_own(own);
-        // Borrowers' connections are as good a sign of life as a message.
-        let stale = connected.into_iter().filter(|lease| self.is_stale(*lease, self.now));
-        let stale: Vec<_> = stale.collect();
-        stale.into_iter().for_each(|lease| self.saw(lease));
+        if let Some(connected) = connected {
+            self.note_connections(&connected.into_iter().collect());
+        }
         self.renew();
         self.note_kills(oom_kills);
         for (vm, cause) in ended_vms {
@@ -54,6 +53,24 @@ impl Node {
         match self.wants_offers() {
             true => self.ask_offers(),
             false => self.step_period(Vec::new(), stored),
+        }
+    }
+
+    /// Takes borrowers' connections as signs of life, as good as messages. A connection may have
+    /// ended at any time since the last look. So the silence of a borrower begins when this host
+    /// first misses it, and lasts the whole grace before the lease expires.
+    fn note_connections(&mut self, connected: &BTreeSet<LeaseId>) {
+        let lent = self.controller.lent().into_iter().map(|lent| lent.lease.lease);
+        let stale: Vec<_> = lent.filter(|lease| self.is_stale(*lease, self.now)).collect();
+        for lease in stale {
+            if connected.contains(&lease) {
+                self.saw(lease);
+            } else if self.lending.signs.contains_key(&lease)
+                && !self.lending.missed.contains(&lease)
+            {
+                self.saw(lease);
+                self.lending.missed.insert(lease);
+            }
         }
     }
 

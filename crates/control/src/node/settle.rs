@@ -47,6 +47,7 @@ impl Node {
             }
             Event::LeaseFreed { lease } => {
                 self.lending.signs.remove(lease);
+                self.lending.missed.remove(lease);
                 self.lending.told.remove(lease);
                 for ticket in self.lending.fins.remove(lease).into_iter().flatten() {
                     self.answer(ticket, Answer::Heard(None));

@@ -251,6 +251,19 @@ fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
 }
 
 #[test]
+fn a_borrower_whose_volume_is_spilled_borrows_again() {
+    let mut host = Host::new(config());
+    host.borrow();
+    host.receive("b", len_fin(1));
+    host.event(Event::Evacuated { lease: LeaseId(1), unused: Vec::new() });
+    host.event(Event::Delivered { to: name("b"), message: bor_fin(LeaseId(1)) });
+    // Half of the volume is in the spill file, and another host has memory to spare.
+    let (to, request, bytes) = host.read(85, Bytes::mib(512), &[("c", 4)]).request_sent();
+    assert_eq!((to.as_str(), bytes), ("c", Bytes::gib(1)));
+    host.receive("c", ack(request, 2, bytes)).activates();
+}
+
+#[test]
 fn a_borrower_with_nearly_full_swap_borrows_up_to_the_limit() {
     let mut host = Host::new(Config { max_borrowed: Bytes::mib(1536), ..config() });
     host.borrow();

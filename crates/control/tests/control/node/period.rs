@@ -125,14 +125,28 @@ fn connections_are_signs_of_life_and_read_only_when_due() {
     let lease = shell.lend("b", 1);
     for _ in 0..20 {
         shell.after(9);
-        let connected = match shell.node.wanted(shell.now).connected {
-            true => vec![lease],
-            false => Vec::new(),
-        };
+        let connected = shell.node.wanted(shell.now).connected.then(|| vec![lease]);
         shell.read(Readings { memory: memory(20), connected, ..Readings::default() });
         assert!(!shell.node.wanted(shell.now).connected);
         assert!(shell.begun().is_empty(), "b is alive");
     }
+}
+
+#[test]
+fn silence_begins_when_the_lender_first_misses_its_borrower() {
+    let mut shell = Shell::new();
+    let lease = shell.lend("b", 1);
+    let mut second = |is_connected: bool| {
+        shell.after(1);
+        let connected = shell.node.wanted(shell.now).connected;
+        let connected = connected.then(|| is_connected.then_some(lease).into_iter().collect());
+        shell.read(Readings { memory: memory(20), connected, ..Readings::default() });
+        shell.begun().contains(&Action::FreeLease { lease })
+    };
+    // The last sign is up to an eighth of the grace older than the end of the connection.
+    (0..19).for_each(|_| assert!(!second(true)));
+    let silent_s = (1..).find(|_| second(false)).unwrap();
+    assert!((81..=91).contains(&silent_s), "{silent_s} s, with a grace of 80 s");
 }
 
 #[test]
