@@ -14,6 +14,7 @@ use aquifer_page::lock;
 
 use crate::background::{Background, GLANCE};
 use crate::config::GroupsConfig;
+use crate::driver::Journal;
 
 /// The groups' agreements, and the latest hand-out.
 #[derive(Clone, Debug)]
@@ -32,17 +33,18 @@ impl Groups {
     ///
     /// # Errors
     /// If the thread cannot start.
-    pub(crate) fn balance(&self, state: &Path) -> io::Result<Background> {
+    pub(crate) fn balance(&self, state: &Path, journal: Journal) -> io::Result<Background> {
         let balancing = Balancing::new(state, self.agreements.clone());
         let groups = self.clone();
         let rest = |_: &mut Balancing| {
             thread::sleep(GLANCE);
             false
         };
-        Background::start("groups", balancing, move |balancing| groups.step(balancing), rest)
+        let work = move |balancing: &mut Balancing| groups.step(balancing, &journal);
+        Background::start("groups", balancing, work, rest)
     }
 
-    fn step(&self, balancing: &mut Balancing) {
+    fn step(&self, balancing: &mut Balancing, journal: &Journal) {
         let round = match balancing.step(true) {
             Ok(round) => round,
             Err(error) => return tracing::warn!("cannot hand out the groups' savings: {error}"),
@@ -56,6 +58,7 @@ impl Groups {
                     group = %account.group, vm = %decision.vm, from = %decision.from,
                     to = %decision.to, "{decision}"
                 );
+                journal.decided_about(&decision.vm, format!("VM {decision}"));
             }
             failed.iter().for_each(|failure| tracing::warn!(group = %account.group, "{failure}"));
         }

@@ -10,6 +10,7 @@
 //! - [`events`]: events outside the controller's decisions. `stopping`: how an agent ends.
 //! - [`vms`]: VMs that move. [`groups`]: their agreements, and the hand-out of the memory that they
 //!   save.
+//! - `own`: the memory that this host promises to its own VMs, regions, groups and exports.
 //! - [`http`]: the API.
 //!
 //! The agent is not on the swap path: volumes are processes of their own. The agent serves the
@@ -28,6 +29,7 @@ pub mod groups;
 pub mod http;
 pub mod lender;
 pub mod monitor;
+mod own;
 pub mod peers;
 mod stopping;
 mod sys;
@@ -44,13 +46,14 @@ use tokio::sync::mpsc;
 use borrower::Borrower;
 use cluster::{Admission, ClusterDir, Gossip, Leaving};
 use config::{Config, ConfigError};
-use driver::{Driver, Handle, Parts};
+use driver::{Driver, Handle, Journal, Parts};
 use events::Events;
 use groups::Groups;
 use lender::Lender;
 use monitor::Source;
 use monitor::gate::SwapGate;
 use monitor::pressure::Pressure;
+use own::OwnReader;
 use peers::Peers;
 use stopping::Signals;
 use vms::Vms;
@@ -158,11 +161,13 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         peers.follow(&started.others());
     }
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
+    let journal = Journal::default();
     let balances = config.vms.balance;
-    let balancer = balances.then(|| balancing::start(&config.state, &exe, &config.vms.balancer));
+    let balancer = balances
+        .then(|| balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone()));
     let _balancer = balancer.transpose().map_err(start_error)?;
     let groups = Groups::new(&config.groups);
-    let hands_out = config.groups.balance.then(|| groups.balance(&config.state));
+    let hands_out = config.groups.balance.then(|| groups.balance(&config.state, journal.clone()));
     let _hands_out = hands_out.transpose().map_err(start_error)?;
     let borrower =
         Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
@@ -191,6 +196,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
     let admission = Admission::new(&config, peers.clone(), gossip.clone());
     let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone());
+    // Before the first period: from then on this host lends.
+    let own = OwnReader::open(&config.state, &source).await;
     let driver = Driver::new(Parts {
         config,
         source,
@@ -201,6 +208,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         peers,
         gossip: gossip.clone(),
         events,
+        journal,
+        own,
     });
     let driver = tokio::spawn(driver.run(inbox));
     let served =

@@ -34,6 +34,9 @@ pub struct Status {
     pub role: Role,
     /// The memory at the last reading.
     pub memory: HostMemory,
+    /// The account of all memory by class.
+    #[serde(default)]
+    pub ledger: Ledger,
     /// The leases that the host has granted.
     pub lent: Vec<Lent>,
     /// The volumes that the host has borrowed.
@@ -80,6 +83,39 @@ pub struct HostMemory {
     pub spare: Bytes,
     /// Whether tasks wait for memory, by PSI.
     pub pressure: bool,
+}
+
+/// The account of a host's memory, in bytes. Each byte of `total` is in exactly one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Ledger {
+    /// M_t: the sum of the classes, if they do not exceed it.
+    #[schema(value_type = schema::Size)]
+    pub total: Bytes,
+    /// What the kernel and programs other than VMs, regions and caches use. At least the part of
+    /// `lend.reserved` that VMs, regions and caches leave.
+    #[schema(value_type = schema::Size)]
+    pub reserved: Bytes,
+    /// The least memory of all VMs, and their reserves.
+    #[schema(value_type = schema::Size)]
+    pub vm_floor: Bytes,
+    /// The memory of VMs above that.
+    #[schema(value_type = schema::Size)]
+    pub vm_elastic: Bytes,
+    /// The local caches of regions, as large as they may become, and the pages that regions share.
+    #[schema(value_type = schema::Size)]
+    pub cache_floor: Bytes,
+    /// The memory that groups save by sharing pages, and their caches of disks.
+    #[schema(value_type = schema::Size)]
+    pub group_surplus: Bytes,
+    /// The capacity of leases, and of exports made by hand.
+    #[schema(value_type = schema::Size)]
+    pub lent: Bytes,
+    /// All other memory.
+    #[schema(value_type = schema::Size)]
+    pub free: Bytes,
+    /// The bytes by which the classes exceed `total`.
+    #[schema(value_type = schema::Size)]
+    pub overcommitted: Bytes,
 }
 
 /// A lease that this host has granted.
@@ -247,6 +283,32 @@ pub struct Decision {
     pub at: f64,
     /// One sentence.
     pub what: String,
+    /// The hosts, leases, volumes and VMs that the decision concerns, besides this host.
+    #[serde(default)]
+    pub about: Vec<Subject>,
+}
+
+/// A thing that a decision concerns.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct Subject {
+    /// The kind of the thing.
+    pub kind: SubjectKind,
+    /// The name of a host or a VM, or the id of a lease or a volume.
+    pub name: String,
+}
+
+/// The kind of a [`Subject`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SubjectKind {
+    /// Another host.
+    Host,
+    /// A lease, given or held.
+    Lease,
+    /// A borrowed volume.
+    Volume,
+    /// A VM of the host.
+    Vm,
 }
 
 /// A change of the host's role.

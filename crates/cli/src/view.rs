@@ -1,6 +1,6 @@
 //! An agent's status as text.
 
-use aquifer_api::status::{Decision, Event, Held, Lent, Peer, Standing, Status, Volume};
+use aquifer_api::status::{Decision, Event, Held, Ledger, Lent, Peer, Standing, Status, Volume};
 use aquifer_page::Bytes;
 
 use crate::table::table;
@@ -17,6 +17,7 @@ pub fn status(status: &Status) -> String {
             sections.push(format!("{heading}\n{}", lines.join("\n")));
         }
     };
+    add("Memory by class", status.ledger.total > Bytes::ZERO, ledger(&status.ledger));
     add("Lent", !status.lent.is_empty(), lent(&status.lent));
     add("Borrowed", !status.borrowed.is_empty(), borrowed(&status.borrowed));
     add("Peers", !status.peers.is_empty(), peers(&status.peers));
@@ -61,6 +62,23 @@ fn whereto(volumes: &[Volume]) -> &'static str {
         (true, true) => " to other hosts and to a local file",
         (true, false) => " to a local file",
     }
+}
+
+fn ledger(ledger: &Ledger) -> String {
+    let classes = [
+        ("RESERVED", ledger.reserved),
+        ("VM FLOOR", ledger.vm_floor),
+        ("VM ELASTIC", ledger.vm_elastic),
+        ("CACHE FLOOR", ledger.cache_floor),
+        ("GROUP SURPLUS", ledger.group_surplus),
+        ("LENT", ledger.lent),
+        ("FREE", ledger.free),
+        ("TOTAL", ledger.total),
+    ];
+    let over = Some(("OVERCOMMITTED", ledger.overcommitted));
+    let over = over.filter(|(_, bytes)| *bytes > Bytes::ZERO);
+    let (headings, sizes): (Vec<_>, Vec<_>) = classes.into_iter().chain(over).unzip();
+    table(headings, [sizes.iter().map(ToString::to_string).collect::<Vec<_>>()])
 }
 
 fn lent(leases: &[Lent]) -> String {
@@ -148,9 +166,13 @@ fn events(events: &[Event]) -> String {
 
 fn decisions(decisions: &[Decision]) -> String {
     let latest = &decisions[decisions.len().saturating_sub(LATEST)..];
-    let lines =
-        latest.iter().map(|decision| format!("  {}  {}", clock(decision.at), decision.what));
+    let lines = latest.iter().map(|latest| format!("  {}", decision(latest)));
     std::iter::once("Decisions".to_owned()).chain(lines).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns a decision with its time.
+pub fn decision(decision: &Decision) -> String {
+    format!("{}  {}", clock(decision.at), decision.what)
 }
 
 /// Returns the time of day, UTC.
@@ -173,6 +195,11 @@ mod tests {
                     "source": "host", "total": 1 << 30, "used": 1 << 29, "swap_used": 1 << 20,
                     "upper": 1 << 29, "lower": 1 << 28, "shareable": 0, "spare": 0,
                     "pressure": true
+                },
+                "ledger": {
+                    "total": 1 << 30, "reserved": 1 << 29, "vm_floor": 3 << 27, "vm_elastic": 0,
+                    "cache_floor": 1 << 28, "group_surplus": 0, "lent": 0, "free": 0,
+                    "overcommitted": 1 << 27
                 },
                 "lent": [],
                 "borrowed": [{
@@ -198,6 +225,9 @@ mod tests {
         for part in [
             "a is borrower",
             "tasks wait",
+            "CACHE FLOOR",
+            "OVERCOMMITTED",
+            "384MiB",
             "/dev/loop3",
             "1MiB of 1GiB",
             "b: 64MiB of 1GiB (unreachable for 3s)",

@@ -5,6 +5,7 @@ use std::time::Duration;
 use aquifer_page::{Bytes, HostName};
 
 use crate::borrower::Borrower;
+use crate::ledger::{Ledger, OwnMemory};
 use crate::lender::LenderRole;
 use crate::step_context::{Facts, Ids, StepContext};
 use crate::{
@@ -53,7 +54,8 @@ impl Controller {
         now: Duration,
         found: Restored,
     ) -> Self {
-        let facts = Facts { host, config, memory: Memory::default(), now };
+        let (memory, own) = (Memory::default(), OwnMemory::default());
+        let facts = Facts { host, config, memory, own, now };
         let borrower = Borrower::restore(found.volumes);
         let lender = LenderRole::restore(found.lent, facts.config.lends, now);
         let role = match (borrower.volumes.is_empty(), lender.lends()) {
@@ -89,6 +91,12 @@ impl Controller {
         self.lender = LenderRole::restore(Vec::new(), false, self.facts.now);
     }
 
+    /// Takes a reading of the memory that this host promises besides its leases. It counts from now
+    /// on, also for requests that come before the next tick.
+    pub fn note_own(&mut self, own: OwnMemory) {
+        self.facts.own = own;
+    }
+
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -122,7 +130,21 @@ impl Controller {
         let lent = self.lender.lent();
         let promised = lent.granted.saturating_sub(lent.stored);
         let memory = &self.facts.memory;
-        memory.upper(&self.facts.config).saturating_sub(memory.used).saturating_sub(promised)
+        memory
+            .upper(&self.facts.config)
+            .saturating_sub(memory.used)
+            .saturating_sub(promised)
+            .min(self.ledger().free)
+    }
+
+    /// Returns the account of this host's memory, from the last readings and the present leases.
+    pub fn ledger(&self) -> Ledger {
+        self.lender.ledger(&self.facts)
+    }
+
+    /// Returns the memory that this host promises besides its leases, from the last reading.
+    pub fn own(&self) -> &OwnMemory {
+        &self.facts.own
     }
 
     /// Returns the volumes, by id.

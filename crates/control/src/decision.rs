@@ -6,6 +6,7 @@ use std::time::Duration;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 use serde::Serialize;
 
+use crate::ledger::Ledger;
 use crate::{Cause, Memory, Reason, Role};
 
 /// One decision with its numbers. `Display` writes it as a sentence, with this host as the subject.
@@ -106,9 +107,24 @@ pub enum What {
     /// The agent could not empty the recalled lease.
     EvacuationFailed { lease: LeaseId, lender: HostName, why: String },
     /// Grants a request.
-    Grants { borrower: HostName, lease: LeaseId, bytes: Bytes, spare: Bytes, shareable: Bytes },
+    Grants {
+        borrower: HostName,
+        lease: LeaseId,
+        bytes: Bytes,
+        spare: Bytes,
+        shareable: Bytes,
+        /// The ledger, if it limited `spare`.
+        ledger: Option<Ledger>,
+    },
     /// Sends `mem_bor_rej`.
-    Rejects { borrower: HostName, bytes: Bytes, spare: Bytes, reason: Reason },
+    Rejects {
+        borrower: HostName,
+        bytes: Bytes,
+        spare: Bytes,
+        reason: Reason,
+        /// The ledger, if it limited `spare`.
+        ledger: Option<Ledger>,
+    },
     /// The agent could not set up a granted lease.
     OpenFailed { borrower: HostName, lease: LeaseId, why: String },
     /// Sends `mem_len_fin`.
@@ -154,16 +170,18 @@ impl fmt::Display for Decision {
 impl Decision {
     fn lender(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Grants { borrower, lease, bytes, spare, shareable } => write!(
+            What::Grants { borrower, lease, bytes, spare, shareable, ledger } => write!(
                 f,
                 "grants {bytes} to {borrower} as lease {lease}: {spare} of {shareable} shareable \
-                 is free, {}",
+                 is free{}, {}",
+                Limit(ledger.as_ref()),
                 self.state()
             ),
-            What::Rejects { borrower, bytes, spare, reason } => write!(
+            What::Rejects { borrower, bytes, spare, reason, ledger } => write!(
                 f,
-                "rejects the request of {borrower} for {bytes}, because {}: {spare} to spare, {}",
+                "rejects the request of {borrower} for {bytes}, because {}: {spare} to spare{}, {}",
                 Own(*reason),
+                Limit(ledger.as_ref()),
                 self.state()
             ),
             What::OpenFailed { borrower, lease, why } => {
@@ -333,6 +351,30 @@ impl Decision {
 
 fn percent(share: f64) -> String {
     format!("{} %", (share * 1000.0).round() / 10.0)
+}
+
+/// The ledger's figures, if it limited what the host can spare; nothing otherwise.
+struct Limit<'a>(Option<&'a Ledger>);
+
+impl fmt::Display for Limit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(ledger) = self.0 else { return Ok(()) };
+        let Ledger { total, reserved, free, overcommitted, .. } = ledger;
+        write!(f, " by the ledger (of {total}, {reserved} is reserved")?;
+        let promised = [
+            (ledger.vm_floor.saturating_add(ledger.vm_elastic), "promised to VMs"),
+            (ledger.cache_floor, "promised to caches"),
+            (ledger.group_surplus, "promised to groups"),
+            (ledger.lent, "lent"),
+        ];
+        for (bytes, what) in promised.into_iter().filter(|(bytes, _)| *bytes > Bytes::ZERO) {
+            write!(f, ", {bytes} {what}")?;
+        }
+        match *overcommitted {
+            Bytes::ZERO => write!(f, ", {free} free)"),
+            over => write!(f, ", {over} too much)"),
+        }
+    }
 }
 
 /// A reason as the host that gives it writes it.

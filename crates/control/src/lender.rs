@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
 
+use crate::ledger::{Class, Ledger};
 use crate::loan::{Loan, LoanState};
 use crate::placement::in_whole_extents;
-use crate::step_context::StepContext;
+use crate::step_context::{Facts, StepContext};
 use crate::{
     Action, Because, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall,
 };
@@ -83,8 +84,29 @@ impl LenderRole {
     pub(crate) fn spare(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
         match self.closed(busy, ctx) {
             Some(_) => Bytes::ZERO,
-            None => ctx.memory().spare(ctx.config(), self.lent()),
+            None => {
+                let by_paper = ctx.memory().spare(ctx.config(), self.lent());
+                by_paper.min(self.ledger(ctx.facts).spare(Class::Lent))
+            }
         }
+    }
+
+    /// Returns the account of this host's memory. Leases being dropped count with the pages that
+    /// are still stored in them.
+    pub(crate) fn ledger(&self, facts: &Facts) -> Ledger {
+        let Facts { memory, config, own, .. } = facts;
+        let dropped = self.loans.values().filter(|loan| loan.state == LoanState::Freeing);
+        let dropped: Bytes = dropped.map(|loan| loan.stored.min(loan.lease.bytes)).sum();
+        let Lent { granted, stored } = self.lent();
+        let lent = Lent { granted: granted + dropped, stored: stored + dropped };
+        Ledger::new(memory, config, own, lent)
+    }
+
+    /// Returns the ledger if it, and not M_s or T_upper, limits what this host can spare.
+    fn limiting(&self, ctx: &StepContext<'_>) -> Option<Ledger> {
+        let ledger = self.ledger(ctx.facts);
+        let by_paper = ctx.memory().spare(ctx.config(), self.lent());
+        (ledger.spare(Class::Lent) < by_paper).then_some(ledger)
     }
 
     /// Handles `mem_bor_req` (Algorithm 2 lines 2-3 and 9-13).
@@ -126,7 +148,7 @@ impl LenderRole {
         if bytes > spare {
             return self.reject(from, request, bytes, busy, Reason::NoRoom, ctx);
         }
-        let shareable = ctx.memory().shareable(ctx.config());
+        let (shareable, ledger) = (ctx.memory().shareable(ctx.config()), self.limiting(ctx));
         let lease =
             LentLease { lease: ctx.ids.lease(), borrower: from.clone(), group, bytes, request };
         ctx.decide(What::Grants {
@@ -135,6 +157,7 @@ impl LenderRole {
             bytes,
             spare,
             shareable,
+            ledger,
         });
         ctx.act(Action::OpenLease(lease.clone()));
         let loan = Loan {
@@ -158,7 +181,8 @@ impl LenderRole {
         ctx: &mut StepContext<'_>,
     ) {
         let spare = self.spare(busy, ctx);
-        ctx.decide(What::Rejects { borrower: to.clone(), bytes, spare, reason });
+        let ledger = (reason == Reason::NoRoom).then(|| self.limiting(ctx)).flatten();
+        ctx.decide(What::Rejects { borrower: to.clone(), bytes, spare, reason, ledger });
         ctx.send(to, Message::MemBorRej { request, spare, reason });
     }
 

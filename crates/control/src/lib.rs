@@ -8,6 +8,9 @@
 //! 3-5), for many borrowers and many lenders. It takes [`Event`]s and returns [`Action`]s, and
 //! [`Decision`]s, each of which explains itself with its numbers.
 //!
+//! A [`Ledger`](ledger::Ledger) is the account of a host's memory. A lender spares no more than the
+//! ledger has free, whatever M_s is.
+//!
 //! [`balance`] is another machine, for one host: it moves memory between the host's VMs. [`group`]
 //! has three more, for the memory that the VMs of one tenant on a host save by sharing pages. The
 //! rest of this page is about the controller and the node around it.
@@ -54,7 +57,7 @@
 //!
 //! Equations 1 and 2 are [`Memory::shareable`], tested in `memory.rs`. `tests/control/protocol.rs`
 //! has several lenders, failures and restarts. `tests/control/network.rs` has reordering, loss,
-//! duplication and crashes.
+//! duplication and crashes. The crate `sim` runs whole nodes on hosts whose copies take time.
 //!
 //! # Each decision of the node, its code and its test
 //! Files are in `src/node/` and `tests/control/node/`, where `random` also tests the invariants of
@@ -67,6 +70,7 @@
 //! | admit a message | `hear`: `may_say` | `messages::a_former_peer_` |
 //! | answer a fin | `hear`: `take_in` | `messages::a_repeated_fin_` |
 //! | notice life of borrowers | `hear`: `renewal`, `saw` | `messages::a_renewal_` |
+//! | count a borrower's silence | `period`: `note_connections` | `period::silence_` |
 //! | begin work once | `node`: `begin` | `messages::a_message_in_` |
 //! | end work, well or not | `settle`: `said`, `done` | `orders::results_` |
 //! | settle with former peers | `part`: `part_with_former_peers` | `messages::leases_` |
@@ -75,6 +79,7 @@
 //! | remove the dead | `period`: `clear_away` | `period::a_dead_volume_` |
 //! | borrow and return | `orders`: `Orders` | `orders::a_return_` |
 //! | let a volume leave | `fit`: `fits_without` | `orders::a_volume_` |
+//! | lend beside promises to VMs | `lender`: `spare`, `limiting` | `ledger::a_host_does_not_` |
 //! | drain, and say what stays | `drain`: `drain`, `left` | `drain::a_drain_` |
 //! | let the host leave the cluster | `leave`: `leave` | `leave::a_host_` |
 
@@ -87,6 +92,7 @@ mod decision;
 mod evacuation;
 mod event;
 pub mod group;
+pub mod ledger;
 mod lender;
 mod loan;
 mod memory;
@@ -98,6 +104,7 @@ mod placement;
 mod recall;
 mod round;
 mod step_context;
+mod subject;
 
 pub use borrower::{BorrowedStatus, VolumeState, VolumeStatus};
 pub use config::{Config, ConfigError, Shareable};
@@ -109,3 +116,4 @@ pub use memory::{Lent, Memory};
 pub use message::{Message, Reason, RequestId, Role};
 pub use placement::{Candidates, Offer};
 pub use round::AskingStatus;
+pub use subject::Subject;

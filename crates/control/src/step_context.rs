@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use aquifer_page::{HostName, LeaseId, VolumeId};
 
+use crate::ledger::OwnMemory;
 use crate::{Action, Config, Decision, Memory, Message, RequestId, Step, What};
 
 /// The facts that every part of the controller may read.
@@ -12,6 +13,8 @@ pub(crate) struct Facts {
     pub(crate) host: HostName,
     pub(crate) config: Config,
     pub(crate) memory: Memory,
+    /// The memory that this host promises besides its leases.
+    pub(crate) own: OwnMemory,
     pub(crate) now: Duration,
 }
 

@@ -43,7 +43,20 @@ enum Response {
 /// [`CacheError::Io`] if the cache does not answer; [`CacheError::Refused`] if it answers with an
 /// error.
 pub fn status(regions_dir: &Path, group: &Group) -> Result<Option<CacheStatus>, CacheError> {
-    ask(regions_dir, group, &Request::Status)
+    status_within(regions_dir, group, ANSWERING)
+}
+
+/// Returns the status of a group's cache on this host that answers within `timeout`; `None` if
+/// there is none.
+///
+/// # Errors
+/// As [`status`].
+pub fn status_within(
+    regions_dir: &Path,
+    group: &Group,
+    timeout: Duration,
+) -> Result<Option<CacheStatus>, CacheError> {
+    ask(regions_dir, group, &Request::Status, timeout)
 }
 
 /// Sets the most memory that a group's cache may have, and returns the cache's status; `None` if
@@ -60,16 +73,17 @@ pub fn resize(
     group: &Group,
     size: Bytes,
 ) -> Result<Option<CacheStatus>, CacheError> {
-    ask(regions_dir, group, &Request::Resize { size })
+    ask(regions_dir, group, &Request::Resize { size }, ANSWERING)
 }
 
 fn ask(
     regions_dir: &Path,
     group: &Group,
     request: &Request,
+    timeout: Duration,
 ) -> Result<Option<CacheStatus>, CacheError> {
     let path = GroupFiles::new(regions_dir, group).cache_control();
-    match Answers::to(&path, request, ANSWERING).and_then(|mut answers| answers.receive()) {
+    match Answers::to(&path, request, timeout).and_then(|mut answers| answers.receive()) {
         Ok(Response::Status(status)) => Ok(Some(status)),
         Ok(Response::Failed { error }) => Err(CacheError::Refused(error)),
         Err(CallError::Absent(..)) => Ok(None),

@@ -40,7 +40,7 @@ use aquifer_transport::Address;
 use aquifer_transport::serving::ListenError;
 use serde::{Deserialize, Serialize};
 
-pub use control::{resize, status};
+pub use control::{resize, status, status_within};
 pub use service::Service;
 
 /// Prefix of the names of read-only exports. Other exports are writable, by one process.

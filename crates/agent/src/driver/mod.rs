@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 pub use command::{Command, Handle, Heard};
+pub use journal::Journal;
 
 use crate::borrower::Borrower;
 use crate::cluster::Gossip;
@@ -34,8 +35,8 @@ use crate::lender::Lender;
 use crate::monitor::Source;
 use crate::monitor::gate::SwapGate;
 use crate::monitor::pressure::Pressure;
+use crate::own::OwnReader;
 use crate::peers::Peers;
-use journal::Journal;
 use reply::{Replies, Reply};
 
 /// The components that the driver works with.
@@ -59,6 +60,10 @@ pub struct Parts {
     pub(crate) gossip: Option<Gossip>,
     /// Events outside the controller's decisions.
     pub events: Events,
+    /// The latest decisions.
+    pub journal: Journal,
+    /// The memory that this host promises to its own VMs, regions and groups.
+    pub(crate) own: OwnReader,
 }
 
 /// The task that owns the node.
@@ -67,7 +72,6 @@ pub struct Driver {
     parts: Parts,
     node: Node,
     started: Instant,
-    journal: Journal,
     replies: Replies,
     /// For work beside the driver, which sends its end here.
     ends: mpsc::UnboundedSender<Input>,
@@ -84,7 +88,6 @@ impl Driver {
             node: node(&parts),
             parts,
             started: Instant::now(),
-            journal: Journal::default(),
             replies: Replies::default(),
             ends,
             ended,
@@ -117,6 +120,7 @@ impl Driver {
     fn tick(&mut self) {
         match self.read() {
             Ok(readings) => {
+                self.parts.own.refresh();
                 self.input(Input::Period(readings));
                 if let Some(gossip) = &self.parts.gossip {
                     gossip.tell(self.node.controller().spare());

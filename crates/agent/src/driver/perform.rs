@@ -19,8 +19,10 @@ impl Driver {
             Output::LookAtVolumes => self.look_at_volumes(),
             Output::SetSwapGate => self.set_gate(),
             Output::Answer(ticket, answer) => self.answer(ticket, answer),
-            Output::Decision { role, what } => self.journal.decided(role, what),
-            Output::RoleChanged { from, to } => self.journal.role_changed(from, to),
+            Output::Decision { role, what, about } => {
+                self.parts.journal.decided(role, what, about);
+            }
+            Output::RoleChanged { from, to } => self.parts.journal.role_changed(from, to),
             Output::Notice(Notice { kind, who, what }) => {
                 self.parts.events.note(kind, who, what);
             }

@@ -24,6 +24,7 @@ impl Driver {
         });
         Ok(Readings {
             memory,
+            own: self.parts.own.latest(),
             stored: lender.stored_by_lease(),
             connected: wanted.connected.then(|| lender.in_use()),
             oom_kills: self.parts.source.oom_kills(),

@@ -1,7 +1,7 @@
 //! The driver's answers to `status` and `drain`.
 
 use aquifer_api::order::{Draining, Left};
-use aquifer_api::status::{HostMemory, LeaseHealth, Lent, Peer, Status};
+use aquifer_api::status::{HostMemory, LeaseHealth, Ledger, Lent, Peer, Status};
 use aquifer_control as control;
 use tokio::sync::oneshot;
 
@@ -35,12 +35,13 @@ impl Driver {
                 spare: controller.spare(),
                 pressure: memory.pressure,
             },
+            ledger: ledger(self.node.ledger()),
             lent: self.lent(),
             borrowed: Vec::new(),
             peers: self.peers(),
-            decisions: self.journal.decisions(),
+            decisions: self.parts.journal.decisions(),
             events: self.parts.events.all(),
-            role_changes: self.journal.role_changes(),
+            role_changes: self.parts.journal.role_changes(),
             period_s: config.memory.period.as_secs_f64(),
         };
         let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
@@ -91,5 +92,31 @@ impl Driver {
             silent_s: now.saturating_sub(lent.seen).as_secs_f64(),
         };
         self.node.controller().lent().into_iter().map(status).collect()
+    }
+}
+
+/// Converts a ledger to the API's type.
+fn ledger(ledger: control::ledger::Ledger) -> Ledger {
+    let control::ledger::Ledger {
+        total,
+        reserved,
+        vm_floor,
+        vm_elastic,
+        cache_floor,
+        group_surplus,
+        lent,
+        free,
+        overcommitted,
+    } = ledger;
+    Ledger {
+        total,
+        reserved,
+        vm_floor,
+        vm_elastic,
+        cache_floor,
+        group_surplus,
+        lent,
+        free,
+        overcommitted,
     }
 }

@@ -18,11 +18,13 @@ pub mod region;
 mod renamed;
 pub mod run;
 pub mod serve;
+pub mod simulate;
 pub mod status;
 #[cfg(test)]
 mod tests;
 pub mod vm;
 pub mod volume;
+pub mod why;
 pub mod worker;
 
 use std::ffi::OsString;
@@ -98,6 +100,7 @@ pub struct Common {
 )]
 pub enum Command {
     Status(status::StatusArgs),
+    Why(why::Why),
     Doctor(doctor::Doctor),
     Run(run::Run),
     Cluster(cluster::Cluster),
@@ -108,6 +111,7 @@ pub enum Command {
     Group(group::Group),
     Serve(serve::Serve),
     Demo(demo::Demo),
+    Simulate(simulate::Simulate),
     Completions(completions::Completions),
     Man(man::Man),
 }
@@ -121,6 +125,7 @@ impl Cli {
         let common = &self.common;
         match self.command {
             Command::Status(command) => command.run(common),
+            Command::Why(command) => command.run(common),
             Command::Doctor(command) => command.run(common),
             Command::Run(command) => command.run(common),
             Command::Cluster(command) => command.run(common),
@@ -131,6 +136,7 @@ impl Cli {
             Command::Group(command) => command.run(common),
             Command::Serve(command) => command.run(common),
             Command::Demo(command) => command.run(common),
+            Command::Simulate(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
         }
@@ -140,6 +146,7 @@ impl Cli {
 /// The manual of each command.
 const MANUALS: &[(&str, &Manual)] = &[
     ("status", &status::MANUAL),
+    ("why", &why::MANUAL),
     ("doctor", &doctor::MANUAL),
     ("run", &run::MANUAL),
     ("cluster", &cluster::MANUAL),
@@ -150,6 +157,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("group", &group::MANUAL),
     ("serve", &serve::MANUAL),
     ("demo", &demo::MANUAL),
+    ("simulate", &simulate::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];

@@ -40,6 +40,7 @@ fn source(words: &[&str], argument: &str) -> Option<Find> {
         (["host", "return"], "volume") => all_volumes,
         (["volume", "attach"], "uri") | (_, "lender" | "lenders") => lenders,
         (["vm", "migrate"], "to") | (_, "lender_host") => peer_names,
+        (["why"], "name") => hosts_and_vms,
         _ => return None,
     };
     Some(find)
@@ -98,6 +99,10 @@ fn peers(config: &Path) -> Vec<PeerConfig> {
 
 fn peer_names() -> Vec<String> {
     peers(Path::new(CONFIG)).into_iter().map(|peer| peer.name.to_string()).collect()
+}
+
+fn hosts_and_vms() -> Vec<String> {
+    peer_names().into_iter().chain(all_vms()).collect()
 }
 
 /// Returns the default URI of an export on each peer, and of the one on this host.

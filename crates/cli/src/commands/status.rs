@@ -19,8 +19,9 @@ use crate::view;
 
 /// Show what this host's agent lends and borrows
 ///
-/// Shows the agent's role and memory, its leases, volumes and peers, and its latest decisions with
-/// their numbers. Also shows the regions of this host, and programs that wait for lenders.
+/// Shows the agent's role and memory, what that memory is promised to, and the leases, volumes and
+/// peers. Also shows the latest decisions with their numbers, the regions of this host, and
+/// programs that wait for lenders.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// Show it again in every period of the agent, until stopped
@@ -36,7 +37,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("aquifer status --watch", "Show it again in each period"),
         ("aquifer status --json | jq -r .role", "Print only the role"),
     ],
-    see_also: &["aquifer-serve-agent(1)"],
+    see_also: &["aquifer-why(1)", "aquifer-serve-agent(1)"],
     ..Manual::NONE
 };
 

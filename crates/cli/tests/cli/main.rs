@@ -17,4 +17,5 @@ mod rank;
 mod region;
 mod run;
 mod run_pool;
+mod simulate;
 mod vm;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::Work;
+use crate::ledger::OwnMemory;
 use crate::{Event, Memory, Message, Offer};
 
 /// The number of a request that waits for an [`Answer`](super::Answer). The agent chooses it.
@@ -114,6 +115,8 @@ pub enum Input {
 pub struct Readings {
     /// The memory figures.
     pub memory: Memory,
+    /// The memory that this host promises to its own VMs, regions and groups.
+    pub own: OwnMemory,
     /// The bytes stored in each lease that this host gave.
     pub stored: BTreeMap<LeaseId, Bytes>,
     /// The leases with a connection of their borrower; `None` unless [`Wanted::connected`].

@@ -39,7 +39,8 @@ pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
 
-use crate::{Action, Controller, Decision, Event, LoanState, Memory, What};
+use crate::ledger::Ledger;
+use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
 use offers::Offers;
 use orders::Orders;
 use watch::Watch;
@@ -168,6 +169,11 @@ impl Node {
         &self.controller
     }
 
+    /// Returns the account of this host's memory, from the last reading and the present leases.
+    pub fn ledger(&self) -> Ledger {
+        self.controller.ledger()
+    }
+
     /// Returns the last reading.
     pub fn memory(&self) -> Memory {
         self.memory
@@ -197,7 +203,12 @@ impl Node {
         if let What::RoleChanged { from, to } = decision.what {
             self.outputs.push(Output::RoleChanged { from, to });
         }
-        self.log(decision.to_string());
+        let mut about = decision.what.subjects();
+        if decision.what.is_limited_by_ledger() {
+            let vms = self.controller.own().vms.iter();
+            about.extend(vms.map(|vm| Subject::Vm(vm.name.clone())));
+        }
+        self.log(decision.to_string(), about);
         if let What::Expires { borrower, .. } = &decision.what {
             self.note(EventKind::BorrowerLost, borrower, format!("this host {decision}"));
         }
@@ -211,8 +222,8 @@ impl Node {
         }
     }
 
-    fn log(&mut self, what: String) {
-        self.outputs.push(Output::Decision { role: self.controller.role(), what });
+    fn log(&mut self, what: String, about: Vec<Subject>) {
+        self.outputs.push(Output::Decision { role: self.controller.role(), what, about });
     }
 
     fn note(&mut self, kind: EventKind, who: impl ToString, what: impl Into<String>) {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Notice, Ticket};
-use crate::{Action, LentLease, LiveVolume, Message, Role};
+use crate::{Action, LentLease, LiveVolume, Message, Role, Subject};
 
 /// What the agent must do.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,8 +33,10 @@ pub enum Output {
     Decision {
         /// This host's role after the decision.
         role: Role,
-        /// The decision, with this host as the subject.
+        /// The decision, as a sentence about this host.
         what: String,
+        /// The hosts, leases, volumes and VMs that it concerns.
+        about: Vec<Subject>,
     },
     /// Keep the change of the role for the status.
     RoleChanged {

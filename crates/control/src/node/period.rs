@@ -8,7 +8,7 @@ use aquifer_page::{HostName, LeaseId, VolumeId};
 
 use super::watch::lease_lost;
 use super::{EventKind, Found, Node, Output, Readings, VolumeReading, Wanted, Work};
-use crate::{Event, VolumeState, VolumeStatus};
+use crate::{Event, Subject, VolumeState, VolumeStatus};
 
 /// Minimum time between two looks at the volumes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -32,8 +32,10 @@ impl Node {
 
     /// Runs one monitoring period (\[Ge23\], Algorithm 1, line 1).
     pub(super) fn period(&mut self, readings: Readings) {
-        let Readings { memory, stored, connected, oom_kills, ended_vms, found } = readings;
+        let Readings { memory, own, stored, connected, oom_kills, ended_vms, found } = readings;
         self.memory = memory;
+        // At once: this host may grant a request while the period waits for offers.
+        self.controller.note_own(own);
         if let Some(connected) = connected {
             self.note_connections(&connected.into_iter().collect());
         }
@@ -152,7 +154,8 @@ impl Node {
         }
         for volume in found.dead {
             if !self.work.contains(&Work::Volume(volume)) {
-                self.log(format!("removes volume {volume}: its process has died"));
+                let what = format!("removes volume {volume}: its process has died");
+                self.log(what, vec![Subject::Volume(volume)]);
                 self.step(Event::Return { volume: Some(volume) });
             }
         }

@@ -12,6 +12,7 @@ mod group_reprovision;
 mod group_reprovision_bounds;
 mod group_scan_rate;
 mod host;
+mod ledger;
 mod network;
 mod node;
 mod protocol;

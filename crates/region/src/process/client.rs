@@ -137,7 +137,15 @@ pub fn list(directory: &Path) -> Result<Vec<Files>, RegionError> {
 /// # Errors
 /// [`RegionError`].
 pub fn status(files: &Files) -> Result<RegionStatus, RegionError> {
-    match ask(files, &Request::Status)? {
+    status_within(files, ANSWERING)
+}
+
+/// Returns the status of a region whose engine answers within `timeout`.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn status_within(files: &Files, timeout: Duration) -> Result<RegionStatus, RegionError> {
+    match asked(files, &Request::Status, timeout)?.0 {
         Response::Status(status) => Ok(*status),
         other => Err(refusal(files, other)),
     }

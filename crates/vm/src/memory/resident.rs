@@ -23,7 +23,7 @@ pub(crate) fn of(files: &Files) -> Bytes {
 
 /// Returns the RAM that QEMU's memory files take. `st_blocks` counts units of 512 bytes
 /// (stat(3type)).
-fn memory_files(pid: u32) -> io::Result<Bytes> {
+pub(super) fn memory_files(pid: u32) -> io::Result<Bytes> {
     let mut all = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();

@@ -114,6 +114,11 @@ impl Files {
         self.read().ok()?.pid
     }
 
+    /// Returns whether another program started the VM.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.read().is_ok_and(|record| matches!(record.origin, Origin::Adopted { .. }))
+    }
+
     /// Returns whether the VM may hold memory: it runs, is about to, or its record cannot be read.
     pub(crate) fn has_memory(&self) -> bool {
         match self.read() {

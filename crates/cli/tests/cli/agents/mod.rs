@@ -10,6 +10,7 @@ mod events;
 pub mod framework;
 mod given_back;
 mod joins;
+mod ledger;
 mod losses;
 mod mistakes;
 mod names;

@@ -2,6 +2,7 @@
 
 mod drain;
 mod leave;
+mod ledger;
 mod messages;
 mod orders;
 mod period;

@@ -1,24 +1,42 @@
-//! Random inputs to one node: work on one subject never runs twice at a time, and each request gets
-//! exactly one answer.
+//! Random inputs to one node: work on one subject never runs twice at a time, each request gets
+//! exactly one answer, and no grant breaks a promise to the host's own VMs.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
+use aquifer_control::ledger::{Class, OwnMemory};
 use aquifer_control::node::{Answer, Input, Output, Readings, Said, Ticket, Work};
 use aquifer_control::{Action, Event, Message};
 use aquifer_page::Bytes;
 use proptest::prelude::*;
 
+use super::ledger::vm;
 use super::{Shell, memory};
 use crate::host::{ack, bor_fin, req};
 
 #[derive(Clone, Debug)]
 enum Happening {
-    Period { used: u64, millis: u64 },
-    Offers { gib: u64 },
+    Period {
+        used: u64,
+        millis: u64,
+    },
+    /// The host's VM gets a floor and a size, in GiB.
+    Vm {
+        floor: u64,
+        size: u64,
+    },
+    Offers {
+        gib: u64,
+    },
     Hear,
-    Request { from_c: bool, request: u128 },
-    Finish { at: usize, well: bool },
+    Request {
+        from_c: bool,
+        request: u128,
+    },
+    Finish {
+        at: usize,
+        well: bool,
+    },
     Borrow,
     Return,
     Drain(bool),
@@ -28,6 +46,7 @@ enum Happening {
 fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         4 => (0..100u64, 0..3000u64).prop_map(|(used, millis)| Happening::Period { used, millis }),
+        1 => (0..6u64, 0..9u64).prop_map(|(floor, size)| Happening::Vm { floor, size }),
         3 => (0..5u64).prop_map(|gib| Happening::Offers { gib }),
         6 => Just(Happening::Hear),
         2 => (any::<bool>(), 0..4u128).prop_map(|(from_c, request)| {
@@ -46,6 +65,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 /// A node with peers that answer each message that reaches them.
 struct World {
     shell: Shell,
+    own: OwnMemory,
     work: Vec<(Work, Action)>,
     asked: bool,
     /// Messages of peers on their way to the node.
@@ -60,6 +80,7 @@ impl World {
     fn new() -> Self {
         Self {
             shell: Shell::new(),
+            own: OwnMemory::default(),
             work: Vec::new(),
             asked: false,
             peers: VecDeque::new(),
@@ -69,11 +90,19 @@ impl World {
         }
     }
 
-    /// Checks the outputs of the last input, and begins its work.
+    /// Checks the ledger and the outputs of the last input, and begins its work.
     fn take(&mut self) {
+        let ledger = self.shell.node.ledger();
+        let all: Bytes = Class::ALL.into_iter().map(|class| ledger.of(class)).sum();
+        assert_eq!(all, ledger.total + ledger.overcommitted, "{ledger:?}");
+        assert!(self.shell.node.controller().spare() <= ledger.free(), "{ledger:?}");
         for output in std::mem::take(&mut self.shell.outputs) {
             match output {
                 Output::Begin(work, action) => {
+                    if matches!(action, Action::OpenLease(_)) {
+                        let ledger = self.shell.node.ledger();
+                        assert_eq!(ledger.overcommitted, Bytes::ZERO, "{ledger:?}");
+                    }
                     assert!(self.work.iter().all(|(other, _)| *other != work), "{work:?}");
                     let begins = matches!(action, Action::Activate(_) | Action::OpenLease(_));
                     assert!(!(self.left && begins), "after it left: {action:?}");
@@ -94,8 +123,10 @@ impl World {
         match happening {
             Happening::Period { used, millis } => {
                 self.shell.now += Duration::from_millis(millis);
-                self.shell.read(Readings { memory: memory(used), ..Readings::default() });
+                let own = self.own.clone();
+                self.shell.read(Readings { memory: memory(used), own, ..Readings::default() });
             }
+            Happening::Vm { floor, size } => self.own = vm(floor, size),
             Happening::Offers { gib } => {
                 if std::mem::take(&mut self.asked) {
                     self.shell.offers(&[("b", gib), ("c", gib / 2)]);

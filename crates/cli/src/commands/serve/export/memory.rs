@@ -32,7 +32,12 @@ impl ExportMemory {
     pub(super) fn make(export: &Export, instance: &mut Instance, json: bool) -> Result<Self> {
         let what = || format!("exporting {}", export.size);
         let (dir, own_dir) = match &export.dir {
-            Some(dir) => (dir.clone(), None),
+            Some(dir) => {
+                // On the second line: the first names a directory to remove.
+                let place = std::path::absolute(dir).or_fail(what)?;
+                instance.note(&format!("\n{}", place.display())).or_fail(what)?;
+                (dir.clone(), None)
+            }
             None => {
                 let own = stores(std::env::var_os("XDG_RUNTIME_DIR")).ok_or_else(|| {
                     let why = "pages need a directory in RAM, and XDG_RUNTIME_DIR names none";
@@ -135,7 +140,7 @@ fn left_in(
 pub(super) fn clean_up(marks: &Path, json: bool) {
     for dead in Instance::dead(marks, "export").unwrap_or_default() {
         if let Ok(dir) = dead.read_note() {
-            remove_dir(Path::new(&dir), json);
+            remove_dir(Path::new(dir.lines().next().unwrap_or_default()), json);
         }
     }
 }

@@ -91,6 +91,23 @@ impl Host {
         command
     }
 
+    /// Returns the command `aquifer WORDS` in this host's cgroup, so that the processes that it
+    /// starts belong to the host.
+    pub fn inside(&self, words: &[&str]) -> Command {
+        let command = self.aquifer(words);
+        let mut inside = Command::new("sh");
+        inside.args(["-c", r#"echo 0 > "$0" && exec "$@""#]);
+        inside.arg(self.cgroup.path().join("cgroup.procs"));
+        inside.arg(command.get_program()).args(command.get_args());
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(key, value),
+                None => inside.env_remove(key),
+            };
+        }
+        inside
+    }
+
     /// Borrows by hand.
     #[track_caller]
     pub fn borrow(&self, bytes: Bytes) -> Borrowed {

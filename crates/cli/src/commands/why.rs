@@ -1,0 +1,123 @@
+//! `aquifer why`.
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use aquifer_api::path;
+use aquifer_api::status::{Decision, Status, Subject, SubjectKind};
+use aquifer_vm::process::client as vms;
+use clap::Args;
+
+use super::Common;
+use crate::agent_call::Socket;
+use crate::failure::{Failure, Result};
+use crate::manual::Manual;
+use crate::output;
+use crate::view;
+
+/// Explain the agent's latest decisions
+///
+/// Shows the latest decisions that concern a host, a VM, a lease or a volume, newest last, each
+/// with its time and numbers. The agent keeps 200 decisions until it ends, and its log keeps all.
+#[derive(Debug, Args)]
+pub struct Why {
+    /// Name of a host or a VM, or id of a lease or a volume
+    ///
+    /// The name of this host stands for all decisions, as no name does.
+    name: Option<String>,
+    #[command(flatten)]
+    socket: Socket,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer why", "Show the latest decisions"),
+        ("aquifer why b", "Explain what this host asked of host b, gave it and refused it"),
+        ("aquifer why web --json", "Show the decisions about a VM to a program"),
+    ],
+    see_also: &["aquifer-status(1)", "aquifer-serve-agent(1)"],
+    ..Manual::NONE
+};
+
+/// How long the agent may take to answer.
+const LIMIT: Duration = Duration::from_secs(10);
+
+impl Why {
+    /// Shows the decisions about a name.
+    ///
+    /// # Errors
+    /// If the agent does not answer, or knows nothing of this name.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        let agent = self.socket.agent(common)?;
+        let status: Status = agent.call("asking for the decisions", LIMIT, async |client| {
+            client.get(path::STATUS).await
+        })?;
+        let name = self.name.filter(|name| *name != status.host.as_str());
+        let known = known(&status, common);
+        if let Some(name) = &name
+            && !known.iter().any(|subject| subject.name == *name)
+        {
+            let why = "this host knows no host, VM, lease or volume of this name";
+            let failure = Failure::new(format!("explaining '{name}'"), why);
+            return Err(failure.help(names(&status, &known)));
+        }
+        let about = |decision: &Decision| {
+            let names = |name: &String| decision.about.iter().any(|one| one.name == *name);
+            name.as_ref().is_none_or(names)
+        };
+        let decisions: Vec<_> = status.decisions.into_iter().filter(about).collect();
+        output::answer(common.json, &decisions, |decisions| text(decisions))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Returns what this host knows of, besides itself: from its agent's status, and the VMs here.
+fn known(status: &Status, common: &Common) -> BTreeSet<Subject> {
+    let of = |kind, name: &dyn ToString| Subject { kind, name: name.to_string() };
+    let mut known: BTreeSet<_> =
+        status.decisions.iter().flat_map(|decision| decision.about.clone()).collect();
+    known.extend(status.peers.iter().map(|peer| of(SubjectKind::Host, &peer.host)));
+    for lent in &status.lent {
+        known.insert(of(SubjectKind::Lease, &lent.lease));
+        known.insert(of(SubjectKind::Host, &lent.borrower));
+    }
+    for volume in &status.borrowed {
+        known.insert(of(SubjectKind::Volume, &volume.volume));
+        for held in &volume.leases {
+            known.insert(of(SubjectKind::Lease, &held.lease));
+            known.insert(of(SubjectKind::Host, &held.lender));
+        }
+    }
+    let vms = vms::list(&common.run_dir).unwrap_or_default();
+    known.extend(vms.iter().map(|files| of(SubjectKind::Vm, files.name())));
+    known
+}
+
+/// Returns a text that lists the names, by kind.
+fn names(status: &Status, known: &BTreeSet<Subject>) -> String {
+    let kinds = [
+        (SubjectKind::Host, "hosts"),
+        (SubjectKind::Vm, "VMs"),
+        (SubjectKind::Lease, "leases"),
+        (SubjectKind::Volume, "volumes"),
+    ];
+    let own = (SubjectKind::Host, status.host.to_string());
+    let list = |(kind, plural): (SubjectKind, &str)| {
+        let known = known.iter().map(|subject| (subject.kind, subject.name.clone()));
+        let of_kind = std::iter::once(own.clone()).chain(known).filter(|(one, _)| *one == kind);
+        let names: Vec<_> = of_kind.map(|(_, name)| name).collect();
+        (!names.is_empty()).then(|| format!("{plural}: {}", names.join(", ")))
+    };
+    format!(
+        "give one of these; {}",
+        kinds.into_iter().filter_map(list).collect::<Vec<_>>().join("; ")
+    )
+}
+
+fn text(decisions: &[Decision]) -> String {
+    if decisions.is_empty() {
+        return "no decision about it since the agent started".to_owned();
+    }
+    decisions.iter().map(view::decision).collect::<Vec<_>>().join("\n")
+}

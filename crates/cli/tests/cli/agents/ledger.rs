@@ -1,0 +1,155 @@
+//! Tests of the account of a host's memory, and of the decisions that it explains.
+
+use aquifer_api::message::MemBorReq;
+use aquifer_api::path;
+use aquifer_api::status::{Decision, Ledger};
+use aquifer_page::{Bytes, Group};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::framework::{Answer, Cluster, Host, Identity, Spec, lacks_rights, wait_for, wait_until};
+use crate::common::{Export, serve};
+
+/// A host `b` with promises of its own, and an absent peer `a` in whose name the test asks it.
+struct Scene {
+    cluster: Cluster,
+    /// The lender of the region.
+    _export: Export,
+}
+
+impl Scene {
+    fn set() -> Self {
+        let cluster = Cluster::admitted([Spec::new("a"), Spec::new("b").memory(Bytes::gib(1))]);
+        cluster["b"].start();
+        cluster["b"].wait_until_ready();
+        let socket = format!("unix:{}", cluster.dir().join("lender").display());
+        let export = serve(cluster.dir(), &["128M", "--nbd", &socket]);
+        Self { cluster, _export: export }
+    }
+
+    fn host(&self) -> &Host {
+        &self.cluster["b"]
+    }
+
+    /// Runs a command in the cgroup of `b`, which must succeed.
+    #[track_caller]
+    fn done(&self, words: &[&str]) -> Value {
+        Answer::of(&mut self.host().inside(&[words, &["--json"]].concat())).json()
+    }
+
+    fn create_region(&self) -> Value {
+        let uri = self._export.uri();
+        let words = ["--size", "128M", "--cache", "96M", "--lender", uri];
+        self.done(&[&["region", "create", "items"][..], &words].concat())
+    }
+
+    fn ledger(&self) -> Ledger {
+        self.host().status().ledger
+    }
+
+    /// Asks `b` for memory in the name of `a`; returns its decision.
+    fn ask(&self, number: u8, size: Bytes) -> Decision {
+        let before = self.host().status().decisions.len();
+        let request = format!("{number:032}").try_into().unwrap();
+        let request = MemBorReq { request, bytes: size, group: Group::default() };
+        let a = Identity::load(&self.cluster["a"].tls());
+        a.post(self.host(), path::MEM_BOR_REQ, &request).unwrap();
+        wait_for("b decides", || self.host().status().decisions.into_iter().nth(before))
+    }
+
+    fn why(&self, words: &[&str]) -> Answer {
+        Answer::of(&mut self.host().aquifer(&[&["why"], words].concat()))
+    }
+
+    fn why_json(&self, name: &str) -> Vec<String> {
+        let decisions: Vec<Decision> = self.why(&[name, "--json"]).json();
+        decisions.into_iter().map(|decision| decision.what).collect()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        for words in [&["region", "rm", "items"][..], &["vm", "stop", "--force", "web"]] {
+            Answer::of(&mut self.host().aquifer(words));
+        }
+    }
+}
+
+fn sum(ledger: &Ledger) -> Bytes {
+    let Ledger { reserved, vm_floor, vm_elastic, cache_floor, group_surplus, lent, free, .. } =
+        *ledger;
+    [reserved, vm_floor, vm_elastic, cache_floor, group_surplus, lent, free].into_iter().sum()
+}
+
+#[test]
+fn the_cache_of_a_region_is_not_lent() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let engine = scene.create_region()["pid"].as_u64().unwrap();
+    wait_until("the cache counts", || scene.ledger().cache_floor == Bytes::mib(96));
+    let ledger = scene.ledger();
+    assert_eq!(sum(&ledger), ledger.total);
+    assert_eq!((ledger.total, ledger.overcommitted), (Bytes::gib(1), Bytes::ZERO));
+    let text = Answer::of(&mut scene.host().aquifer(&["status"])).stdout;
+    assert!(text.contains("Memory by class") && text.contains("CACHE FLOOR"), "{text}");
+    assert!(text.contains("96MiB"), "{text}");
+
+    // An engine that does not answer keeps its last figures, and holds nobody up.
+    let engine = Pid::from_raw(i32::try_from(engine).unwrap()).unwrap();
+    kill_process(engine, Signal::STOP).unwrap();
+    let uptime = scene.host().status().uptime_s;
+    wait_until("some periods pass", || scene.host().status().uptime_s > uptime + 2.5);
+    assert_eq!(scene.ledger().cache_floor, Bytes::mib(96));
+    kill_process(engine, Signal::CONT).unwrap();
+
+    scene.done(&["region", "rm", "items"]);
+    wait_until("the cache is free", || scene.ledger().cache_floor == Bytes::ZERO);
+}
+
+#[test]
+fn a_host_explains_what_its_vm_keeps_it_from_lending() {
+    let has_qemu = std::process::Command::new("qemu-system-x86_64").arg("--version").output();
+    if lacks_rights() || has_qemu.is_err() {
+        return;
+    }
+    let scene = Scene::set();
+    let before = scene.host().status().memory.spare;
+    let words = ["--memory", "512M", "--min", "256M", "--accel", "tcg"];
+    scene.done(&[&["vm", "start", "web"][..], &words].concat());
+    wait_until("the VM counts", || scene.ledger().vm_floor == Bytes::mib(256));
+    let ledger = scene.ledger();
+    assert_eq!((ledger.vm_elastic, sum(&ledger)), (Bytes::mib(256), Bytes::gib(1)));
+    let spare = scene.host().status().memory.spare;
+    assert!(spare <= ledger.total - Bytes::mib(512) && spare < before, "{spare}, {before}");
+
+    let rejects = scene.ask(1, Bytes::mib(576));
+    assert!(rejects.what.contains("by the ledger (of 1GiB, "), "{}", rejects.what);
+    assert!(rejects.what.contains("512MiB promised to VMs"), "{}", rejects.what);
+    let grants = scene.ask(2, Bytes::mib(64));
+    assert!(grants.what.starts_with("grants 64MiB to a"), "{}", grants.what);
+    let lease = scene.host().lent().lease.to_string();
+
+    assert_eq!(scene.why_json("web"), [rejects.what.clone(), grants.what.clone()]);
+    assert_eq!(scene.why_json("a")[..2], [rejects.what.clone(), grants.what.clone()]);
+    assert_eq!(scene.why_json(&lease)[0], grants.what);
+    assert_eq!(
+        scene.why_json("b"),
+        scene
+            .why(&["--json"])
+            .json::<Vec<Decision>>()
+            .into_iter()
+            .map(|decision| decision.what)
+            .collect::<Vec<_>>()
+    );
+    let text = scene.why(&["a"]).stdout;
+    let first = text.lines().next().unwrap();
+    assert!(first.ends_with(&rejects.what) && first.contains("Z  "), "{text}");
+    scene.why(&["nobody"]).must_fail(1, &["nobody", "hosts: b, a", "VMs: web", &lease]);
+
+    scene.done(&["vm", "stop", "--force", "web"]);
+    wait_until("the VM's memory is lent again", || {
+        scene.ledger().vm_floor == Bytes::ZERO && scene.ledger().vm_elastic == Bytes::ZERO
+    });
+}

@@ -1,0 +1,170 @@
+//! The memory that a host promises by itself: to VMs, regions, groups and exports made by hand.
+
+use std::collections::BTreeMap;
+
+use aquifer_page::{Bytes, Group, RegionName};
+
+use super::sum;
+use crate::Lent;
+
+/// The memory of a VM in RAM of this host. A VM in the pool is a [`RegionMemory`] instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmMemory {
+    /// The VM.
+    pub name: RegionName,
+    /// The least size that its limits allow.
+    pub floor: Bytes,
+    /// The present size of its memory, used or not.
+    pub size: Bytes,
+    /// RAM of this host beyond `size` that only this VM gets, if it runs out of memory.
+    pub reserve: Bytes,
+    /// The RAM that its memory takes now.
+    pub resident: Bytes,
+}
+
+/// The local cache of a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionMemory {
+    /// The region.
+    pub name: RegionName,
+    /// Its tenant.
+    pub group: Group,
+    /// The region's size.
+    pub size: Bytes,
+    /// The most that its cache may take.
+    pub cache: Bytes,
+    /// The RAM that its cache takes now.
+    pub resident: Bytes,
+    /// The pages that it shares with regions of its group, in frames outside its cache.
+    pub shared: Bytes,
+}
+
+impl RegionMemory {
+    /// Returns the most that its cache can take: shared pages need no room in it.
+    fn floor(&self) -> Bytes {
+        self.cache.min(self.size.saturating_sub(self.shared))
+    }
+}
+
+/// A limit that the caches of several regions share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheLimit {
+    /// The group of the regions; `None` for all regions of the host.
+    pub group: Option<Group>,
+    /// The most that their caches may take together.
+    pub bytes: Bytes,
+}
+
+/// The memory that the regions of a group share on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupMemory {
+    /// The group.
+    pub group: Group,
+    /// The RAM that its frames take: the pages stored once.
+    pub frames: Bytes,
+    /// Its cache of disks, if there is one.
+    pub disk_cache: Option<DiskCache>,
+}
+
+/// A group's cache of disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskCache {
+    /// The most that it may take.
+    pub size: Bytes,
+    /// The RAM that it takes now.
+    pub used: Bytes,
+    /// Whether the operator set the size. If not, the size is a part of the group's savings.
+    pub fixed: bool,
+}
+
+/// An export that an operator made by hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportMemory {
+    /// The most that its clients may store.
+    pub capacity: Bytes,
+    /// The RAM that it takes now.
+    pub stored: Bytes,
+}
+
+/// All memory that a host promises besides the leases of its agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnMemory {
+    /// The VMs in RAM of this host.
+    pub vms: Vec<VmMemory>,
+    /// The regions, those of VMs in the pool among them.
+    pub regions: Vec<RegionMemory>,
+    /// The limits that caches of these regions share.
+    pub cache_limits: Vec<CacheLimit>,
+    /// The groups that share pages or cache disks here.
+    pub groups: Vec<GroupMemory>,
+    /// The exports made by hand.
+    pub exports: Vec<ExportMemory>,
+}
+
+impl OwnMemory {
+    pub(super) fn vm_floor(&self) -> Bytes {
+        sum(self.vms.iter().map(|vm| vm.floor.saturating_add(vm.reserve)))
+    }
+
+    pub(super) fn vm_elastic(&self) -> Bytes {
+        sum(self.vms.iter().map(|vm| vm.size.saturating_sub(vm.floor)))
+    }
+
+    pub(super) fn cache_floor(&self) -> Bytes {
+        let mut caches: BTreeMap<&Group, Bytes> = BTreeMap::new();
+        for region in &self.regions {
+            let all = caches.entry(&region.group).or_default();
+            *all = all.saturating_add(region.floor());
+        }
+        let limit = |group: Option<&Group>| {
+            let limits = self.cache_limits.iter().filter(|limit| limit.group.as_ref() == group);
+            limits.map(|limit| limit.bytes).min().unwrap_or(Bytes(u64::MAX))
+        };
+        let groups = caches.into_iter().map(|(group, caches)| caches.min(limit(Some(group))));
+        let frames = self.groups.iter().map(|group| group.frames);
+        sum(frames).saturating_add(sum(groups).min(limit(None)))
+    }
+
+    /// Returns what the groups save, and the disk caches beyond that. Shared pages may need RAM of
+    /// their own again at any moment, so the savings remain promised to the group.
+    pub(super) fn group_surplus(&self) -> Bytes {
+        let mut shared: BTreeMap<&Group, Bytes> = BTreeMap::new();
+        for region in &self.regions {
+            let all = shared.entry(&region.group).or_default();
+            *all = all.saturating_add(region.shared);
+        }
+        sum(self.groups.iter().map(|group| {
+            let shared = shared.get(&group.group).copied().unwrap_or_default();
+            let saved = shared.saturating_sub(group.frames);
+            match group.disk_cache {
+                Some(DiskCache { size, fixed: true, .. }) => saved.saturating_add(size),
+                Some(DiskCache { size, .. }) => saved.max(size),
+                None => saved,
+            }
+        }))
+    }
+
+    /// Returns the RAM that all but the exports take now. Use beyond a promise counts as use of
+    /// programs.
+    pub(super) fn resident(&self) -> Bytes {
+        let vms = self.vms.iter().map(|vm| {
+            let promised = vm.size.max(vm.floor).saturating_add(vm.reserve);
+            vm.resident.min(promised)
+        });
+        let regions = self.regions.iter().map(|region| region.resident.min(region.floor()));
+        let groups = self.groups.iter().map(|group| {
+            let used = group.disk_cache.map_or(Bytes::ZERO, |disk| disk.used.min(disk.size));
+            group.frames.saturating_add(used)
+        });
+        sum(vms.chain(regions).chain(groups))
+    }
+
+    /// Returns the sums over the exports.
+    pub(super) fn exported(&self) -> Lent {
+        let stored = self.exports.iter().map(|export| export.stored.min(export.capacity));
+        Lent {
+            granted: sum(self.exports.iter().map(|export| export.capacity)),
+            stored: sum(stored),
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The rules that hold after each event, and the report of a violation.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use aquifer_control::node::Output;
+use aquifer_control::{Action, LoanState, Role};
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+
+use crate::event::HostNumber;
+use crate::machine::Stored;
+use crate::simulation::Simulation;
+
+/// A broken rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages explain the fields")]
+pub enum Rule {
+    /// A page of a program is nowhere, or in two places.
+    #[error("the programs of {host} have {demand}, but {found} of it is somewhere")]
+    Astray { host: HostName, demand: Bytes, found: Bytes },
+    /// Borrower and lender disagree on the pages in a lease.
+    #[error("{borrower} has {placed} in lease {lease}, but {lender} stores {stored} in it")]
+    Books { borrower: HostName, lender: HostName, lease: LeaseId, placed: Bytes, stored: Bytes },
+    /// A lease or a volume holds more than its capacity.
+    #[error("volume {volume} of {host} holds more than its capacity")]
+    Overfull { host: HostName, volume: VolumeId },
+    /// A lender frees a lease that its borrower still uses, before the grace is over.
+    #[error("{lender} frees lease {lease}, in which {borrower} has {placed}")]
+    FreedInUse { lender: HostName, borrower: HostName, lease: LeaseId, placed: Bytes },
+    /// A lender grants more than it can spare.
+    #[error("{lender} grants {granted}, but can spare {spare}")]
+    Overgranted { lender: HostName, granted: Bytes, spare: Bytes },
+    /// At a grant, a lender's memory is not enough for its use and its promises.
+    #[error("{lender} uses {used} of {total} and has promised {promised} more")]
+    Overpromised { lender: HostName, used: Bytes, promised: Bytes, total: Bytes },
+    /// A host has more in RAM than it has RAM.
+    #[error("{host} has {used} in {total} of RAM")]
+    MoreThanRam { host: HostName, used: Bytes, total: Bytes },
+    /// Fig. 3 has no such edge.
+    #[error("{host} was {from}, and is {to} now")]
+    NoEdge { host: HostName, from: Role, to: Role },
+    /// A host borrows and lends at the same time.
+    #[error("{host} has {volumes} volume(s) and {leases} lease(s)")]
+    BothRoles { host: HostName, volumes: usize, leases: usize },
+    /// A lender gave two leases for one request.
+    #[error("{lender} has two leases for one request")]
+    TwoLeases { lender: HostName },
+    /// A host without an agent acts.
+    #[error("the agent of {host} is down, but {what}")]
+    Ghost { host: HostName, what: &'static str },
+}
+
+/// A violation, with what led to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The seed of the run.
+    pub seed: u64,
+    /// The time of the event that broke the rule.
+    pub at: Duration,
+    /// The rule.
+    pub rule: Rule,
+    /// The hosts concerned, each with its latest events.
+    pub hosts: Vec<(HostName, Vec<(Duration, String)>)>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}, {:.3} s: {}", self.seed, self.at.as_secs_f64(), self.rule)?;
+        for (host, events) in &self.hosts {
+            write!(f, "\n{host}:")?;
+            for (at, what) in events {
+                write!(f, "\n  {:.3} s: {what}", at.as_secs_f64())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Violation {}
+
+impl Simulation {
+    /// Records a broken rule, if it is the first.
+    pub(crate) fn violate(&mut self, rule: Rule, hosts: &[HostNumber]) {
+        if self.violation.is_none() {
+            let latest =
+                |host: &HostNumber| (self.hosts[*host].name.clone(), self.hosts[*host].latest());
+            let hosts = hosts.iter().map(latest).collect();
+            let (seed, at) = (self.scenario.seed, self.now);
+            self.violation = Some(Box::new(Violation { seed, at, rule, hosts }));
+        }
+    }
+
+    /// Checks the state of one host.
+    pub(crate) fn check(&mut self, host: HostNumber) {
+        let broken = self.check_pages(host);
+        let broken = broken.or_else(|| self.check_volumes(host)).or_else(|| self.check_store(host));
+        if let Some((rule, other)) = broken {
+            let concerned: BTreeSet<_> = [host, other].into();
+            self.violate(rule, &concerned.into_iter().collect::<Vec<_>>());
+        }
+    }
+
+    fn check_pages(&self, host: HostNumber) -> Option<(Rule, HostNumber)> {
+        let machine = &self.hosts[host].machine;
+        let name = || self.hosts[host].name.clone();
+        let (demand, total, used) = (machine.demand, machine.total, machine.used());
+        let found = machine.resident + machine.disk + machine.swapped();
+        let (volumes, leases) = (machine.volumes.len(), machine.store.len());
+        let rule = if found != demand {
+            Rule::Astray { host: name(), demand, found }
+        } else if used > total {
+            Rule::MoreThanRam { host: name(), used, total }
+        } else if volumes > 0 && leases > 0 {
+            Rule::BothRoles { host: name(), volumes, leases }
+        } else {
+            return None;
+        };
+        Some((rule, host))
+    }
+
+    /// Compares this borrower's book with those of its lenders.
+    fn check_volumes(&self, borrower: HostNumber) -> Option<(Rule, HostNumber)> {
+        for (&volume, held) in &self.hosts[borrower].machine.volumes {
+            let mut places = held.places.values();
+            if held.used() > held.bytes || places.any(|place| place.placed > place.borrowed.bytes) {
+                let host = self.hosts[borrower].name.clone();
+                return Some((Rule::Overfull { host, volume }, borrower));
+            }
+            for (&lease, place) in &held.places {
+                let lender = &self.hosts[place.lender];
+                let stored = lender.machine.store.get(&lease).map_or(Bytes::ZERO, |l| l.stored);
+                if stored != place.placed {
+                    let rule = self.books(borrower, place.lender, lease, place.placed, stored);
+                    return Some((rule, place.lender));
+                }
+            }
+        }
+        None
+    }
+
+    /// Compares this lender's book with those of its borrowers.
+    fn check_store(&self, lender: HostNumber) -> Option<(Rule, HostNumber)> {
+        let store = &self.hosts[lender].machine.store;
+        for (&lease, kept) in store {
+            let borrower = self.names[&kept.lent.borrower];
+            let placed = self.placed(borrower, lease);
+            if placed != kept.stored {
+                let rule = self.books(borrower, lender, lease, placed, kept.stored);
+                return Some((rule, borrower));
+            }
+        }
+        let request = |kept: &Stored| (kept.lent.request, kept.lent.borrower.clone());
+        if store.len() > 1
+            && store.values().map(request).collect::<BTreeSet<_>>().len() < store.len()
+        {
+            return Some((Rule::TwoLeases { lender: self.hosts[lender].name.clone() }, lender));
+        }
+        None
+    }
+
+    fn books(
+        &self,
+        borrower: HostNumber,
+        lender: HostNumber,
+        lease: LeaseId,
+        placed: Bytes,
+        stored: Bytes,
+    ) -> Rule {
+        let name = |host: HostNumber| self.hosts[host].name.clone();
+        Rule::Books { borrower: name(borrower), lender: name(lender), lease, placed, stored }
+    }
+
+    /// Returns the bytes that a borrower has in a lease.
+    pub(crate) fn placed(&self, borrower: HostNumber, lease: LeaseId) -> Bytes {
+        let mut volumes = self.hosts[borrower].machine.volumes.values();
+        let place = volumes.find_map(|volume| volume.places.get(&lease));
+        place.map_or(Bytes::ZERO, |place| place.placed)
+    }
+
+    /// Checks the grants among a node's outputs. `spare` is what the node could spare before.
+    pub(crate) fn check_grants(&mut self, lender: HostNumber, spare: Bytes, outputs: &[Output]) {
+        let granted = outputs.iter().filter_map(|output| match output {
+            Output::Begin(_, Action::OpenLease(lease)) => Some(lease.bytes),
+            _ => None,
+        });
+        let granted: Bytes = granted.sum();
+        let Some(agent) = self.hosts[lender].agent.as_ref().filter(|_| granted > Bytes::ZERO)
+        else {
+            return;
+        };
+        let (name, controller) = (self.hosts[lender].name.clone(), agent.node.controller());
+        let memory = controller.memory();
+        let lent = controller.lent().into_iter().filter(|loan| loan.state != LoanState::Freeing);
+        let promised: Bytes = lent.map(|loan| loan.lease.bytes.saturating_sub(loan.stored)).sum();
+        let (used, total) = (memory.used, memory.upper(&self.scenario.config));
+        if granted > spare {
+            self.violate(Rule::Overgranted { lender: name, granted, spare }, &[lender]);
+        } else if used + promised > total {
+            self.violate(Rule::Overpromised { lender: name, used, promised, total }, &[lender]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use aquifer_control::Role;
+
+    use super::*;
+    use crate::{Load, Scenario};
+
+    const MEMORY: Bytes = Bytes::gib(4);
+
+    /// Returns a simulation in which host `a` has pages in a lease of `b`.
+    fn borrowing() -> Simulation {
+        let host = |(name, share): (&str, f64)| {
+            (name.parse().unwrap(), Load::constant(MEMORY.scaled(share)))
+        };
+        let hosts = [("a", 1.1), ("b", 0.1)].map(host).into();
+        let scenario = Scenario::new(hosts, MEMORY, Duration::from_secs(60), 1);
+        let mut simulation = Simulation::new(scenario);
+        simulation.run_for(Duration::from_secs(20)).unwrap();
+        assert_eq!(simulation.role(1), Role::Lender);
+        simulation
+    }
+
+    /// Breaks something, and returns the violation that the next seconds find.
+    fn broken(breaks: impl FnOnce(&mut Simulation)) -> Rule {
+        let mut simulation = borrowing();
+        breaks(&mut simulation);
+        let violation = simulation.run_for(Duration::from_secs(5)).unwrap_err();
+        assert!(violation.to_string().contains("seed 1, 2"), "{violation}");
+        violation.rule
+    }
+
+    fn lease(simulation: &Simulation) -> LeaseId {
+        *simulation.hosts[1].machine.store.keys().next().unwrap()
+    }
+
+    #[test]
+    fn a_page_that_vanishes_is_found() {
+        let rule = broken(|simulation| {
+            let resident = &mut simulation.hosts[0].machine.resident;
+            *resident = *resident - Bytes(4096);
+        });
+        assert!(matches!(rule, Rule::Astray { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_page_that_its_lender_lost_is_found() {
+        let rule = broken(|simulation| {
+            let lease = lease(simulation);
+            let kept = simulation.hosts[1].machine.store.get_mut(&lease).unwrap();
+            kept.stored = kept.stored - Bytes(4096);
+        });
+        assert!(matches!(rule, Rule::Books { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_lease_that_is_freed_in_use_is_found() {
+        let rule = broken(|simulation| {
+            let lease = lease(simulation);
+            let from = simulation.hosts[0].name.clone();
+            let message = aquifer_control::Message::MemBorFin { lease };
+            let ticket = aquifer_control::node::Ticket(u64::MAX);
+            let fin = aquifer_control::node::Input::Heard { from, message, ticket };
+            simulation.input(1, fin);
+        });
+        assert!(matches!(rule, Rule::FreedInUse { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_grant_beyond_the_spare_memory_is_found() {
+        let mut simulation = borrowing();
+        let lease = simulation.hosts[1].machine.store.values().next().unwrap().lent.clone();
+        let work = aquifer_control::node::Work::Lease(lease.lease);
+        let grant = Output::Begin(work, Action::OpenLease(lease));
+        simulation.check_grants(1, Bytes::mib(64), &[grant]);
+        let rule = simulation.violation.unwrap().rule;
+        assert!(matches!(rule, Rule::Overgranted { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_step_from_lender_to_borrower_is_found() {
+        let rule = broken(|simulation| {
+            simulation.hosts[1].role = Role::Borrower;
+            simulation.set_load(0, Load::constant(Bytes::ZERO));
+        });
+        assert!(matches!(rule, Rule::NoEdge { from: Role::Lender, .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_store_that_changes_without_an_agent_is_found() {
+        let rule = broken(|simulation| {
+            simulation.scenario.faults.crashes = 1.0;
+            simulation.scenario.faults.longest = Duration::from_secs(1);
+            simulation.crash(1);
+            simulation.hosts[1].store_at_crash.clear();
+        });
+        assert!(matches!(rule, Rule::Ghost { .. }), "{rule}");
+    }
+}

@@ -1,0 +1,134 @@
+//! What outlives an agent: a host's RAM, its volumes, its store, and work in progress.
+//!
+//! The ledger counts bytes, page by page. Each host books where the pages of its programs are, and
+//! each lender books the bytes in each lease. The two books are separate; `invariants` compares
+//! them.
+
+mod copying;
+mod settling;
+mod store;
+mod volume;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use aquifer_control::Memory;
+use aquifer_page::{Bytes, LeaseId, VolumeId};
+
+pub(crate) use copying::{Copied, Target};
+pub(crate) use settling::Flow;
+pub(crate) use store::Stored;
+pub(crate) use volume::{Place, Volume};
+
+use crate::Load;
+use crate::event::{HostNumber, JobId};
+use crate::shell::Job;
+
+/// The share of RAM that the kernel keeps free.
+const KERNEL_RESERVE: f64 = 0.02;
+
+/// A host without its agent.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) total: Bytes,
+    pub(crate) load: Load,
+    /// The memory of all programs, wherever it is.
+    pub(crate) demand: Bytes,
+    /// The part of it in RAM.
+    pub(crate) resident: Bytes,
+    /// The part of it in the swap area of the local disk.
+    pub(crate) disk: Bytes,
+    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
+    pub(crate) store: BTreeMap<LeaseId, Stored>,
+    pub(crate) jobs: BTreeMap<JobId, Job>,
+    settled: Duration,
+}
+
+/// An entry for the book of a lender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Posting {
+    pub(crate) lender: HostNumber,
+    pub(crate) lease: LeaseId,
+    pub(crate) bytes: Bytes,
+    /// Whether the bytes go into the lease or leave it.
+    pub(crate) into: bool,
+}
+
+impl Machine {
+    pub(crate) fn new(total: Bytes, load: Load) -> Self {
+        Self {
+            total,
+            load,
+            demand: Bytes::ZERO,
+            resident: Bytes::ZERO,
+            disk: Bytes::ZERO,
+            volumes: BTreeMap::new(),
+            store: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            settled: Duration::ZERO,
+        }
+    }
+
+    /// Returns the bytes stored for other hosts.
+    pub(crate) fn stored(&self) -> Bytes {
+        self.store.values().map(|lease| lease.stored).sum()
+    }
+
+    pub(crate) fn stored_by_lease(&self) -> BTreeMap<LeaseId, Bytes> {
+        self.store.iter().map(|(id, lease)| (*id, lease.stored)).collect()
+    }
+
+    /// Returns the bytes of programs on all volumes.
+    pub(crate) fn swapped(&self) -> Bytes {
+        self.volumes.values().map(Volume::used).sum()
+    }
+
+    /// Returns the bytes of programs that wait for a disk.
+    pub(crate) fn on_disk(&self) -> Bytes {
+        self.disk + self.volumes.values().map(|volume| volume.spilled).sum()
+    }
+
+    /// Returns the bytes of programs in the leases of other hosts.
+    pub(crate) fn remote(&self) -> Bytes {
+        self.volumes.values().map(Volume::placed).sum()
+    }
+
+    pub(crate) fn used(&self) -> Bytes {
+        self.resident + self.stored()
+    }
+
+    /// Returns the RAM that is free for programs.
+    pub(crate) fn free(&self) -> Bytes {
+        let kept = self.total.scaled(KERNEL_RESERVE);
+        self.total.saturating_sub(self.used()).saturating_sub(kept)
+    }
+
+    /// Returns the reading that the agent of this host gets.
+    pub(crate) fn reading(&self) -> Memory {
+        let (used, swap_used) = (self.used(), self.swapped());
+        Memory { total: self.total, used, swap_used, pressure: false }
+    }
+
+    /// Returns the bytes by which programs and leases exceed the RAM.
+    fn excess(&self) -> Bytes {
+        let kept = self.total.scaled(KERNEL_RESERVE);
+        self.used().saturating_add(kept).saturating_sub(self.total)
+    }
+
+    /// Books an entry of a borrower. If RAM runs short, pages of local programs go to the disk.
+    /// Returns false if this host has no such lease, or fewer bytes in it.
+    pub(crate) fn post(&mut self, posting: Posting) -> bool {
+        let Some(lease) = self.store.get_mut(&posting.lease) else { return false };
+        if posting.into {
+            lease.stored += posting.bytes;
+        } else if lease.stored >= posting.bytes {
+            lease.stored = lease.stored - posting.bytes;
+        } else {
+            return false;
+        }
+        let out = self.excess().min(self.resident);
+        self.resident = self.resident - out;
+        self.disk += out;
+        true
+    }
+}

@@ -1,0 +1,84 @@
+//! The report of a simulation.
+
+use aquifer_page::{Bytes, HostName};
+use serde::Serialize;
+
+/// The result of a simulation. The same scenario gives the same report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// The number of hosts.
+    pub hosts: usize,
+    /// The RAM of each host.
+    pub memory: Bytes,
+    /// The simulated time, in seconds.
+    pub simulated_s: f64,
+    /// What happened, and how often.
+    pub counts: Counts,
+    /// Changes of roles.
+    pub role_changes: RoleChanges,
+    /// The demand of all programs.
+    pub demand: Amounts,
+    /// Pages of programs in other hosts' memory.
+    pub remote: Amounts,
+    /// Pages of programs on disks, in swap areas and spill files. Programs stall that touch them.
+    pub on_disk: Amounts,
+    /// Free RAM that could have held pages on disks under an omniscient packing.
+    pub stranded: Amounts,
+    /// The same, for RAM below T_upper only, which hosts may lend.
+    pub stranded_below_upper: Amounts,
+    /// Violated rules. A run ends at the first, without a report.
+    pub violations: u64,
+}
+
+/// How often things happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Events.
+    pub steps: u64,
+    /// Messages that agents sent: calls and their answers.
+    pub messages: u64,
+    /// Of these, the questions for offers.
+    pub offer_questions: u64,
+    /// Messages that the network lost.
+    pub lost_messages: u64,
+    /// Messages that arrived twice.
+    pub duplicates: u64,
+    /// Leases that lenders granted.
+    pub grants: u64,
+    /// Leases that lenders recalled.
+    pub recalls: u64,
+    /// Leases that lenders freed because their borrowers were silent for the grace.
+    pub expired: u64,
+    /// Crashes of agents.
+    pub crashes: u64,
+    /// Outages of hosts' networks.
+    pub cuts: u64,
+    /// Work that failed.
+    pub failures: u64,
+    /// Bytes of pages that were in expired leases.
+    pub lost_bytes: u64,
+}
+
+/// Changes of roles.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RoleChanges {
+    /// All changes.
+    pub total: u64,
+    /// Changes of a host, on average.
+    pub per_host: f64,
+    /// The most changes of one host within ten minutes.
+    pub most_in_ten_minutes: usize,
+    /// The first host with that many.
+    pub host: Option<HostName>,
+}
+
+/// An amount over time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Amounts {
+    /// The average over time.
+    pub average: Bytes,
+    /// The largest value.
+    pub most: Bytes,
+}

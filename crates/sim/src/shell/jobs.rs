@@ -1,0 +1,359 @@
+//! Work that takes time: volumes and leases that start and end, and copies.
+
+use std::time::Duration;
+
+use aquifer_control::node::{Input, Work};
+use aquifer_control::{Action, BorrowedLease, Event as Done, LentLease, LiveVolume};
+use aquifer_page::{Bytes, LeaseId, VolumeId};
+use rand::RngExt as _;
+
+use super::outages::uris;
+use crate::event::{Event, HostNumber, JobId};
+use crate::invariants::Rule;
+use crate::machine::{Copied, Place, Stored, Target, Volume};
+use crate::simulation::Simulation;
+
+/// The shortest start of a volume, as a share of the longest.
+const LEAST_START: f64 = 0.25;
+
+/// The shortest time to open or free a lease, as a share of the longest.
+const LEAST_LEASE: f64 = 0.1;
+
+/// The pause between two looks for a lender that does not answer.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// The time of a step of a copy besides its bytes.
+const STEP: Duration = Duration::from_millis(1);
+
+/// Work in progress.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    work: Work,
+    task: Task,
+    /// The number of the agent that ordered it, among those of its host.
+    ordered_by: u32,
+    /// Whether it has stopped the writes to what it empties.
+    has_begun: bool,
+    /// Why the work fails, if it does.
+    fails: Option<String>,
+    /// Since when the copy waits for a lender.
+    waits_since: Option<Duration>,
+}
+
+#[derive(Clone, Debug)]
+enum Task {
+    Activate(LiveVolume),
+    Deactivate(VolumeId),
+    Evacuate { volume: VolumeId, lease: LeaseId, unused: Vec<LeaseId> },
+    Open(LentLease),
+    Free(LeaseId),
+}
+
+/// What follows a step.
+enum Next {
+    /// Another step, after this time.
+    Step(Duration),
+    /// The end, with the event for the agent.
+    End(Option<Done>),
+}
+
+impl Simulation {
+    /// Begins an action that takes time.
+    pub(super) fn begin_job(&mut self, host: HostNumber, work: Work, action: Action) {
+        let costs = self.scenario.costs;
+        let (mut fails, mut has_begun) = (self.draw_failure(), false);
+        let (task, wait) = match action {
+            Action::Send { .. } => return,
+            Action::Activate(live) => {
+                (Task::Activate(live), self.time_up_to(costs.start, LEAST_START))
+            }
+            Action::Deactivate { volume } => {
+                let refused = self.begin_deactivation(host, volume).err();
+                has_begun = refused.is_none();
+                fails = refused.or(fails);
+                (Task::Deactivate(volume), STEP)
+            }
+            Action::Evacuate { volume, lease, onto } => {
+                let (unused, failed) = self.begin_evacuation(host, volume, lease, onto);
+                has_begun = failed.is_none();
+                fails = failed.or(fails);
+                (Task::Evacuate { volume, lease, unused }, STEP)
+            }
+            Action::OpenLease(lent) => {
+                self.counts.grants += 1;
+                (Task::Open(lent), self.time_up_to(costs.lease, LEAST_LEASE))
+            }
+            Action::FreeLease { lease } => {
+                self.check_free(host, lease);
+                (Task::Free(lease), self.time_up_to(costs.lease, LEAST_LEASE))
+            }
+        };
+        let job = JobId(self.number());
+        let ordered_by = self.hosts[host].starts;
+        let new = Job { work, task, ordered_by, has_begun, fails, waits_since: None };
+        self.hosts[host].machine.jobs.insert(job, new);
+        self.agenda.enter(self.now + wait, Event::JobStep(host, job));
+    }
+
+    fn draw_failure(&mut self) -> Option<String> {
+        let fails = self.rng.random_bool(self.scenario.faults.failures);
+        fails.then(|| "the simulation lets it fail".to_owned())
+    }
+
+    /// Checks that a lender frees only what its borrower has given back, or what was out of its
+    /// reach for the whole grace.
+    fn check_free(&mut self, lender: HostNumber, lease: LeaseId) {
+        let placed = self.in_use(lender, lease);
+        let Some(kept) = self.hosts[lender].machine.store.get_mut(&lease) else { return };
+        // The controller repeats an order that failed. The borrower may be back by then.
+        if std::mem::replace(&mut kept.is_freeing, true) {
+            return;
+        }
+        // Connections are noted once a period, so the silence may be shorter by that.
+        let may_expire = self.now - kept.connected >= self.scenario.config.grace;
+        if placed > Bytes::ZERO && (kept.is_finished || !may_expire) {
+            let borrower = kept.lent.borrower.clone();
+            let other = self.names[&borrower];
+            let name = self.hosts[lender].name.clone();
+            let rule = Rule::FreedInUse { lender: name, borrower, lease, placed };
+            self.violate(rule, &[lender, other]);
+        }
+    }
+
+    /// Stops writes to a volume, so that swapoff can empty it.
+    fn begin_deactivation(&mut self, host: HostNumber, id: VolumeId) -> Result<(), String> {
+        let at = &mut self.hosts[host];
+        let (Some(volume), Some(agent)) = (at.machine.volumes.get(&id), &at.agent) else {
+            return Ok(());
+        };
+        if volume.is_detaching || volume.places.values().any(|place| place.is_leaving) {
+            return Err("its process is moving pages already".to_owned());
+        }
+        let leaving = agent.node.leaving_with(id);
+        let volumes = &at.machine.volumes;
+        let held = volumes.iter().filter(|(id, _)| leaving.contains(id)).map(|(_, v)| v.used());
+        let others = volumes.iter().filter(|(id, _)| !leaving.contains(id));
+        let room = others.map(|(_, volume)| volume.bytes.saturating_sub(volume.used()));
+        let back = held.sum::<Bytes>().saturating_sub(room.sum());
+        agent.node.fits_without(id, back, &at.machine.reading())?;
+        if let Some(volume) = at.machine.volumes.get_mut(&id) {
+            volume.is_detaching = true;
+        }
+        Ok(())
+    }
+
+    /// Adds leases to a volume, and stops writes to the one that it leaves. Returns the leases that
+    /// do not answer, and why the move cannot begin.
+    fn begin_evacuation(
+        &mut self,
+        host: HostNumber,
+        id: VolumeId,
+        lease: LeaseId,
+        onto: Vec<BorrowedLease>,
+    ) -> (Vec<LeaseId>, Option<String>) {
+        let lender_of = |lease: &BorrowedLease| self.names[&lease.lender];
+        let (added, unused): (Vec<_>, Vec<_>) =
+            onto.into_iter().partition(|lease| self.reaches(host, lender_of(lease), lease.lease));
+        let places: Vec<_> =
+            added.into_iter().map(|lease| Place::new(lease.clone(), lender_of(&lease))).collect();
+        let unused: Vec<_> = unused.into_iter().map(|lease| lease.lease).collect();
+        let Some(volume) = self.hosts[host].machine.volumes.get_mut(&id) else {
+            let all = places.into_iter().map(|place| place.borrowed.lease).chain(unused);
+            return (all.collect(), Some("its process has ended".to_owned()));
+        };
+        volume.places.extend(places.into_iter().map(|place| (place.borrowed.lease, place)));
+        if volume.is_detaching {
+            return (unused, Some("its process is moving pages already".to_owned()));
+        }
+        let under_way = volume
+            .places
+            .get_mut(&lease)
+            .is_some_and(|place| std::mem::replace(&mut place.is_leaving, true));
+        (unused, under_way.then(|| "its process is moving these pages already".to_owned()))
+    }
+
+    pub(crate) fn job_step(&mut self, host: HostNumber, id: JobId) {
+        let Some(job) = self.hosts[host].machine.jobs.get(&id).cloned() else { return };
+        self.touch(host);
+        match self.next(host, id, &job) {
+            Next::Step(wait) => self.agenda.enter(self.now + wait, Event::JobStep(host, id)),
+            Next::End(event) => {
+                self.hosts[host].machine.jobs.remove(&id);
+                self.end(host, &job, event);
+            }
+        }
+    }
+
+    /// Reports the end of a job to the agent that ordered it, if that still runs.
+    fn end(&mut self, host: HostNumber, job: &Job, event: Option<Done>) {
+        let at = &mut self.hosts[host];
+        at.note(self.now, format!("ends {:?}: {event:?}", job.work));
+        if at.starts != job.ordered_by {
+            return;
+        }
+        let Some(agent) = &mut at.agent else { return };
+        match &event {
+            Some(Done::Activated { volume }) => _ = agent.records.insert(*volume),
+            Some(Done::Deactivated { volume }) => _ = agent.records.remove(volume),
+            _ => {}
+        }
+        self.input(host, Input::Done { work: job.work.clone(), event });
+    }
+
+    fn next(&mut self, host: HostNumber, id: JobId, job: &Job) -> Next {
+        if let Some(why) = job.fails.clone() {
+            return Next::End(self.fail(host, job, why));
+        }
+        match job.task.clone() {
+            Task::Activate(live) => Next::End(Some(self.activate(host, live))),
+            Task::Deactivate(volume) => self.copy(host, id, job, Target::Volume(volume)),
+            Task::Evacuate { volume, lease, .. } => {
+                self.copy(host, id, job, Target::Lease(volume, lease))
+            }
+            Task::Open(lent) => Next::End(Some(self.open(host, lent))),
+            Task::Free(lease) => {
+                self.free(host, lease);
+                Next::End(Some(Done::LeaseFreed { lease }))
+            }
+        }
+    }
+
+    /// Ends a job that fails, and lets the volume take writes again.
+    fn fail(&mut self, host: HostNumber, job: &Job, why: String) -> Option<Done> {
+        self.counts.failures += 1;
+        self.resume_writes(host, job);
+        Some(match job.task.clone() {
+            Task::Activate(LiveVolume { volume, .. }) => Done::ActivationFailed { volume, why },
+            Task::Deactivate(volume) => Done::DeactivationFailed { volume, why },
+            Task::Evacuate { lease, unused, .. } => Done::EvacuationFailed { lease, unused, why },
+            Task::Open(LentLease { lease, .. }) => Done::LeaseFailed { lease, why },
+            // The controller orders it again.
+            Task::Free(_) => return None,
+        })
+    }
+
+    fn resume_writes(&mut self, host: HostNumber, job: &Job) {
+        if !job.has_begun {
+            return;
+        }
+        let volumes = &mut self.hosts[host].machine.volumes;
+        match &job.task {
+            Task::Deactivate(volume) => {
+                if let Some(volume) = volumes.get_mut(volume) {
+                    volume.is_detaching = false;
+                }
+            }
+            Task::Evacuate { volume, lease, .. } => {
+                let volume = volumes.get_mut(volume);
+                if let Some(place) = volume.and_then(|volume| volume.places.get_mut(lease)) {
+                    place.is_leaving = false;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn activate(&mut self, host: HostNumber, live: LiveVolume) -> Done {
+        let volume = live.volume;
+        let lender_of = |lease: &BorrowedLease| self.names[&lease.lender];
+        let silent =
+            live.leases.iter().find(|lease| !self.reaches(host, lender_of(lease), lease.lease));
+        if let Some(silent) = silent {
+            let why = format!("{} does not answer", silent.lender);
+            return Done::ActivationFailed { volume, why };
+        }
+        let new = Volume::new(live, lender_of);
+        self.hosts[host].machine.volumes.insert(volume, new);
+        Done::Activated { volume }
+    }
+
+    fn open(&mut self, host: HostNumber, lent: LentLease) -> Done {
+        let lease = lent.lease;
+        let new = Stored {
+            lent,
+            stored: Bytes::ZERO,
+            connected: self.now,
+            is_finished: false,
+            is_freeing: false,
+            is_recalled: false,
+        };
+        self.hosts[host].machine.store.insert(lease, new);
+        Done::LeaseOpened { lease, uris: uris(host) }
+    }
+
+    /// Drops a lease. Pages in it are lost: their programs read them from the disk again.
+    fn free(&mut self, lender: HostNumber, lease: LeaseId) {
+        let Some(kept) = self.hosts[lender].machine.store.remove(&lease) else { return };
+        let borrower = self.names[&kept.lent.borrower];
+        self.touch(borrower);
+        let machine = &mut self.hosts[borrower].machine;
+        let mut places = machine.volumes.values_mut().flat_map(|v| v.places.values_mut());
+        if let Some(place) = places.find(|place| place.borrowed.lease == lease) {
+            let lost = std::mem::take(&mut place.placed);
+            machine.disk += lost;
+            self.counts.lost_bytes += lost.0;
+        }
+    }
+
+    /// Copies an extent, and ends the job after the last one.
+    fn copy(&mut self, host: HostNumber, id: JobId, job: &Job, target: Target) -> Next {
+        let reached = self.reached(host);
+        let (copied, postings) = self.hosts[host].machine.copy(target, &reached);
+        self.post(host, postings);
+        let since = match copied {
+            Copied::Nothing => Some(job.waits_since.unwrap_or(self.now)),
+            _ => None,
+        };
+        if let Some(job) = self.hosts[host].machine.jobs.get_mut(&id) {
+            job.waits_since = since;
+        }
+        match copied {
+            Copied::All => Next::End(Some(self.leave(host, job))),
+            Copied::Some(bytes) => {
+                let seconds = bytes.0 as f64 / self.scenario.costs.bandwidth.0.max(1) as f64;
+                Next::Step(STEP + Duration::from_secs_f64(seconds))
+            }
+            Copied::Nothing => {
+                let waited = since.map_or(Duration::ZERO, |since| self.now - since);
+                if waited < self.scenario.costs.io_timeout {
+                    return Next::Step(RETRY);
+                }
+                Next::End(self.fail(host, job, "a lender does not answer".to_owned()))
+            }
+        }
+    }
+
+    /// Removes an empty volume, or an empty lease from its volume.
+    fn leave(&mut self, host: HostNumber, job: &Job) -> Done {
+        let volumes = &mut self.hosts[host].machine.volumes;
+        match &job.task {
+            Task::Evacuate { volume, lease, unused } => {
+                if let Some(volume) = volumes.get_mut(volume) {
+                    volume.places.remove(lease);
+                }
+                Done::Evacuated { lease: *lease, unused: unused.clone() }
+            }
+            Task::Deactivate(volume) | Task::Activate(LiveVolume { volume, .. }) => {
+                volumes.remove(volume);
+                Done::Deactivated { volume: *volume }
+            }
+            Task::Open(LentLease { lease, .. }) | Task::Free(lease) => {
+                Done::LeaseFreed { lease: *lease }
+            }
+        }
+    }
+
+    /// Settles the jobs of an agent that dies. Processes of volumes go on with their copies. All
+    /// other work has happened by now, or never will.
+    pub(super) fn settle_jobs_of_dead(&mut self, host: HostNumber) {
+        let jobs = std::mem::take(&mut self.hosts[host].machine.jobs);
+        for (id, job) in jobs {
+            let is_copy = matches!(job.task, Task::Deactivate(_) | Task::Evacuate { .. });
+            if is_copy {
+                self.hosts[host].machine.jobs.insert(id, job);
+            } else if self.rng.random_bool(0.5) {
+                let _ = self.next(host, id, &job);
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Small clusters under heavy loss, crashes and cuts: all rules hold, all work ends, and nothing
+//! leaks.
+
+use std::time::Duration;
+
+use aquifer_control::Config;
+use aquifer_page::Bytes;
+use aquifer_sim::{Command, Faults, Load, Network, Order, Scenario, Simulation, synthetic_hosts};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+const MEMORY: Bytes = Bytes::gib(4);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Longer than any outage below.
+const GRACE: Duration = Duration::from_secs(240);
+
+/// Returns the seeds to try: few by default; `AQUIFER_SEEDS=10000` is a long search.
+fn seeds(few: u64) -> std::ops::Range<u64> {
+    let seeds = std::env::var("AQUIFER_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    0..seeds.unwrap_or(few)
+}
+
+fn scenario(hosts: usize, seed: u64) -> Scenario {
+    let loads = synthetic_hosts(hosts, MEMORY, seed).unwrap();
+    Scenario::new(loads, MEMORY, 15 * MINUTE, seed)
+}
+
+/// Returns a small cluster with heavy faults, drawn from the seed.
+fn rough(seed: u64) -> Scenario {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let hosts = rng.random_range(2..=6);
+    let calm = scenario(hosts, seed);
+    let network = Network {
+        loss: rng.random_range(0.0..0.4),
+        duplication: rng.random_range(0.0..0.4),
+        delay: Duration::from_millis(rng.random_range(1..300)),
+    };
+    let faults = Faults {
+        crashes: rng.random_range(0.0..60.0),
+        cuts: rng.random_range(0.0..30.0),
+        longest: Duration::from_secs(rng.random_range(1..120)),
+        failures: rng.random_range(0.0..0.3),
+    };
+    let request = Bytes::mib(64 * rng.random_range(1..16));
+    let config = Config { request, grace: GRACE, ..calm.config.clone() };
+    let order = |_| {
+        let at = Duration::from_secs(rng.random_range(0..900));
+        let command = match rng.random_range(0..6) {
+            0 => Command::Borrow(Bytes::mib(64 * rng.random_range(1..20))),
+            1 => Command::Return,
+            2 => Command::Drain(true),
+            3 => Command::Drain(false),
+            4 => Command::Part(rng.random_range(0..hosts)),
+            _ => Command::Join,
+        };
+        Order { at, host: rng.random_range(0..hosts), command }
+    };
+    let orders = (0..12).map(order).collect();
+    Scenario { network, faults, config, orders, ..calm }
+}
+
+/// Ends faults and load, and undoes operators' orders.
+fn idle(simulation: &mut Simulation, hosts: usize) {
+    simulation.calm();
+    for host in 0..hosts {
+        simulation.set_load(host, Load::constant(MEMORY.scaled(0.1)));
+    }
+    // Outages end first, so that the orders reach agents.
+    simulation.run_for(3 * MINUTE).unwrap();
+    for host in 0..hosts {
+        simulation.order(host, Command::Join);
+        simulation.order(host, Command::Drain(false));
+        simulation.order(host, Command::Return);
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_report_twice() {
+    let run = |seed| Simulation::new(rough(seed)).run().unwrap();
+    let reports: Vec<_> = (0..4).map(run).collect();
+    assert_eq!(reports, (0..4).map(run).collect::<Vec<_>>());
+    assert_ne!(reports[0].counts, reports[1].counts, "another seed is another run");
+}
+
+#[test]
+fn under_heavy_faults_all_rules_hold_and_all_work_ends() {
+    for seed in seeds(60) {
+        let rough = rough(seed);
+        let (hosts, duration) = (rough.hosts.len(), rough.duration);
+        let mut simulation = Simulation::new(rough);
+        simulation.run_for(duration).unwrap();
+        idle(&mut simulation, hosts);
+        // State lost in a crash surfaces when the lender asks, a quarter of the grace later.
+        simulation.run_for(GRACE / 2).unwrap();
+        let left = simulation.left();
+        let latest = || (0..hosts).map(|host| simulation.latest(host)).collect::<Vec<_>>();
+        assert!(left.is_empty(), "seed {seed}: {left:#?}\n{:#?}", latest());
+        let counts = simulation.report().counts;
+        assert_eq!(counts.lost_bytes, 0, "seed {seed}: no outage was as long as the grace");
+    }
+}
+
+#[test]
+fn under_a_lasting_load_no_lease_leaks() {
+    for seed in seeds(30) {
+        let rough = Scenario { orders: Vec::new(), ..rough(seed) };
+        let (hosts, duration) = (rough.hosts.len(), rough.duration);
+        let mut simulation = Simulation::new(rough);
+        simulation.run_for(duration).unwrap();
+        simulation.calm();
+        for host in 0..hosts {
+            // Every other host needs a little more than it has.
+            let share = if host % 2 == 0 { 1.05 } else { 0.3 };
+            simulation.set_load(host, Load::constant(MEMORY.scaled(share)));
+        }
+        simulation.run_for(3 * MINUTE + GRACE / 2).unwrap();
+        let unmatched = simulation.unmatched();
+        assert!(unmatched.is_empty(), "seed {seed}: {unmatched:#?}");
+        let remote: Bytes = (0..hosts).map(|host| simulation.remote(host)).sum();
+        assert!(remote > Bytes::ZERO, "seed {seed}: {:#?}", simulation.latest(0));
+    }
+}
+
+#[test]
+fn only_outages_longer_than_the_grace_lose_pages() {
+    let mut lost = 0;
+    for seed in seeds(20) {
+        let rough = rough(seed);
+        let config = Config { grace: Duration::from_secs(25), ..rough.config.clone() };
+        let faults = Faults { cuts: 20.0, longest: Duration::from_secs(200), ..rough.faults };
+        let simulation = Simulation::new(Scenario { config, faults, ..rough });
+        lost += simulation.run().unwrap().counts.lost_bytes;
+    }
+    assert!(lost > 0, "some lease must expire in use");
+}
