@@ -72,10 +72,12 @@ struct NetworkArgs {
 #[derive(Debug, Args)]
 struct FaultArgs {
     /// Crashes of each agent in an hour, on average
-    #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = rate,
+        allow_negative_numbers = true)]
     crashes: f64,
     /// How often the network cuts each host off in an hour, on average
-    #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = rate,
+        allow_negative_numbers = true)]
     cuts: f64,
     /// Longest outage, of an agent or a network; the shortest is a tenth of it
     #[arg(long, value_name = "TIME", default_value = "1m",

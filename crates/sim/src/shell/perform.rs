@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use aquifer_control::node::{Answer, Health, Input, Notice, EventKind, Output, Work};
+use aquifer_control::node::{Answer, EventKind, Health, Input, Notice, Output, Work};
 use aquifer_control::{Action, Message};
 use aquifer_page::{Bytes, HostName, LeaseId};
 
