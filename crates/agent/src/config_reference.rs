@@ -226,10 +226,19 @@ const VMS: &[Key] = &[
         "false",
         "whether the agent moves memory between VMs, as `aquifer serve vm-balancer` does",
     ),
+    key(
+        "move_after",
+        "time, `never`",
+        "\"5m\"",
+        "how long this host is overloaded until a VM moves to another host that accepts it",
+    ),
 ];
 
 const VMS_NOTES: &[&str] = &[
     "A peer that may migrate a VM here controls a QEMU process on this host, which runs as root.",
+    "Overload is use above `upper`, or tasks that wait for memory (`pressure`). It must last \
+     although the host balances its VMs, takes its leases back and borrows, if it may. \
+     [Migrate a VM](../howto/migrate.md#moves-by-overload) has the rule for which VM moves.",
 ];
 
 const VMS_BALANCER: &[Key] = &[

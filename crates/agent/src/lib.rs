@@ -195,7 +195,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let gossiping = started
         .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
     let admission = Admission::new(&config, peers.clone(), gossip.clone());
-    let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone());
+    let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone(), vms.clone());
     // Before the first period: from then on this host lends.
     let own = OwnReader::open(&config.state, &source).await;
     let driver = Driver::new(Parts {
@@ -210,6 +210,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         events,
         journal,
         own,
+        vms: vms.clone(),
     });
     let driver = tokio::spawn(driver.run(inbox));
     let served =

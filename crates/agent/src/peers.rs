@@ -202,19 +202,28 @@ impl Peers {
     /// cluster's hosts. If no host of the sample can lend, it asks the next few, and so on.
     pub async fn offers(&self) -> Vec<Offer> {
         let of = |offer: &message::Offer| offer.spare;
-        self.offers_of(Bytes(EXTENT_SIZE), of).await
+        self.offers_of(Bytes(EXTENT_SIZE), of, &BTreeSet::new()).await
     }
 
-    /// Returns offers of room for a VM, in the same way, until a host has `least`.
-    pub async fn rooms(&self, least: Bytes) -> Vec<Offer> {
-        self.offers_of(least, |offer| offer.room).await
+    /// Returns offers of room for a VM, in the same way, until a host has `least`. Does not ask the
+    /// hosts in `except`.
+    pub async fn rooms(&self, least: Bytes, except: &BTreeSet<HostName>) -> Vec<Offer> {
+        self.offers_of(least, |offer| offer.room, except).await
     }
 
-    async fn offers_of(&self, least: Bytes, of: impl Fn(&message::Offer) -> Bytes) -> Vec<Offer> {
+    async fn offers_of(
+        &self,
+        least: Bytes,
+        of: impl Fn(&message::Offer) -> Bytes,
+        except: &BTreeSet<HostName>,
+    ) -> Vec<Offer> {
         let offer = |(host, offer): (HostName, message::Offer)| Offer { host, spare: of(&offer) };
-        let listed = self.ask_offers(self.standing(Standing::Listed)).await;
+        let listed = self.standing(Standing::Listed).filter(|host| !except.contains(host));
+        let listed = self.ask_offers(listed).await;
         let mut offers: Vec<_> = listed.into_iter().map(offer).collect();
-        for sample in self.likely_lenders().chunks(SAMPLE) {
+        let mut likely = self.likely_lenders();
+        likely.retain(|host| !except.contains(host));
+        for sample in likely.chunks(SAMPLE) {
             offers.extend(self.ask_offers(sample.iter().cloned()).await.into_iter().map(offer));
             if offers.iter().any(|offer| offer.spare >= least) {
                 break;

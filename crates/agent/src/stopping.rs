@@ -142,7 +142,8 @@ impl Signals {
 }
 
 async fn ask(handle: &Handle, order: Option<Drain>) -> Result<Draining, Problem> {
-    handle.ask(|reply| Command::Drain { order, reply }).await
+    // VMs run on without an agent.
+    handle.ask(|reply| Command::Drain { order, vms: false, reply }).await?
 }
 
 /// Describes the remaining leases in one line.

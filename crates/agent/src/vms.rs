@@ -1,8 +1,15 @@
 //! VMs that move: one agent offers a VM, and the other starts a supervisor that waits for it. The
 //! two supervisors do the rest.
+//!
+//! - `moving`: the moves that this agent decides on. `left`: what is still here.
 
+mod left;
+mod moving;
+
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
@@ -16,6 +23,7 @@ use aquifer_vm::process::{Files, client};
 
 use crate::config::Config;
 use crate::peers::{AskError, Peers};
+use moving::Moving;
 
 /// The agent's part in moving VMs.
 #[derive(Clone, Debug)]
@@ -27,6 +35,9 @@ struct Inner {
     /// The program that supervises VMs.
     exe: PathBuf,
     peers: Peers,
+    /// Whether this host drains, and takes no VM.
+    drains: AtomicBool,
+    moving: Moving,
 }
 
 fn problem(error: impl std::fmt::Display) -> Problem {
@@ -36,7 +47,13 @@ fn problem(error: impl std::fmt::Display) -> Problem {
 impl Vms {
     /// Serves VMs with files in this agent's state directory.
     pub fn new(config: Config, exe: PathBuf, peers: Peers) -> Self {
-        Self(Arc::new(Inner { config, exe, peers }))
+        let (drains, moving) = (AtomicBool::new(false), Moving::default());
+        Self(Arc::new(Inner { config, exe, peers, drains, moving }))
+    }
+
+    /// Takes VMs from other hosts from now on, or refuses them.
+    pub(crate) fn accept(&self, accepts: bool) {
+        self.0.drains.store(!accepts, Ordering::Relaxed);
     }
 
     /// Starts to wait for a VM that another host is about to move here.
@@ -51,6 +68,15 @@ impl Vms {
                 error: format!("host {} accepts no VMs from other hosts", config.host),
                 help: Some(
                     "set 'accept = true' under [vms] in its configuration, and restart its agent"
+                        .to_owned(),
+                ),
+            });
+        }
+        if self.0.drains.load(Ordering::Relaxed) {
+            return Err(Problem {
+                error: format!("host {} is draining, and takes no VMs", config.host),
+                help: Some(
+                    "choose another host, or end the drain there with 'aquifer host undrain'"
                         .to_owned(),
                 ),
             });
@@ -70,20 +96,38 @@ impl Vms {
     /// # Errors
     /// If there is no such VM, or no peer can take it.
     pub async fn offer(&self, order: Migrate) -> Result<Awaited, Problem> {
+        Ok(self.offer_except(order, None).await?)
+    }
+
+    /// Does the same, but does not choose the host `avoid`.
+    ///
+    /// # Errors
+    /// [`AskError::Refused`] if no host has changed anything.
+    async fn offer_except(
+        &self,
+        order: Migrate,
+        avoid: Option<HostName>,
+    ) -> Result<Awaited, AskError> {
         let Inner { config, peers, .. } = &*self.0;
+        let refused = AskError::Refused;
         if order.to.as_ref() == Some(&config.host) {
-            return Err(problem(format!("VM '{}' is on host {} already", order.vm, config.host)));
+            let here = format!("VM '{}' is on host {} already", order.vm, config.host);
+            return Err(refused(problem(here)));
         }
-        let mut arrival = client::offer(&Files::new(&config.state, &order.vm)).map_err(problem)?;
+        let files = Files::new(&config.state, &order.vm);
+        let offered = tokio::task::spawn_blocking(move || client::offer(&files)).await;
+        let offered = offered.map_err(problem).and_then(|offered| offered.map_err(problem));
+        let mut arrival = offered.map_err(refused)?;
         arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
         let (migration, cache) = (arrival.migration, arrival.memory.cache);
-        let arrive = Arrive { arrival: serde_json::to_value(arrival).map_err(problem)? };
+        let arrival = serde_json::to_value(arrival).map_err(problem).map_err(refused)?;
+        let arrive = Arrive { arrival };
         let (to, Awaits { address }) = match order.to {
             Some(to) => {
                 let awaits = peers.ask(&to, path::ARRIVE, &arrive).await?;
                 (to, awaits)
             }
-            None => self.0.place(&order.vm, cache, &arrive).await?,
+            None => self.0.place(&order.vm, cache, &arrive, avoid).await?,
         };
         Ok(Awaited { to, migration, address, identity: config.tls.clone() })
     }
@@ -97,32 +141,40 @@ fn by_room(offers: Vec<Offer>, cache: Bytes) -> Vec<Offer> {
 }
 
 impl Inner {
-    /// Finds a host for a VM. Only a host that surely does not wait for the VM is left for the
-    /// next one.
+    /// Finds a host for a VM, other than `avoid`. Only a host that surely does not wait for the VM
+    /// is left for the next one.
     async fn place(
         &self,
         vm: &RegionName,
         cache: Bytes,
         arrive: &Arrive,
-    ) -> Result<(HostName, Awaits), Problem> {
-        let mut reasons = Vec::new();
-        for Offer { host, .. } in by_room(self.peers.rooms(cache).await, cache) {
-            match self.peers.ask(&host, path::ARRIVE, arrive).await {
-                Ok(awaits) => return Ok((host, awaits)),
-                Err(AskError::Refused(refusal)) => {
-                    reasons.push(format!("{host}: {}", refusal.error))
+        avoid: Option<HostName>,
+    ) -> Result<(HostName, Awaits), AskError> {
+        let (mut reasons, mut asked) = (Vec::new(), BTreeSet::from_iter(avoid));
+        loop {
+            let fitting = by_room(self.peers.rooms(cache, &asked).await, cache);
+            if fitting.is_empty() {
+                break;
+            }
+            for Offer { host, .. } in fitting {
+                match self.peers.ask(&host, path::ARRIVE, arrive).await {
+                    Ok(awaits) => return Ok((host, awaits)),
+                    Err(AskError::Refused(refusal)) => {
+                        reasons.push(format!("{host}: {}", refusal.error));
+                    }
+                    Err(lost) => return Err(lost),
                 }
-                Err(AskError::Lost(lost)) => return Err(lost),
+                asked.insert(host);
             }
         }
         let why = match reasons.is_empty() {
             true => format!("none can spare {cache} for its cache"),
             false => reasons.join("; "),
         };
-        Err(Problem {
+        Err(AskError::Refused(Problem {
             error: format!("no host takes VM '{vm}': {why}"),
             help: Some("name a host with --to, or a smaller cache with --cache".to_owned()),
-        })
+        }))
     }
 
     fn receive(&self, from: HostName, mut arrival: Arrival) -> Result<Awaits, Problem> {
@@ -143,6 +195,7 @@ impl Inner {
             identity: tls.clone(),
             prepared: false,
             left_at_source: None,
+            cpu: arrival.cpu.clone(),
         };
         let address = client::receive(&self.exe, state, &arrival, incoming).map_err(problem)?;
         tracing::info!(vm = %arrival.vm.name, %address, "waiting for the VM to arrive");

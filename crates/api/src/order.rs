@@ -63,12 +63,13 @@ pub struct Returned {
     pub volumes: Vec<VolumeId>,
 }
 
-/// Take all leases back and lend nothing meanwhile, or lend again. Borrowers move their pages to
-/// other lenders, or to a local file, while I/O continues.
+/// Drain this host, or end that. While it drains, it takes its leases back, lends nothing, moves
+/// its VMs to other hosts and takes none. Borrowers move their pages to other lenders, or to a local
+/// file, while I/O continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
-    /// Whether to drain; else this host lends again.
+    /// Whether to drain; else this host lends and takes VMs again.
     pub on: bool,
 }
 
@@ -88,10 +89,48 @@ pub struct Departed {
 /// The progress of a drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Draining {
-    /// Whether this host lends nothing, because of an order or of its configuration.
+    /// Whether an operator drains this host.
     pub on: bool,
     /// The leases that are still lent.
     pub left: Vec<Left>,
+    /// The VMs that are still here.
+    #[serde(default)]
+    pub vms: Vec<VmLeft>,
+    /// The number of volumes that this host borrows: a drain does not return them.
+    #[serde(default)]
+    pub borrows: usize,
+}
+
+/// A VM of a host that drains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmLeft {
+    /// The VM.
+    #[schema(value_type = schema::Name)]
+    pub vm: RegionName,
+    /// Whether it moves, waits for its turn, or stays.
+    pub state: VmLeftState,
+    /// The reason why it waits or stays, or the phase of its move.
+    pub why: String,
+    /// The destination of its move, once it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Name>)]
+    pub to: Option<HostName>,
+    /// The bytes that its move has sent to the destination and to lenders.
+    #[serde(default)]
+    #[schema(value_type = schema::Size)]
+    pub sent: Bytes,
+}
+
+/// The state of a VM of a host that drains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VmLeftState {
+    /// It moves.
+    Moves,
+    /// It waits for its turn, or for another attempt.
+    Waits,
+    /// It cannot move, or no host takes it. The host tries again if that can help.
+    Stays,
 }
 
 /// A lease that is still lent.

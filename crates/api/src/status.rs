@@ -37,6 +37,9 @@ pub struct Status {
     /// The account of all memory by class.
     #[serde(default)]
     pub ledger: Ledger,
+    /// What is left to drain, while an operator drains the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining: Option<LeftToDrain>,
     /// The leases that the host has granted.
     pub lent: Vec<Lent>,
     /// The volumes that the host has borrowed.
@@ -52,6 +55,15 @@ pub struct Status {
     pub role_changes: Vec<RoleChange>,
     /// Seconds between two readings.
     pub period_s: f64,
+}
+
+/// What is left on a host that drains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeftToDrain {
+    /// The number of VMs that are still here.
+    pub vms: usize,
+    /// The number of leases that are still lent.
+    pub leases: usize,
 }
 
 /// One reading of memory, in the paper's terms (its Table 1), all in bytes.

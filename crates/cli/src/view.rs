@@ -1,6 +1,8 @@
 //! An agent's status as text.
 
-use aquifer_api::status::{Decision, Event, Held, Ledger, Lent, Peer, Standing, Status, Volume};
+use aquifer_api::status::{
+    Decision, Event, Held, Ledger, LeftToDrain, Lent, Peer, Standing, Status, Volume,
+};
 use aquifer_page::Bytes;
 
 use crate::table::table;
@@ -33,6 +35,7 @@ pub fn status(status: &Status) -> String {
 fn head(status: &Status) -> String {
     let memory = &status.memory;
     let pressure = if memory.pressure { ", tasks wait for memory" } else { "" };
+    let draining = status.draining.map(draining);
     let lines = [
         format!(
             "{} is {} (agent {}, process {})",
@@ -49,7 +52,21 @@ fn head(status: &Status) -> String {
             memory.spare
         ),
     ];
-    lines.join("\n")
+    lines.into_iter().chain(draining).collect::<Vec<_>>().join("\n")
+}
+
+/// Describes how far the drain of the host is.
+fn draining(left: LeftToDrain) -> String {
+    let counted = |count: usize, what: &str| match count {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
+    };
+    match left {
+        LeftToDrain { vms: 0, leases: 0 } => "drained: no VM and no lease left".to_owned(),
+        LeftToDrain { vms, leases } => {
+            format!("draining: {}, {} left", counted(vms, "VM"), counted(leases, "lease"))
+        }
+    }
 }
 
 /// Returns the destination of the swapped pages, as words.
@@ -201,6 +218,7 @@ mod tests {
                     "cache_floor": 1 << 28, "group_surplus": 0, "lent": 0, "free": 0,
                     "overcommitted": 1 << 27
                 },
+                "draining": { "vms": 2, "leases": 1 },
                 "lent": [],
                 "borrowed": [{
                     "volume": "0".repeat(32), "pid": 8, "device": "/dev/loop3",
@@ -224,6 +242,7 @@ mod tests {
         );
         for part in [
             "a is borrower",
+            "draining: 2 VMs, 1 lease left",
             "tasks wait",
             "CACHE FLOOR",
             "OVERCOMMITTED",

@@ -81,6 +81,9 @@
 //! | let a volume leave | `fit`: `fits_without` | `orders::a_volume_` |
 //! | lend beside promises to VMs | `lender`: `spare`, `limiting` | `ledger::a_host_does_not_` |
 //! | drain, and say what stays | `drain`: `drain`, `left` | `drain::a_drain_` |
+//! | move VMs away in a drain | `moves`: `next_to_vacate` | `moves::a_drain_` |
+//! | move a VM from lasting overload | `moves`: `relief` | `moves::a_vm_leaves_` |
+//! | back off after a failed move | `moves`: `failed` | `moves::a_failed_move_` |
 //! | let the host leave the cluster | `leave`: `leave` | `leave::a_host_` |
 
 pub mod balance;

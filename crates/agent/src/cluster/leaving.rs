@@ -12,6 +12,7 @@ use super::gossip::Gossip;
 use super::{ClusterDir, ClusterError};
 use crate::driver::{Command, Handle};
 use crate::peers::Peers;
+use crate::vms::Vms;
 
 /// This host's way out of its cluster.
 #[derive(Clone, Debug)]
@@ -20,6 +21,7 @@ pub(crate) struct Leaving {
     gossip: Option<Gossip>,
     agent: Handle,
     dir: ClusterDir,
+    vms: Vms,
     left: Arc<Notify>,
 }
 
@@ -29,12 +31,13 @@ impl Leaving {
         peers: Peers,
         gossip: Option<Gossip>,
         agent: Handle,
+        vms: Vms,
     ) -> Self {
-        Self { peers, gossip, agent, dir, left: Arc::default() }
+        Self { peers, gossip, agent, dir, vms, left: Arc::default() }
     }
 
-    /// Leaves, if no page of this host is elsewhere and no page of others is here. Tells the
-    /// signers and all other hosts that this one leaves for good. The agent then ends.
+    /// Leaves, if no page of this host or of its VMs is elsewhere, and none of others is here.
+    /// Tells the signers and all other hosts that this one leaves for good. The agent then ends.
     pub(crate) async fn leave(&self, _: Leave) -> Result<Departed, Problem> {
         let Some(gossip) = &self.gossip else {
             return Err(Problem {
@@ -48,6 +51,7 @@ impl Leaving {
         };
         let others = self.peers.status();
         self.check_signer(gossip, &others)?;
+        self.check_vms().await?;
         self.agent.ask(|reply| Command::Leave { reply }).await??;
         let (mut told, mut untold) = (false, None);
         for signer in others.into_iter().filter(|peer| peer.admits) {
@@ -62,6 +66,24 @@ impl Leaving {
         let none = || "no host that admits others is up".to_owned();
         let name_taken = (!told && !gossip.admits()).then(|| untold.unwrap_or_else(none));
         Ok(Departed { name_taken })
+    }
+
+    /// Refuses to leave while VMs have memory in the pool: this host's certificate reaches it.
+    async fn check_vms(&self) -> Result<(), Problem> {
+        let vms = self.vms.clone();
+        let pooled = tokio::task::spawn_blocking(move || vms.pooled()).await;
+        let pooled = pooled.map_err(|error| Problem { error: error.to_string(), help: None })??;
+        if pooled.is_empty() {
+            return Ok(());
+        }
+        let names = pooled.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        Err(Problem {
+            error: format!("this host has VMs with memory in the pool: {names}"),
+            help: Some(
+                "move them away with 'aquifer host drain', or stop each with 'aquifer vm stop NAME'"
+                    .to_owned(),
+            ),
+        })
     }
 
     /// Refuses to leave with the authority while hosts are in the cluster.

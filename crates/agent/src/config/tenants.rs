@@ -1,9 +1,10 @@
 //! Settings for what runs here for tenants: VMs and groups.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use aquifer_control::balance;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 /// Settings for VMs: taking them from other hosts, and balancing their memory.
 #[derive(Clone, Debug, Deserialize)]
@@ -16,6 +17,9 @@ pub struct VmsConfig {
     pub qemu: PathBuf,
     /// Whether the agent moves memory between this host's VMs to those that need it.
     pub balance: bool,
+    /// How long this host is overloaded until a VM moves to another one; `None` for never.
+    #[serde(deserialize_with = "move_after")]
+    pub move_after: Option<Duration>,
     /// Settings of that balancer.
     pub balancer: balance::Config,
 }
@@ -26,9 +30,23 @@ impl Default for VmsConfig {
             accept: false,
             qemu: "qemu-system-x86_64".into(),
             balance: false,
+            move_after: Some(Duration::from_secs(300)),
             balancer: balance::Config::default(),
         }
     }
+}
+
+/// Reads a time, or the word `never`.
+fn move_after<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text == "never" {
+        return Ok(None);
+    }
+    humantime::parse_duration(&text).map(Some).map_err(|error| {
+        serde::de::Error::custom(format!(
+            "'{text}' is not a time ({error}); write for example \"5m\", or \"never\""
+        ))
+    })
 }
 
 /// Settings for the groups of this host.

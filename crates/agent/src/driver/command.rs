@@ -52,12 +52,14 @@ pub enum Command {
         /// Receives the offer, or a refusal if the host is no peer.
         reply: oneshot::Sender<Result<Offer, Problem>>,
     },
-    /// The operator's order to recall all lent memory, or the question how far a drain is.
+    /// An order to drain this host, or the question how far a drain is.
     Drain {
         /// The order; `None` for the question alone.
         order: Option<Drain>,
-        /// Receives the progress.
-        reply: oneshot::Sender<Draining>,
+        /// Whether the VMs are part of it. The next agent then goes on with the drain.
+        vms: bool,
+        /// Receives the progress. It is an error only if the VMs are part and cannot be listed.
+        reply: oneshot::Sender<Result<Draining, Problem>>,
     },
     /// The question how a peer reaches a lease over NVMe.
     Access {

@@ -4,12 +4,14 @@
 //! swapoff, a move) runs beside it and returns as an input.
 //!
 //! - `command`: requests to the agent. `reply`: the channels for their answers.
+//! - `moving`: drains, and moves of VMs.
 //! - `readings`: what the driver reads for the node in each period.
 //! - `perform`: the execution of the node's outputs.
 //! - `journal`: the latest decisions. `report`: the answers to `status` and `drain`.
 
 mod command;
 mod journal;
+mod moving;
 mod perform;
 mod readings;
 mod reply;
@@ -37,6 +39,7 @@ use crate::monitor::gate::SwapGate;
 use crate::monitor::pressure::Pressure;
 use crate::own::OwnReader;
 use crate::peers::Peers;
+use crate::vms::Vms;
 use reply::{Replies, Reply};
 
 /// The components that the driver works with.
@@ -64,6 +67,8 @@ pub struct Parts {
     pub journal: Journal,
     /// The memory that this host promises to its own VMs, regions and groups.
     pub(crate) own: OwnReader,
+    /// The VMs that move.
+    pub vms: Vms,
 }
 
 /// The task that owns the node.
@@ -98,6 +103,7 @@ impl Driver {
     /// Runs until the other end closes `commands`.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         self.set_gate();
+        self.resume_drain();
         let mut period = tokio::time::interval(self.parts.config.memory.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -155,12 +161,11 @@ impl Driver {
                 let memory = (self.node.controller().spare(), self.node.room());
                 let _ = reply.send(self.parts.peers.offer(&from, memory));
             }
-            Command::Drain { order, reply } => {
+            Command::Drain { order, vms, reply } => {
                 if let Some(order) = order {
-                    let stored = self.parts.lender.stored();
-                    self.input(Input::Drain { on: order.on, stored });
+                    self.drain(order.on, vms);
                 }
-                let _ = reply.send(self.draining());
+                self.draining(vms, reply);
             }
             Command::Access { from, lease, reply } => {
                 let _ = reply.send(self.parts.lender.access(lease, &from));
@@ -185,7 +190,7 @@ impl Driver {
 
 /// Creates this host's node from the leases and volumes of the previous agent.
 fn node(parts: &Parts) -> Node {
-    let Config { host, memory, lend, borrow, .. } = &parts.config;
+    let Config { host, memory, lend, borrow, vms, .. } = &parts.config;
     let config = control::Config {
         upper: memory.upper,
         lower: memory.lower,
@@ -204,8 +209,12 @@ fn node(parts: &Parts) -> Node {
     // A controller's ids start at a random number; a random lease id provides one.
     let seed = LeaseId::random().0;
     let controller = Controller::restore(host.clone(), config, seed, Duration::ZERO, found);
-    let settings =
-        Settings { period: memory.period, source: parts.source.name(), peers: parts.peers.known() };
+    let settings = Settings {
+        period: memory.period,
+        source: parts.source.name(),
+        peers: parts.peers.known(),
+        move_after: vms.move_after,
+    };
     Node::new(controller, settings)
 }
 

@@ -17,6 +17,9 @@ impl Driver {
             Output::AskOffers => self.ask_offers(),
             Output::Renew { only } => self.renew(only.as_ref()),
             Output::LookAtVolumes => self.look_at_volumes(),
+            Output::LookAtVms => self.look_at_vms(),
+            Output::MoveVm { vm, avoid } => self.move_vm(vm, avoid),
+            Output::CancelMove => self.parts.vms.cancel_move(),
             Output::SetSwapGate => self.set_gate(),
             Output::Answer(ticket, answer) => self.answer(ticket, answer),
             Output::Decision { role, what, about } => {
@@ -80,7 +83,7 @@ impl Driver {
         self.later(move || Input::Done { work, event: run() });
     }
 
-    fn later(&self, run: impl FnOnce() -> Input + Send + 'static) {
+    pub(super) fn later(&self, run: impl FnOnce() -> Input + Send + 'static) {
         let ends = self.ends.clone();
         // The send fails only while the agent ends.
         tokio::task::spawn_blocking(move || _ = ends.send(run()));

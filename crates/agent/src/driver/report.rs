@@ -1,7 +1,8 @@
 //! The driver's answers to `status` and `drain`.
 
+use aquifer_api::Problem;
 use aquifer_api::order::{Draining, Left};
-use aquifer_api::status::{HostMemory, LeaseHealth, Ledger, Lent, Peer, Status};
+use aquifer_api::status::{HostMemory, LeaseHealth, Ledger, LeftToDrain, Lent, Peer, Status};
 use aquifer_control as control;
 use tokio::sync::oneshot;
 
@@ -36,6 +37,7 @@ impl Driver {
                 pressure: memory.pressure,
             },
             ledger: ledger(self.node.ledger()),
+            draining: None,
             lent: self.lent(),
             borrowed: Vec::new(),
             peers: self.peers(),
@@ -45,7 +47,11 @@ impl Driver {
             period_s: config.memory.period.as_secs_f64(),
         };
         let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
+        let vms = self.node.vacates().then(|| self.parts.vms.clone());
         tokio::task::spawn_blocking(move || {
+            let leases = status.lent.len();
+            status.draining =
+                vms.and_then(|vms| vms.count()).map(|vms| LeftToDrain { vms, leases });
             status.borrowed = borrower.status();
             let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
             for held in held.filter(|held| lost.contains(&held.lease)) {
@@ -56,8 +62,9 @@ impl Driver {
         });
     }
 
-    /// Answers with the progress of a drain.
-    pub(super) fn draining(&self) -> Draining {
+    /// Answers with the progress of a drain. A blocking thread reads the VMs' records, if they are
+    /// part of it.
+    pub(super) fn draining(&self, vms: bool, reply: oneshot::Sender<Result<Draining, Problem>>) {
         let stored = self.parts.lender.stored_by_lease();
         let left = self.node.left(&stored, &contacts(self.peers())).into_iter().map(|left| Left {
             lease: left.lease,
@@ -66,7 +73,13 @@ impl Driver {
             why: left.why,
             io_timeout_ms: left.io_timeout_ms,
         });
-        Draining { on: self.node.is_draining(), left: left.collect() }
+        let (on, left) = (self.node.vacates(), left.collect());
+        let borrows = self.node.controller().volumes().len();
+        let (vms, states) = (vms.then(|| self.parts.vms.clone()), self.node.move_states());
+        tokio::task::spawn_blocking(move || {
+            let vms = vms.map_or(Ok(Vec::new()), |vms| vms.left(&states));
+            reply.send(vms.map(|vms| Draining { on, left, vms, borrows }))
+        });
     }
 
     /// Returns the latest results of calls to peers, and to former peers that still share leases.

@@ -57,7 +57,7 @@ pub(super) async fn give_back(
     Ok(Json(handle.ask(|reply| Command::Return { order, reply }).await??))
 }
 
-/// Recalls all leases and lends nothing meanwhile, or lends again. The answer comes at once.
+/// Drains this host of leases and VMs, or ends that. The answer comes at once.
 #[utoipa::path(post, path = "/v1/drain", tag = "orders", request_body = Drain,
     responses((status = 200, description = "The progress.", body = Draining), Refusals))]
 pub(super) async fn drain(
@@ -65,7 +65,7 @@ pub(super) async fn drain(
     _: FromLocal,
     Body(order): Body<Drain>,
 ) -> Result<Json<Draining>, Failure> {
-    Ok(Json(handle.ask(|reply| Command::Drain { order: Some(order), reply }).await?))
+    Ok(Json(handle.ask(|reply| Command::Drain { order: Some(order), vms: true, reply }).await??))
 }
 
 /// Returns the progress of a drain.
@@ -75,7 +75,7 @@ pub(super) async fn draining(
     State(handle): State<Handle>,
     _: FromLocal,
 ) -> Result<Json<Draining>, Failure> {
-    Ok(Json(handle.ask(|reply| Command::Drain { order: None, reply }).await?))
+    Ok(Json(handle.ask(|reply| Command::Drain { order: None, vms: true, reply }).await??))
 }
 
 /// Makes a peer wait for a VM of this host. The VM's supervisors on both hosts do the rest.

@@ -3,6 +3,7 @@
 mod borrow;
 mod drain;
 mod return_;
+mod undrain;
 
 use std::process::ExitCode;
 
@@ -12,10 +13,10 @@ use super::Common;
 use crate::failure::Result;
 use crate::manual::Manual;
 
-/// Borrow, return or take back memory through the agent
+/// Borrow and return memory, and drain this host, through the agent
 ///
 /// The agent borrows, returns and recalls automatically as memory use changes. These commands do it
-/// now. Only 'drain' stops lending.
+/// now. Only 'drain' stops lending, and moves VMs away; 'undrain' ends that.
 #[derive(Debug, Args)]
 pub struct Host {
     #[command(subcommand)]
@@ -27,21 +28,26 @@ enum What {
     Borrow(borrow::Borrow),
     Return(return_::Return),
     Drain(drain::Drain),
+    Undrain(undrain::Undrain),
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer host borrow --size 2G", "Borrow 2 GiB before a large job"),
         ("aquifer host return", "Give back all that this host borrowed"),
-        ("aquifer host drain", "Take back all that this host lends, before a shutdown"),
+        ("aquifer host drain", "Take back all memory and move all VMs away, before a shutdown"),
     ],
     see_also: &["aquifer-serve-agent(1)", "aquifer-status(1)"],
     ..Manual::NONE
 };
 
 /// One manual for each subcommand, by its name.
-pub(super) const MANUALS: &[(&str, &Manual)] =
-    &[("borrow", &borrow::MANUAL), ("return", &return_::MANUAL), ("drain", &drain::MANUAL)];
+pub(super) const MANUALS: &[(&str, &Manual)] = &[
+    ("borrow", &borrow::MANUAL),
+    ("return", &return_::MANUAL),
+    ("drain", &drain::MANUAL),
+    ("undrain", &undrain::MANUAL),
+];
 
 impl Host {
     /// Runs the subcommand.
@@ -53,6 +59,7 @@ impl Host {
             What::Borrow(borrow) => borrow.run(common),
             What::Return(order) => order.run(common),
             What::Drain(drain) => drain.run(common),
+            What::Undrain(undrain) => undrain.run(common),
         }
     }
 }

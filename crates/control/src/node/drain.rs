@@ -1,4 +1,4 @@
-//! The order to recall all lent memory, and its progress.
+//! The order to drain this host: the recall of all lent memory, and its progress.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,15 @@ pub struct Left {
 }
 
 impl Node {
-    pub(super) fn drain(&mut self, on: bool, stored: Bytes) {
-        if self.lending.draining == on || self.has_left {
+    pub(super) fn drain(&mut self, on: bool, stored: Bytes, vms: bool) {
+        if self.has_left {
+            return;
+        }
+        if vms {
+            self.vacate(on);
+        }
+        // A host whose configuration lends nothing is always draining.
+        if self.lending.draining == on || !self.controller.facts().config.lends {
             return;
         }
         self.lending.draining = on;
@@ -50,10 +57,10 @@ impl Node {
         self.lending.draining
     }
 
-    /// Returns the bytes of which a VM that comes here can make use: none while the operator drains
-    /// this host.
+    /// Returns the bytes of which a VM that comes here can make use: none while this host drains.
     pub fn room(&self) -> Bytes {
-        match self.is_draining() && self.controller.facts().config.lends {
+        let recalls = self.is_draining() && self.controller.facts().config.lends;
+        match self.vacates() || recalls {
             true => Bytes::ZERO,
             false => self.controller.room(),
         }

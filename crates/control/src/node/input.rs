@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 
-use super::Work;
+use super::{MoveEnd, VmReading, Work};
 use crate::ledger::OwnMemory;
 use crate::{Event, Memory, Message, Offer};
 
@@ -102,6 +102,17 @@ pub enum Input {
         on: bool,
         /// The bytes stored in all leases.
         stored: Bytes,
+        /// Whether the VMs of this host move away, too. They stay when the agent only stops.
+        vms: bool,
+    },
+    /// The answer to [`Output::LookAtVms`](super::Output::LookAtVms): the VMs of this host.
+    Vms(Vec<VmReading>),
+    /// The end of [`Output::MoveVm`](super::Output::MoveVm).
+    MoveEnded {
+        /// The VM.
+        vm: RegionName,
+        /// What became of it.
+        end: MoveEnd,
     },
     /// The operator makes this host leave its cluster for good.
     Leave {

@@ -10,6 +10,7 @@
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
+//! - `moves`: VMs that move to other hosts.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod drain;
@@ -17,6 +18,7 @@ mod fit;
 mod hear;
 mod input;
 mod leave;
+mod moves;
 mod notice;
 mod offers;
 mod orders;
@@ -35,12 +37,14 @@ pub use drain::Left;
 pub use input::{
     Contact, Found, Health, Input, LeaseReading, Readings, Said, Ticket, VolumeReading, Wanted,
 };
+pub use moves::{MoveEnd, MoveState, Obstacle, VmReading};
 pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
 
 use crate::ledger::Ledger;
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
+use moves::Moves;
 use offers::Offers;
 use orders::Orders;
 use watch::Watch;
@@ -54,6 +58,8 @@ pub struct Settings {
     pub source: String,
     /// The hosts that the configuration or the cluster names.
     pub peers: BTreeSet<HostName>,
+    /// How long overload lasts before a VM moves to another host; `None` for never.
+    pub move_after: Option<Duration>,
 }
 
 /// All decisions of one host about lent and borrowed memory.
@@ -70,6 +76,7 @@ pub struct Node {
     orders: Orders,
     lending: Lending,
     borrowing: Borrowing,
+    moves: Moves,
     /// Time of the last attempt to settle leases with former peers.
     parted: Option<Duration>,
     /// Whether this host has left the cluster: it neither lends nor borrows any more.
@@ -121,6 +128,7 @@ impl Node {
     /// Returns a node around a controller at the start of the clock.
     pub fn new(controller: Controller, settings: Settings) -> Self {
         let draining = !controller.facts().config.lends;
+        let moves = Moves::new(settings.move_after);
         Self {
             settings,
             controller,
@@ -131,6 +139,7 @@ impl Node {
             orders: Orders::default(),
             lending: Lending { draining, drained: draining, ..Lending::default() },
             borrowing: Borrowing::default(),
+            moves,
             parted: None,
             has_left: false,
             oom_kills: None,
@@ -158,7 +167,9 @@ impl Node {
             Input::Done { work, event } => self.done(&work, event),
             Input::Borrow { bytes, priority, ticket } => self.borrow(bytes, priority, ticket),
             Input::Return { volume, ticket } => self.give_back(volume, ticket),
-            Input::Drain { on, stored } => self.drain(on, stored),
+            Input::Drain { on, stored, vms } => self.drain(on, stored, vms),
+            Input::Vms(vms) => self.seen_vms(&vms),
+            Input::MoveEnded { vm, end } => self.moved(&vm, end),
             Input::Leave { ticket } => self.leave(ticket),
         }
         std::mem::take(&mut self.outputs)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -25,6 +25,18 @@ pub enum Output {
     },
     /// Look at all volumes. The agent answers with [`Input::Volumes`](super::Input::Volumes).
     LookAtVolumes,
+    /// Look at all VMs. The agent answers with [`Input::Vms`](super::Input::Vms).
+    LookAtVms,
+    /// Move a VM to the host that has most room and takes it. The agent reports the end as
+    /// [`Input::MoveEnded`](super::Input::MoveEnded).
+    MoveVm {
+        /// The VM.
+        vm: RegionName,
+        /// A host that must not be the destination: the last move failed there.
+        avoid: Option<HostName>,
+    },
+    /// Cancel the move in progress, unless the VM is handed over already.
+    CancelMove,
     /// Let a managed cgroup swap if, and only if, this host has a volume to swap to.
     SetSwapGate,
     /// Answer a request.

@@ -45,6 +45,7 @@ impl Node {
             self.note(EventKind::VmEnded, vm, cause);
         }
         self.look_at_volumes();
+        self.watch_vms();
         self.part_with_former_peers();
         self.note_drained();
         if let Some(found) = found {

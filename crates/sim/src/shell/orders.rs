@@ -24,7 +24,7 @@ impl Simulation {
         let input = match command {
             Command::Borrow(bytes) => Input::Borrow { bytes, priority: None, ticket },
             Command::Return => Input::Return { volume: None, ticket },
-            Command::Drain(on) => Input::Drain { on, stored },
+            Command::Drain(on) => Input::Drain { on, stored, vms: false },
             Command::Part(_) | Command::Join => Input::Peers(peers),
         };
         self.hosts[host].note(self.now, format!("gets the order {command:?}"));

@@ -30,7 +30,9 @@ impl Simulation {
         let (name, config) = (at.name.clone(), self.scenario.config.clone());
         let controller = Controller::restore(name, config, seed, Duration::ZERO, found);
         let (before, role) = (at.role, controller.role());
-        let settings = Settings { period: self.scenario.period, source: "host".to_owned(), peers };
+        let (period, source) = (self.scenario.period, "host".to_owned());
+        // Simulated hosts have no VMs.
+        let settings = Settings { period, source, peers, move_after: None };
         let records = machine.volumes.keys().copied().collect();
         at.agent = Some(Agent::new(Node::new(controller, settings), self.now, records));
         at.starts += 1;

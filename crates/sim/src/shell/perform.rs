@@ -55,7 +55,10 @@ impl Simulation {
                 self.hosts[host].note(self.now, what);
             }
             Output::Warning(what) => self.hosts[host].note(self.now, what),
-            Output::SetSwapGate => {}
+            Output::SetSwapGate
+            | Output::LookAtVms
+            | Output::MoveVm { .. }
+            | Output::CancelMove => {}
         }
     }
 

@@ -11,7 +11,7 @@ use crate::qmp::Qmp;
 
 /// A processor model of QEMU that stands for all features of the host and its accelerator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Cpu {
+pub struct Cpu {
     /// QEMU's name of the model: `host` or `max`.
     model: String,
     vendor: String,
@@ -26,7 +26,7 @@ impl Cpu {
     ///
     /// # Errors
     /// Those of [`Qmp::execute`].
-    pub(super) fn of(qmp: &mut Qmp, model: &str) -> Result<Self, VmError> {
+    pub(crate) fn of(qmp: &mut Qmp, model: &str) -> Result<Self, VmError> {
         let expand = json!({ "type": "full", "model": { "name": model } });
         let answer = qmp.execute("query-cpu-model-expansion", expand)?;
         Ok(Self::from_properties(model, &answer["model"]["props"]))

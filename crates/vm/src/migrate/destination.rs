@@ -42,6 +42,27 @@ pub(crate) enum Outcome {
     Stays(String),
 }
 
+fn unclear(why: impl std::fmt::Display) -> VmError {
+    VmError::Reported(format!("cannot compare processors: {why}"))
+}
+
+/// Checks that this host's processor offers the features of the one that an arriving VM runs on.
+///
+/// # Errors
+/// [`VmError::UnlikeCpu`] names the missing features.
+pub(crate) fn check_cpu(files: &Files, incoming: &Incoming) -> Result<(), VmError> {
+    match &incoming.cpu {
+        Some(there) => compare(files, &mut Qmp::connect(&files.mover(), TIMEOUT)?, there),
+        None => Ok(()),
+    }
+}
+
+fn compare(files: &Files, qmp: &mut Qmp, there: &Cpu) -> Result<(), VmError> {
+    let model = files.whole_cpu()?;
+    let model = model.ok_or_else(|| unclear("the VM has another processor model here"))?;
+    Cpu::of(qmp, model)?.check_takes(there)
+}
+
 /// The end of one connection's messages.
 enum End {
     Here(Box<Wire>),
@@ -248,13 +269,9 @@ impl Taking<'_> {
         if self.incoming.prepared || said.is_empty() {
             return Ok(());
         }
-        let unclear = |why: String| VmError::Reported(format!("cannot compare processors: {why}"));
-        let there: Cpu =
-            serde_json::from_slice(said).map_err(|error| unclear(error.to_string()))?;
-        let model = self.files.whole_cpu()?;
-        let model =
-            model.ok_or_else(|| unclear("the VM has another processor model here".to_owned()))?;
-        Cpu::of(self.qmp()?, model)?.check_takes(&there)
+        let there: Cpu = serde_json::from_slice(said).map_err(unclear)?;
+        let files = self.files;
+        compare(files, self.qmp()?, &there)
     }
 
     /// Makes QEMU load the device state that is sent to the returned channel.
@@ -289,7 +306,9 @@ impl Taking<'_> {
         });
         postcopy::fetch_while(left_at_source, || self.wait_until_loaded())?;
         let _ = std::fs::remove_file(self.files.devices());
-        let prepared = Incoming { prepared: true, left_at_source: link, ..self.incoming.clone() };
+        let cpu = None;
+        let prepared =
+            Incoming { prepared: true, left_at_source: link, cpu, ..self.incoming.clone() };
         note(&prepared)?;
         self.incoming = prepared;
         Ok(())

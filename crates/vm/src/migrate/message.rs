@@ -9,6 +9,7 @@ use aquifer_region::handover::Frame;
 use aquifer_region::process::RegionSpec;
 use serde::{Deserialize, Serialize};
 
+use super::cpu::Cpu;
 use crate::memory::Limits;
 use crate::spec::VmSpec;
 
@@ -39,6 +40,10 @@ pub struct Arrival {
     pub memory: RegionSpec,
     /// The limits of the VM's memory.
     pub limits: Limits,
+    /// The processor whose features the guest uses, if it uses all of its host's. An older release
+    /// sends none.
+    #[serde(default)]
+    pub cpu: Option<Cpu>,
 }
 
 /// The arrival that a destination waits for.
@@ -58,6 +63,9 @@ pub struct Incoming {
     /// The link to the memory that was left behind, if any was.
     #[serde(default)]
     pub left_at_source: Option<Link>,
+    /// The processor that the destination must match, until it does.
+    #[serde(default)]
+    pub cpu: Option<Cpu>,
 }
 
 /// An order to migrate a VM.

@@ -3,8 +3,8 @@
 //! The supervisors at source and destination exchange messages (`message.rs`). Each also speaks to
 //! its QEMU and to the engine of the VM's region.
 //!
-//! 0. The destination refuses a VM that it cannot run: QEMU of another release, or a processor with
-//!    fewer features (`cpu.rs`).
+//! 0. The destination refuses a VM that it cannot run: a processor with fewer features (`cpu.rs`),
+//!    before it waits for the source, or QEMU of another release.
 //! 1. Rounds run while the VM runs, until little is left to do.
 //! 2. QEMU stops the VM. The remaining dirty pages, the region's tables and the device state are
 //!    sent. Both hosts now have everything.
@@ -31,7 +31,8 @@ mod source;
 mod tests;
 mod wire;
 
-pub(crate) use destination::{Outcome, take_in};
+pub use cpu::Cpu;
+pub(crate) use destination::{Outcome, check_cpu, take_in};
 pub use message::{Arrival, HandedOver, Incoming, Link, MigrationReport, Mode, Order, Progress};
 pub(crate) use postcopy::{fetch_all, serve_all};
 pub(crate) use source::{migrate, resume};

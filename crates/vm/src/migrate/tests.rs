@@ -131,6 +131,7 @@ impl Stage {
             identity: dir.path().join("tls-there"),
             prepared: false,
             left_at_source: None,
+            cpu: None,
         };
         let listener = TcpListener::bind((listen, 0)).unwrap();
         let still = VmSpec { extra: vec!["-S".to_owned()], ..spec() };

@@ -19,11 +19,12 @@ use super::files::Files;
 use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
 use super::run::{SUBCOMMAND, remove_region};
 use super::side_by_side;
+use super::standing;
 pub use super::stop::stop;
 use super::supervisor_call::{ANSWERING, SILENCE, answer, answers, unexpected};
 use crate::error::VmError;
 use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
-use crate::migrate::{self, Arrival, HandedOver, Incoming, MigrationReport, Order, Progress};
+use crate::migrate::{self, Arrival, Cpu, HandedOver, Incoming, MigrationReport, Order, Progress};
 use crate::qmp::Qmp;
 use crate::spec::{Backing, VmSpec};
 
@@ -362,22 +363,19 @@ pub fn offer(files: &Files) -> Result<Arrival, VmError> {
     if let Some(handed_over) = record.handed_over {
         return Err(VmError::HandedOver { name: files.name().clone(), to: handed_over.to });
     }
-    let Some(vm) = in_a_region(&record.origin).cloned() else {
-        let why = "cannot migrate the VM: its memory is not in the pool, because it was adopted \
-                   or started without --lender";
-        return Err(VmError::Misuse(why.to_owned()));
+    let vm = standing::movable(&record)
+        .map_err(|obstacle| VmError::Misuse(format!("cannot migrate the VM: {obstacle}")))?
+        .clone();
+    let (memory, limits) = (regions::record(&files.region())?, files.limits()?);
+    let cpu = match vm.whole_cpu() {
+        Some(model) => Some(Cpu::of(&mut Qmp::connect(&files.control(), ANSWERING)?, model)?),
+        None => None,
     };
-    if !vm.cached_disks.is_empty() {
-        let why = "cannot migrate a VM with cached disks: the destination's cache could read a \
-                   disk while this host still writes to it";
-        return Err(VmError::Misuse(why.to_owned()));
-    }
-    let memory = regions::record(&files.region())?;
-    Ok(Arrival { migration: MigrationId::random(), vm, memory, limits: files.limits()? })
+    Ok(Arrival { migration: MigrationId::random(), vm, memory, limits, cpu })
 }
 
 /// Returns the specification of a VM whose memory is in the pool.
-fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
+pub(super) fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
     match origin {
         Origin::Started(vm) if vm.backing == Backing::Region => Some(vm),
         _ => None,
@@ -524,7 +522,7 @@ pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, VmError> {
 /// # Errors
 /// [`VmError`] if its files cannot be read.
 pub fn status(files: &Files) -> Result<VmStatus, VmError> {
-    let Record { origin, pid, ended, incoming, handed_over, awaiting_source } = files.read()?;
+    let Record { origin, pid, ended, incoming, handed_over, awaiting_source, .. } = files.read()?;
     let asked = Qmp::connect(&files.control(), ANSWERING)
         .and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use aquifer_control_socket::is_listening;
 use aquifer_page::{Group, RegionName};
@@ -180,7 +181,9 @@ impl Files {
         let record = self.read()?;
         let awaiting_source =
             record.incoming.as_ref().and_then(|incoming| incoming.left_at_source.clone());
-        self.write(&Record { incoming: None, awaiting_source, ..record })
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let arrived_ms = Some(now.as_millis() as u64);
+        self.write(&Record { incoming: None, awaiting_source, arrived_ms, ..record })
     }
 
     /// Notes that an arrived VM does not belong to this host after all.

@@ -44,6 +44,9 @@ pub(super) struct Record {
     /// Set while the VM runs here and part of its memory is still at the source.
     #[serde(default)]
     pub(super) awaiting_source: Option<Link>,
+    /// When the VM came from another host, in milliseconds since the epoch.
+    #[serde(default)]
+    pub(super) arrived_ms: Option<u64>,
 }
 
 impl Record {
@@ -56,6 +59,7 @@ impl Record {
             incoming: None,
             handed_over: None,
             awaiting_source: None,
+            arrived_ms: None,
         }
     }
 

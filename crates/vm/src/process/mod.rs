@@ -9,6 +9,7 @@ mod logs;
 mod message;
 mod run;
 mod side_by_side;
+mod standing;
 mod stop;
 mod supervisor_call;
 
@@ -17,3 +18,4 @@ pub use files::Files;
 pub use message::{Origin, State, VmStatus};
 pub use run::{SUBCOMMAND, run};
 pub use side_by_side::side_by_side;
+pub use standing::{Standing, dirty, standings};

@@ -175,6 +175,7 @@ fn take_in(
     record: &Record,
 ) -> Result<Outcome, VmError> {
     let fail = || VmError::io(format!("cannot listen at {}", incoming.listen));
+    migrate::check_cpu(files, incoming)?;
     let _ = say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
     first_word::is_said().map_err(fail())?;
     let mut note = |incoming: &Incoming| {

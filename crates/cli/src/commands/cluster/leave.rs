@@ -24,7 +24,7 @@ use crate::output;
 ///
 /// The other hosts forget this one, its name is free, and its agent ends. The command removes the
 /// certificate, its key, and all that this host knows of the cluster; the configuration stays.
-/// First give back all memory: 'aquifer host drain' and 'aquifer host return'.
+/// First run 'aquifer host drain', which also moves the VMs away, and 'aquifer host return'.
 #[derive(Debug, Args)]
 pub struct Leave {
     /// Configuration file of this host's agent
@@ -42,7 +42,7 @@ pub struct Leave {
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer host drain", "First take back all memory"),
+        ("aquifer host drain", "First take back all memory and move all VMs away"),
         ("aquifer host return", "Give back all memory"),
         ("aquifer cluster leave", "Leave"),
     ],
@@ -58,8 +58,8 @@ impl Leave {
     /// Leaves the cluster.
     ///
     /// # Errors
-    /// If the agent does not answer, if memory is lent or borrowed, or if this host is the only one
-    /// that can admit others. If a file cannot be removed.
+    /// If the agent does not answer, if memory is lent or borrowed, if a VM has memory in the pool,
+    /// or if this host is the only one that can admit others. If a file cannot be removed.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let what = "leaving the cluster";
         let config = Config::load(&self.config).or_fail(|| what)?;

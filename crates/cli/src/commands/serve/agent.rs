@@ -46,7 +46,7 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     notes: &[(
         "Signals",
-        "INT (^C) drains this host as 'aquifer host drain' does, then returns what it borrowed, \
+        "INT (^C) recalls all leases as 'aquifer host drain' does, then returns what it borrowed, \
          and reports progress. A second INT during the drain ends the agent at once with \
          exit status 1: borrowers lose their pages here, unless another agent starts within their \
          io_timeout. A second INT after the drain leaves what was borrowed to the next agent. TERM \

@@ -76,7 +76,7 @@ fn a_drained_lender_can_go_while_its_borrower_rewrites() {
 
     // `b` lends nothing until it is told to.
     assert_eq!(b.status().memory.spare, Bytes::ZERO);
-    let ended: Draining = drain(b, &["--end"]).json();
+    let ended: Draining = Answer::of(&mut b.aquifer(&["host", "undrain", "--json"])).json();
     assert!(!ended.on);
     wait_until("b lends again", || b.status().memory.spare > Bytes::ZERO);
     give_back(&cluster, load);
@@ -132,7 +132,7 @@ fn a_second_interrupt_ends_at_once_and_names_the_losses() {
     // No pages move while a's agent is away.
     a.kill_agent();
     let answer = drain(b, &["--timeout", "500ms"]);
-    answer.must_fail(1, &["still lent", "a does not answer", "--end"]);
+    answer.must_fail(1, &["still lent", "a does not answer", "host undrain"]);
     b.signal(Signal::INT).unwrap();
     wait_until("b says that it waits for a", || b.log_text().contains("a does not answer"));
     let end = b.signal_agent(Signal::INT);
@@ -186,8 +186,8 @@ fn a_drain_that_is_asked_for_twice_is_one() {
     let events: Vec<_> =
         a.status().events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
     assert!(events.len() <= 2, "{events:?}");
-    let end = Answer::of(&mut a.aquifer(&["host", "drain", "--end"]));
-    assert!(end.code == Some(0) && end.stdout.contains("lends again"), "{end:?}");
+    let end = Answer::of(&mut a.aquifer(&["host", "undrain"]));
+    assert!(end.code == Some(0) && end.stdout.contains("lends and takes VMs again"), "{end:?}");
 }
 
 #[test]

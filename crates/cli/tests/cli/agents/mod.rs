@@ -19,4 +19,5 @@ mod recalls;
 mod restarts;
 mod sharing;
 mod strangers;
+mod vm_moves;
 mod words;

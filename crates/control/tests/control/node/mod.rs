@@ -4,6 +4,7 @@ mod drain;
 mod leave;
 mod ledger;
 mod messages;
+mod moves;
 mod orders;
 mod period;
 mod random;
@@ -39,11 +40,17 @@ impl Shell {
     }
 
     fn with(found: Restored, config: Config) -> Self {
+        Self::that_moves(found, config, Some(Duration::from_secs(300)))
+    }
+
+    /// Makes a node whose VMs move after this much overload.
+    fn that_moves(found: Restored, config: Config, move_after: Option<Duration>) -> Self {
         let config = Config { grace: Duration::from_secs(80), ..config };
         let controller = Controller::restore(name("me"), config, 1000, Duration::ZERO, found);
         let peers = ["b", "c"].map(name).into();
         let period = Duration::from_secs(1);
-        let node = Node::new(controller, Settings { period, source: "host".to_owned(), peers });
+        let settings = Settings { period, source: "host".to_owned(), peers, move_after };
+        let node = Node::new(controller, settings);
         Self { node, now: Duration::from_secs(1), outputs: Vec::new(), tickets: 0 }
     }
 
@@ -94,7 +101,7 @@ impl Shell {
     }
 
     fn drain(&mut self, on: bool) -> &mut Self {
-        self.input(Input::Drain { on, stored: Bytes::mib(64) })
+        self.input(Input::Drain { on, stored: Bytes::mib(64), vms: false })
     }
 
     fn leave(&mut self) -> &mut Self {

@@ -90,6 +90,11 @@ impl Cluster {
         std::fs::remove_dir_all(dir).unwrap();
     }
 
+    /// Returns a host, if the cluster has it.
+    pub fn find(&self, name: &str) -> Option<&Host> {
+        self.hosts.iter().find(|host| host.name() == name)
+    }
+
     /// Returns the token of a cluster that was [`created`](Self::created).
     pub fn token(&self) -> &str {
         self.token.as_deref().unwrap()
@@ -122,7 +127,7 @@ impl Index<&str> for Cluster {
     type Output = Host;
 
     fn index(&self, name: &str) -> &Host {
-        self.hosts.iter().find(|host| host.name() == name).unwrap()
+        self.find(name).unwrap()
     }
 }
 
