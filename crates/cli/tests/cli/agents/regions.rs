@@ -97,6 +97,7 @@ impl Drop for Scene {
         for name in ["items", "more"] {
             self.run(&["region", "rm", name]);
         }
+        self.run(&["vm", "stop", "--force", "web"]);
     }
 }
 
@@ -246,6 +247,32 @@ fn a_region_that_exists_already_takes_no_memory() {
         (lent.region?.as_str() == "more").then_some(())
     });
     scene.remove("more");
+    scene.assert_all_free(&["b"]);
+}
+
+#[test]
+fn a_vm_gets_its_memory_from_the_cluster() {
+    let qemu = std::process::Command::new("qemu-system-x86_64").arg("--version").output();
+    if lacks_rights() || qemu.is_err() {
+        return;
+    }
+    let scene = Scene::set(&["b"]);
+    let b = &scene.0["b"];
+    let start = ["vm", "start", "web", "--memory", "128M", "--cache", "32M", "--accel", "tcg"];
+    let fails = scene.run(&[&start[..], &["--qemu", "/bin/false"]].concat());
+    fails.must_fail(1, &["starting VM 'web'"]);
+    scene.assert_all_free(&["b"]);
+    assert_eq!(scene.done(&["vm", "list"]), Value::Array(Vec::new()));
+
+    scene.done(&start);
+    let lent = b.lent();
+    assert_eq!(lent.region.map(|region| region.to_string()).as_deref(), Some("web"));
+    let shown = scene.run(&["vm", "show", "web"]).stdout;
+    assert!(shown.contains("lender") && shown.contains("b at "), "{shown}");
+    // Lenders serve these leases to no other host.
+    let moved = scene.run(&["vm", "migrate", "web", "--to", "b"]);
+    moved.must_fail(1, &["has memory at b that only this host may use"]);
+    scene.done(&["vm", "stop", "--force", "web"]);
     scene.assert_all_free(&["b"]);
 }
 
