@@ -19,6 +19,9 @@ use aquifer_volume::{Claim, LeaseTarget};
 use super::hand_over::{HandOvers, Outcome};
 use super::held;
 
+#[cfg(test)]
+mod tests;
+
 /// How long a region's engine may take to tell its state.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
