@@ -177,14 +177,16 @@ impl Peers {
     pub fn offer(
         &self,
         from: &HostName,
-        (spare, room): (Bytes, Bytes),
+        (spare, for_regions, room): (Bytes, Bytes, Bytes),
     ) -> Result<message::Offer, Problem> {
         if *from != self.0.host {
             self.admit(from)?;
         }
         let you = self.get(from).map(|peer| peer.address.clone()).unwrap_or_default();
         let (host, agent) = (self.0.host.clone(), self.0.agent.clone());
-        Ok(message::Offer { host, spare, room, agent, you })
+        // Older agents do not know the field.
+        let for_regions = (for_regions != spare).then_some(for_regions);
+        Ok(message::Offer { host, spare, for_regions, room, agent, you })
     }
 
     /// Calls all peers of the configuration, then again at intervals, for as long as the caller
@@ -199,24 +201,41 @@ impl Peers {
     }
 
     /// Returns offers of memory: of all peers of the configuration, and of a sample of the
-    /// cluster's hosts. If no host of the sample can lend, it asks the next few, and so on.
-    pub async fn offers(&self) -> Vec<Offer> {
-        let of = |offer: &message::Offer| offer.spare;
-        self.offers_of(Bytes(EXTENT_SIZE), of).await
+    /// cluster's hosts. If no host of the sample can lend, or all together not what regions need,
+    /// it asks the next few, and so on.
+    pub async fn offers(&self, regions_need: Bytes) -> Vec<Offer> {
+        let offer = |(host, offer): (HostName, message::Offer)| Offer {
+            host,
+            spare: offer.spare,
+            for_regions: offer.for_regions.unwrap_or(offer.spare),
+        };
+        let suffice = |offers: &[Offer]| {
+            let for_regions = offers.iter().map(|offer| offer.for_regions);
+            match regions_need {
+                Bytes::ZERO => offers.iter().any(|offer| offer.spare >= Bytes(EXTENT_SIZE)),
+                need => for_regions.fold(Bytes::ZERO, Bytes::saturating_add) >= need,
+            }
+        };
+        self.offers_until(offer, suffice).await
     }
 
     /// Returns offers of room for a VM, in the same way, until a host has `least`.
     pub async fn rooms(&self, least: Bytes) -> Vec<Offer> {
-        self.offers_of(least, |offer| offer.room).await
+        let offer = |(host, offer): (HostName, message::Offer)| Offer::new(host, offer.room);
+        let suffice = |offers: &[Offer]| offers.iter().any(|offer| offer.spare >= least);
+        self.offers_until(offer, suffice).await
     }
 
-    async fn offers_of(&self, least: Bytes, of: impl Fn(&message::Offer) -> Bytes) -> Vec<Offer> {
-        let offer = |(host, offer): (HostName, message::Offer)| Offer { host, spare: of(&offer) };
+    async fn offers_until(
+        &self,
+        offer: impl Fn((HostName, message::Offer)) -> Offer,
+        suffice: impl Fn(&[Offer]) -> bool,
+    ) -> Vec<Offer> {
         let listed = self.ask_offers(self.standing(Standing::Listed)).await;
-        let mut offers: Vec<_> = listed.into_iter().map(offer).collect();
+        let mut offers: Vec<_> = listed.into_iter().map(&offer).collect();
         for sample in self.likely_lenders().chunks(SAMPLE) {
-            offers.extend(self.ask_offers(sample.iter().cloned()).await.into_iter().map(offer));
-            if offers.iter().any(|offer| offer.spare >= least) {
+            offers.extend(self.ask_offers(sample.iter().cloned()).await.into_iter().map(&offer));
+            if suffice(&offers) {
                 break;
             }
         }

@@ -1,9 +1,10 @@
 //! The orders that an operator gives the agent on this host, over its unix socket.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use aquifer_page::{Bytes, HostName, LeaseId, MigrationId, RegionName, VolumeId};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, MigrationId, RegionName, VolumeId};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Number;
@@ -42,6 +43,59 @@ pub struct Borrowed {
     /// The sum of the granted bytes, which may be less than the order asked for.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
+}
+
+/// Borrow memory for a region that is about to be made on this host. The agent answers with all the
+/// leases, or with the reason for the failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BorrowFor {
+    /// The region.
+    #[schema(value_type = schema::Name)]
+    pub region: RegionName,
+    /// The id of the region's volume, which no other region has.
+    #[schema(value_type = schema::Id)]
+    pub volume: VolumeId,
+    /// The size, which the agent rounds up to whole extents of 64 MiB.
+    #[schema(value_type = schema::Size)]
+    pub bytes: Bytes,
+    /// The tenant that the lenders account the leases to.
+    #[schema(value_type = schema::Name)]
+    pub group: Group,
+    /// The directory of the region's files, which must be the one that the agent looks at.
+    #[schema(value_type = String)]
+    pub directory: PathBuf,
+}
+
+/// The leases for a region. Its maker must answer with [`Settle`]. Unless the region exists within
+/// a minute, the agent gives them back.
+#[derive(Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Provided {
+    /// The leases, with their keys, as a region's specification has them.
+    #[schema(value_type = Vec<Object>)]
+    pub leases: serde_json::Value,
+    /// The directory of this host's certificate.
+    #[schema(value_type = String)]
+    pub identity: PathBuf,
+}
+
+impl fmt::Debug for Provided {
+    /// Leaves the keys out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provided").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+/// The region of a [`BorrowFor`] exists with its leases, or will not. The agent refuses the first
+/// if it holds the leases no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Settle {
+    /// The region's volume.
+    #[schema(value_type = schema::Id)]
+    pub volume: VolumeId,
+    /// Whether the region exists.
+    pub exists: bool,
 }
 
 /// Give back borrowed memory: swap off, detach, and tell the lenders. The agent answers when it is

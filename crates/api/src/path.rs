@@ -40,6 +40,10 @@ pub const RETURN: &str = "/v1/return";
 pub const DRAIN: &str = "/v1/drain";
 /// `POST` [`crate::order::Leave`]; answers [`crate::order::Departed`].
 pub const LEAVE: &str = "/v1/leave";
+/// `POST` [`crate::order::BorrowFor`]; answers [`crate::order::Provided`].
+pub const REGION_BORROW: &str = "/v1/regions/borrow";
+/// `POST` [`crate::order::Settle`].
+pub const REGION_SETTLE: &str = "/v1/regions/settle";
 /// `POST` [`crate::order::Migrate`].
 pub const MIGRATE: &str = "/v1/vms/migrate";
 

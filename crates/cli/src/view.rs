@@ -1,6 +1,8 @@
 //! An agent's status as text.
 
-use aquifer_api::status::{Decision, Event, Held, Ledger, Lent, Peer, Standing, Status, Volume};
+use aquifer_api::status::{
+    Decision, Event, Held, Ledger, Lent, Peer, Region, Standing, Status, Volume,
+};
 use aquifer_page::Bytes;
 
 use crate::table::table;
@@ -20,6 +22,7 @@ pub fn status(status: &Status) -> String {
     add("Memory by class", status.ledger.total > Bytes::ZERO, ledger(&status.ledger));
     add("Lent", !status.lent.is_empty(), lent(&status.lent));
     add("Borrowed", !status.borrowed.is_empty(), borrowed(&status.borrowed));
+    add("Regions", !status.regions.is_empty(), regions(&status.regions));
     add("Peers", !status.peers.is_empty(), peers(&status.peers));
     if !status.events.is_empty() {
         sections.push(events(&status.events));
@@ -86,6 +89,7 @@ fn lent(leases: &[Lent]) -> String {
         vec![
             lease.lease.to_string(),
             lease.borrower.to_string(),
+            lease.region.as_ref().map_or_else(|| "swap".to_owned(), ToString::to_string),
             lease.group.to_string(),
             format!("{} of {}", lease.stored, lease.capacity),
             lease.connections.map_or_else(|| "?".to_owned(), |count| count.to_string()),
@@ -94,7 +98,7 @@ fn lent(leases: &[Lent]) -> String {
         ]
     };
     table(
-        ["LEASE", "BORROWER", "GROUP", "STORED", "CONNECTIONS", "STATE", "HEARD OF"],
+        ["LEASE", "BORROWER", "OWNER", "GROUP", "STORED", "CONNECTIONS", "STATE", "HEARD OF"],
         leases.iter().map(row),
     )
 }
@@ -120,6 +124,17 @@ fn borrowed(volumes: &[Volume]) -> String {
         ]
     };
     table(["VOLUME", "DEVICE", "BACKEND", "SWAPPED OUT", "ON"], volumes.iter().map(row))
+}
+
+fn regions(regions: &[Region]) -> String {
+    let row = |region: &Region| {
+        let error = region.last_error.as_ref().map(|error| format!("last error: {error}"));
+        let spilled = Some(region.spilled).filter(|spilled| *spilled > Bytes::ZERO);
+        let spilled = spilled.map(|spilled| format!("{spilled} in the local spill file"));
+        let on: Vec<_> = region.leases.iter().map(held).chain(spilled).chain(error).collect();
+        vec![region.region.to_string(), on.join(", ")]
+    };
+    table(["REGION", "ON"], regions.iter().map(row))
 }
 
 fn held(lease: &Held) -> String {

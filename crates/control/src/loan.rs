@@ -65,7 +65,12 @@ pub(crate) struct Loan {
 }
 
 impl Loan {
-    /// Returns whether the lease is set up, so that it makes this host a lender.
+    /// Returns whether the lease is for its borrower's swap.
+    pub(crate) fn is_for_swap(&self) -> bool {
+        self.lease.owner.is_swap()
+    }
+
+    /// Returns whether the lease is set up. One for swap then makes this host a lender.
     pub(crate) fn exists(&self) -> bool {
         self.state != LoanState::Opening
     }

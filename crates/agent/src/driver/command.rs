@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 
 use aquifer_api::Problem;
 use aquifer_api::message::{Access, Offer, Renew};
-use aquifer_api::order::{Borrow, Borrowed, Drain, Draining, Return, Returned};
+use aquifer_api::order::{
+    Borrow, BorrowFor, Borrowed, Drain, Draining, Provided, Return, Returned, Settle,
+};
 use aquifer_api::status::Status;
 use aquifer_control::Message;
 use aquifer_page::{HostName, LeaseId};
@@ -79,6 +81,20 @@ pub enum Command {
         order: Borrow,
         /// Receives the volume once the kernel swaps to it, or the reason for a failure.
         reply: oneshot::Sender<Result<Borrowed, Problem>>,
+    },
+    /// The question of a region's maker for memory.
+    BorrowFor {
+        /// The region and its needs.
+        order: BorrowFor,
+        /// Receives the leases, or the reason for a failure.
+        reply: oneshot::Sender<Result<Provided, Problem>>,
+    },
+    /// The word of a region's maker that the region exists, or will not.
+    Settle {
+        /// The region's volume.
+        order: Settle,
+        /// Receives whether this host holds the leases.
+        reply: oneshot::Sender<Result<(), Problem>>,
     },
     /// The operator's order to return borrowed memory.
     Return {

@@ -5,13 +5,14 @@
 //!
 //! - `command`: requests to the agent. `reply`: the channels for their answers.
 //! - `readings`: what the driver reads for the node in each period.
-//! - `perform`: the execution of the node's outputs.
+//! - `perform`: the execution of the node's outputs. `regions`: memory for regions.
 //! - `journal`: the latest decisions. `report`: the answers to `status` and `drain`.
 
 mod command;
 mod journal;
 mod perform;
 mod readings;
+mod regions;
 mod reply;
 mod report;
 
@@ -122,8 +123,10 @@ impl Driver {
             Ok(readings) => {
                 self.parts.own.refresh();
                 self.input(Input::Period(readings));
+                self.parts.borrower.keep_regions(|volume| self.node.holds(volume));
                 if let Some(gossip) = &self.parts.gossip {
-                    gossip.tell(self.node.controller().spare());
+                    let controller = self.node.controller();
+                    gossip.tell(controller.spare().max(controller.spare_for_regions()));
                 }
             }
             Err(error) => tracing::error!("cannot read the memory figures: {error}"),
@@ -152,7 +155,8 @@ impl Driver {
                 self.input(Input::Renewal { from, leases, io_timeout_ms, ticket });
             }
             Command::Offer { from, reply } => {
-                let memory = (self.node.controller().spare(), self.node.room());
+                let controller = self.node.controller();
+                let memory = (controller.spare(), controller.spare_for_regions(), self.node.room());
                 let _ = reply.send(self.parts.peers.offer(&from, memory));
             }
             Command::Drain { order, reply } => {
@@ -171,6 +175,8 @@ impl Driver {
                 let (bytes, priority) = (order.bytes, order.priority);
                 self.input(Input::Borrow { bytes, priority, ticket });
             }
+            Command::BorrowFor { order, reply } => self.borrow_for(order, reply),
+            Command::Settle { order, reply } => drop(reply.send(self.settle(order))),
             Command::Return { order, reply } => {
                 let ticket = self.replies.keep(Reply::Returned(reply));
                 self.input(Input::Return { volume: order.volume, ticket });

@@ -38,6 +38,7 @@ impl Driver {
             ledger: ledger(self.node.ledger()),
             lent: self.lent(),
             borrowed: Vec::new(),
+            regions: Vec::new(),
             peers: self.peers(),
             decisions: self.parts.journal.decisions(),
             events: self.parts.events.all(),
@@ -47,8 +48,10 @@ impl Driver {
         let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
         tokio::task::spawn_blocking(move || {
             status.borrowed = borrower.status();
+            status.regions = borrower.regions();
             let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
-            for held in held.filter(|held| lost.contains(&held.lease)) {
+            let regions = status.regions.iter_mut().flat_map(|region| &mut region.leases);
+            for held in held.chain(regions).filter(|held| lost.contains(&held.lease)) {
                 "lost by its lender".clone_into(&mut held.state);
                 held.health = LeaseHealth::Lost;
             }
@@ -82,6 +85,7 @@ impl Driver {
         let status = |lent: control::LentStatus| Lent {
             lease: lent.lease.lease,
             borrower: lent.lease.borrower,
+            region: lent.lease.owner.into(),
             group: lent.lease.group,
             capacity: lent.lease.bytes,
             stored: stored.get(&lent.lease.lease).copied().unwrap_or_default(),

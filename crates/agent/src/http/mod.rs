@@ -130,6 +130,8 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(orders::status))
         .routes(routes!(orders::groups))
         .routes(routes!(orders::borrow))
+        .routes(routes!(orders::borrow_for))
+        .routes(routes!(orders::settle))
         .routes(routes!(orders::give_back))
         .routes(routes!(orders::drain, orders::draining))
         .routes(routes!(orders::migrate))
@@ -291,6 +293,8 @@ mod tests {
             path::STATUS,
             path::GROUPS,
             path::BORROW,
+            path::REGION_BORROW,
+            path::REGION_SETTLE,
             path::RETURN,
             path::DRAIN,
             path::ARRIVE,
@@ -301,7 +305,7 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 18, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 20, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

@@ -1,9 +1,11 @@
 //! Endpoints for the operator, on the unix socket. Doc comments of handlers are text of
 //! `docs/reference/openapi.json`.
 
+use aquifer_api::Done;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
-    Awaited, Borrow, Borrowed, Departed, Drain, Draining, Leave, Migrate, Return, Returned,
+    Awaited, Borrow, BorrowFor, Borrowed, Departed, Drain, Draining, Leave, Migrate, Provided,
+    Return, Returned, Settle,
 };
 use aquifer_api::status::Status;
 use axum::Json;
@@ -44,6 +46,29 @@ pub(super) async fn borrow(
     Body(order): Body<Borrow>,
 ) -> Result<Json<Borrowed>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Borrow { order, reply }).await??))
+}
+
+/// Borrows memory for a region that is about to be made. The answer has all the leases.
+#[utoipa::path(post, path = "/v1/regions/borrow", tag = "orders", request_body = BorrowFor,
+    responses((status = 200, description = "The answer.", body = Provided), Refusals))]
+pub(super) async fn borrow_for(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<BorrowFor>,
+) -> Result<Json<Provided>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::BorrowFor { order, reply }).await??))
+}
+
+/// Says that a region exists with the leases borrowed for it, or will not.
+#[utoipa::path(post, path = "/v1/regions/settle", tag = "orders", request_body = Settle,
+    responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
+pub(super) async fn settle(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Settle>,
+) -> Result<Json<Done>, Failure> {
+    handle.ask(|reply| Command::Settle { order, reply }).await??;
+    Ok(Json(Done {}))
 }
 
 /// Gives borrowed memory back. The answer comes when it is done.

@@ -31,9 +31,10 @@ async fn hear(handle: &Handle, FromPeer(from): FromPeer, message: Message) -> An
 pub(super) async fn mem_bor_req(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(MemBorReq { request, bytes, group }): Body<MemBorReq>,
+    Body(MemBorReq { request, bytes, region, group }): Body<MemBorReq>,
 ) -> Answer {
-    hear(&handle, from, Message::MemBorReq { request, bytes, group }).await
+    let owner = region.into();
+    hear(&handle, from, Message::MemBorReq { request, bytes, owner, group }).await
 }
 
 /// A lender grants a request.

@@ -18,11 +18,12 @@ use crate::view;
 
 /// Explain the agent's latest decisions
 ///
-/// Shows the latest decisions that concern a host, a VM, a lease or a volume, newest last, each
-/// with its time and numbers. The agent keeps 200 decisions until it ends, and its log keeps all.
+/// Shows the latest decisions that concern a host, a VM, a region, a lease or a volume, newest
+/// last, each with its time and numbers. The agent keeps 200 decisions until it ends, and its log
+/// keeps all.
 #[derive(Debug, Args)]
 pub struct Why {
-    /// Name of a host or a VM, or id of a lease or a volume
+    /// Name of a host, a VM or a region, or id of a lease or a volume
     ///
     /// The name of this host stands for all decisions, as no name does.
     name: Option<String>,
@@ -58,7 +59,7 @@ impl Why {
         if let Some(name) = &name
             && !known.iter().any(|subject| subject.name == *name)
         {
-            let why = "this host knows no host, VM, lease or volume of this name";
+            let why = "this host knows no host, VM, region, lease or volume of this name";
             let failure = Failure::new(format!("explaining '{name}'"), why);
             return Err(failure.help(names(&status, &known)));
         }
@@ -84,10 +85,14 @@ fn known(status: &Status, common: &Common) -> BTreeSet<Subject> {
     }
     for volume in &status.borrowed {
         known.insert(of(SubjectKind::Volume, &volume.volume));
-        for held in &volume.leases {
-            known.insert(of(SubjectKind::Lease, &held.lease));
-            known.insert(of(SubjectKind::Host, &held.lender));
-        }
+    }
+    for region in &status.regions {
+        known.insert(of(SubjectKind::Region, &region.region));
+    }
+    let swap = status.borrowed.iter().flat_map(|volume| &volume.leases);
+    for held in swap.chain(status.regions.iter().flat_map(|region| &region.leases)) {
+        known.insert(of(SubjectKind::Lease, &held.lease));
+        known.insert(of(SubjectKind::Host, &held.lender));
     }
     let vms = vms::list(&common.run_dir).unwrap_or_default();
     known.extend(vms.iter().map(|files| of(SubjectKind::Vm, files.name())));
@@ -101,6 +106,7 @@ fn names(status: &Status, known: &BTreeSet<Subject>) -> String {
         (SubjectKind::Vm, "VMs"),
         (SubjectKind::Lease, "leases"),
         (SubjectKind::Volume, "volumes"),
+        (SubjectKind::Region, "regions"),
     ];
     let own = (SubjectKind::Host, status.host.to_string());
     let list = |(kind, plural): (SubjectKind, &str)| {

@@ -7,7 +7,7 @@ use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::Work;
 use crate::ledger::OwnMemory;
-use crate::{Event, Memory, Message, Offer};
+use crate::{Event, Memory, Message, Offer, RegionRequest};
 
 /// The number of a request that waits for an [`Answer`](super::Answer). The agent chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,7 +89,14 @@ pub enum Input {
         /// For the answer.
         ticket: Ticket,
     },
-    /// The operator returns one volume, or all.
+    /// A new region needs memory of other hosts.
+    BorrowFor {
+        /// The region and its needs.
+        request: RegionRequest,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// The operator returns one volume for swap, or all.
     Return {
         /// The volume; `None` for all.
         volume: Option<VolumeId>,
@@ -143,8 +150,10 @@ pub struct Wanted {
 pub struct Found {
     /// Of the leases in [`Wanted::vacated`], those that their volumes do not use.
     pub vacated: Vec<LeaseId>,
-    /// The volumes without a process or a connection.
+    /// The volumes for swap without a process or a connection.
     pub dead: Vec<VolumeId>,
+    /// The volumes of regions that are gone.
+    pub gone: Vec<VolumeId>,
 }
 
 /// One look at a volume.

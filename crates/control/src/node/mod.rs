@@ -8,6 +8,7 @@
 //! - `offers`: when to ask peers for offers, and input that waits for them.
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
+//! - `regions`: memory for regions.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
@@ -23,6 +24,7 @@ mod orders;
 mod output;
 mod part;
 mod period;
+mod regions;
 mod settle;
 mod watch;
 
@@ -43,6 +45,7 @@ use crate::ledger::Ledger;
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
 use offers::Offers;
 use orders::Orders;
+use regions::Requests;
 use watch::Watch;
 
 /// What a node knows of its host besides the settings of its controller.
@@ -68,6 +71,7 @@ pub struct Node {
     work: HashSet<Work>,
     offers: Offers,
     orders: Orders,
+    requests: Requests,
     lending: Lending,
     borrowing: Borrowing,
     /// Time of the last attempt to settle leases with former peers.
@@ -129,6 +133,7 @@ impl Node {
             work: HashSet::new(),
             offers: Offers::default(),
             orders: Orders::default(),
+            requests: Requests::new(),
             lending: Lending { draining, drained: draining, ..Lending::default() },
             borrowing: Borrowing::default(),
             parted: None,
@@ -157,6 +162,7 @@ impl Node {
             Input::Said { to, message, end } => self.said(to, message, end),
             Input::Done { work, event } => self.done(&work, event),
             Input::Borrow { bytes, priority, ticket } => self.borrow(bytes, priority, ticket),
+            Input::BorrowFor { request, ticket } => self.borrow_for(request, ticket),
             Input::Return { volume, ticket } => self.give_back(volume, ticket),
             Input::Drain { on, stored } => self.drain(on, stored),
             Input::Leave { ticket } => self.leave(ticket),
@@ -200,6 +206,7 @@ impl Node {
 
     fn decided(&mut self, decision: &Decision) {
         self.outputs.extend(self.orders.note(decision));
+        self.note_lack(decision);
         if let What::RoleChanged { from, to } = decision.what {
             self.outputs.push(Output::RoleChanged { from, to });
         }
@@ -218,7 +225,9 @@ impl Node {
     fn begin(&mut self, action: Action) {
         let work = Work::of(&action);
         if self.work.insert(work.clone()) {
+            let provided = regions::provided(&action);
             self.outputs.push(Output::Begin(work, action));
+            provided.iter().for_each(|live| self.answer_with(live));
         }
     }
 

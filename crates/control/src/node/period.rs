@@ -152,6 +152,7 @@ impl Node {
         for lease in vacated {
             self.step(Event::Evacuated { lease, unused: Vec::new() });
         }
+        found.gone.into_iter().for_each(|volume| self.region_gone(volume));
         for volume in found.dead {
             if !self.work.contains(&Work::Volume(volume)) {
                 let what = format!("removes volume {volume}: its process has died");

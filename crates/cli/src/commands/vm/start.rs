@@ -1,8 +1,10 @@
 //! `aquifer vm start`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use aquifer_page::{Bytes, RegionName};
+use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::UNLIMITED;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Accelerator, Backing, VmSpec};
@@ -21,8 +23,9 @@ use crate::progress::Progress;
 /// Returns when QEMU runs. The VM has a serial port, a balloon, a port for 'aquifer-guest run', the
 /// named disks, and no other device: no network and no display. Arguments after '--' go to QEMU.
 ///
-/// With --cache and --lender its memory is in the pool, and local RAM is a cache of it. Without
-/// these its memory is RAM of this host. Only a VM in the pool can join a group and migrate.
+/// With --cache its memory is in the pool, and local RAM is a cache of it: this host's agent
+/// borrows it, or --lender names the lenders. Without --cache its memory is RAM of this host. Only
+/// a VM in the pool can join a group. Only a VM with named lenders can migrate.
 #[derive(Debug, Args)]
 pub struct Start {
     /// Name of the VM and of its region
@@ -119,7 +122,7 @@ impl Start {
         cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
         let region =
-            cached.0.map(|cached| cached.spec(common, name.clone(), max_memory)).transpose()?;
+            cached.0.map(|cached| cached.plan(common, name.clone(), max_memory)).transpose()?;
         let limits = self.bounds.over(UNLIMITED);
         limits.validate().map_err(|error| Failure::new(what(), error))?;
         let backing = match region {
@@ -145,7 +148,17 @@ impl Start {
             extra: self.extra,
         };
         let exe = std::env::current_exe().or_fail(what)?;
-        let status = client::start(&exe, run_dir, &spec, region.as_ref(), &limits).or_fail(what)?;
-        output::answer(common.json, &status, |status| text(&Files::new(run_dir, &name), status))
+        let files = Files::new(run_dir, &name);
+        let start = |region: Option<&RegionSpec>| {
+            client::start(&exe, run_dir, &spec, region, &limits).or_fail(what)
+        };
+        let status = match region {
+            Some(plan) => plan.make(
+                |region| start(Some(region)),
+                || _ = client::stop(&files, true, Duration::ZERO),
+            )?,
+            None => start(None)?,
+        };
+        output::answer(common.json, &status, |status| text(&files, status))
     }
 }

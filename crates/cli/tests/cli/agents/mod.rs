@@ -16,6 +16,7 @@ mod mistakes;
 mod names;
 mod nvme;
 mod recalls;
+mod regions;
 mod restarts;
 mod sharing;
 mod strangers;
