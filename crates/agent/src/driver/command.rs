@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use aquifer_api::Problem;
+use aquifer_api::cluster::Summary;
 use aquifer_api::message::{Access, Offer, Renew};
 use aquifer_api::order::{Borrow, Borrowed, Drain, Draining, Return, Returned};
 use aquifer_api::status::Status;
@@ -72,6 +73,11 @@ pub enum Command {
     Status {
         /// Receives the status.
         reply: oneshot::Sender<Status>,
+    },
+    /// The question for what this host tells other hosts of its memory.
+    Summary {
+        /// Receives the summary.
+        reply: oneshot::Sender<Summary>,
     },
     /// The operator's order to borrow.
     Borrow {

@@ -6,7 +6,8 @@
 //! - `command`: requests to the agent. `reply`: the channels for their answers.
 //! - `readings`: what the driver reads for the node in each period.
 //! - `perform`: the execution of the node's outputs.
-//! - `journal`: the latest decisions. `report`: the answers to `status` and `drain`.
+//! - `journal`: the latest decisions. `report`: the answers to `status`, `drain` and
+//!   other hosts.
 
 mod command;
 mod journal;
@@ -166,6 +167,7 @@ impl Driver {
                 let _ = reply.send(self.parts.lender.access(lease, &from));
             }
             Command::Status { reply } => self.report(reply),
+            Command::Summary { reply } => self.summarize(reply),
             Command::Borrow { order, reply } => {
                 let ticket = self.replies.keep(Reply::Borrowed(reply));
                 let (bytes, priority) = (order.bytes, order.priority);

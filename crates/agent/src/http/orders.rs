@@ -1,6 +1,7 @@
 //! Endpoints for the operator, on the unix socket. Doc comments of handlers are text of
 //! `docs/reference/openapi.json`.
 
+use aquifer_api::cluster::ClusterHost;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
     Awaited, Borrow, Borrowed, Departed, Drain, Draining, Leave, Migrate, Return, Returned,
@@ -13,6 +14,7 @@ use super::{Body, Failure, FromLocal, Refusals};
 use crate::cluster::Leaving;
 use crate::driver::{Command, Handle};
 use crate::groups::Groups;
+use crate::peers::Peers;
 use crate::vms::Vms;
 
 /// Returns the state of this host.
@@ -23,6 +25,19 @@ pub(super) async fn status(
     _: FromLocal,
 ) -> Result<Json<Status>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
+}
+
+/// Returns all hosts of the cluster, each asked now. A host that does not answer is in the list,
+/// too, with the reason.
+#[utoipa::path(get, path = "/v1/cluster", tag = "orders",
+    responses((status = 200, description = "The answer.", body = Vec<ClusterHost>), Refusals))]
+pub(super) async fn cluster(
+    State(handle): State<Handle>,
+    State(peers): State<Peers>,
+    _: FromLocal,
+) -> Result<Json<Vec<ClusterHost>>, Failure> {
+    let own = handle.ask(|reply| Command::Summary { reply }).await?;
+    Ok(Json(peers.cluster(own).await))
 }
 
 /// Returns the groups of this host, their agreements and their sharing.
