@@ -42,6 +42,8 @@ pub const BORROW: &str = "/v1/borrow";
 pub const RETURN: &str = "/v1/return";
 /// `POST` [`crate::order::Drain`]; `GET` the progress. Both answer [`crate::order::Draining`].
 pub const DRAIN: &str = "/v1/drain";
+/// `POST` [`crate::order::Claim`].
+pub const CLAIM: &str = "/v1/claim";
 /// `POST` [`crate::order::Leave`]; answers [`crate::order::Departed`].
 pub const LEAVE: &str = "/v1/leave";
 /// `POST` [`crate::order::Migrate`].

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use aquifer_api::Problem;
 use aquifer_api::cluster::Summary;
 use aquifer_api::message::{Access, Offer, Renew};
-use aquifer_api::order::{Borrow, Borrowed, Drain, Draining, Return, Returned};
+use aquifer_api::order::{Borrow, Borrowed, Claim, Drain, Draining, Return, Returned};
 use aquifer_api::status::Status;
 use aquifer_control::Message;
 use aquifer_page::{HostName, LeaseId};
@@ -92,6 +92,13 @@ pub enum Command {
         order: Return,
         /// Receives the volumes once they are gone, or the reason for a failure.
         reply: oneshot::Sender<Result<Returned, Problem>>,
+    },
+    /// The claim of a command that is about to give memory to a VM or a region.
+    Claim {
+        /// The memory.
+        order: Claim,
+        /// Receives the promise, or the reason against it.
+        reply: oneshot::Sender<Result<(), Problem>>,
     },
     /// The operator's order to leave the cluster: this host no longer lends or borrows.
     Leave {

@@ -26,7 +26,8 @@ pub(super) enum Reply {
     Renewed(Sender<Vec<LeaseId>>),
     Borrowed(Sender<Result<Borrowed, Problem>>),
     Returned(Sender<Result<Returned, Problem>>),
-    Left(Sender<Result<(), Problem>>),
+    /// To a claim, or to the order to leave the cluster.
+    Done(Sender<Result<(), Problem>>),
 }
 
 impl Replies {
@@ -46,7 +47,7 @@ impl Reply {
             Self::Renewed(reply) => reply.is_closed(),
             Self::Borrowed(reply) => reply.is_closed(),
             Self::Returned(reply) => reply.is_closed(),
-            Self::Left(reply) => reply.is_closed(),
+            Self::Done(reply) => reply.is_closed(),
         }
     }
 }
@@ -79,8 +80,8 @@ impl Driver {
             (Reply::Returned(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
-            (Reply::Left(reply), Answer::Left) => drop(reply.send(Ok(()))),
-            (Reply::Left(reply), Answer::Failed(error)) => {
+            (Reply::Done(reply), Answer::Left | Answer::Claimed) => drop(reply.send(Ok(()))),
+            (Reply::Done(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
             // The node answers each request with its own kind of answer.

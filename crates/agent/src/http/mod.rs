@@ -143,6 +143,7 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(orders::borrow))
         .routes(routes!(orders::give_back))
         .routes(routes!(orders::drain, orders::draining))
+        .routes(routes!(orders::claim))
         .routes(routes!(orders::migrate))
         .routes(routes!(orders::leave))
 }
@@ -306,6 +307,7 @@ mod tests {
             path::BORROW,
             path::RETURN,
             path::DRAIN,
+            path::CLAIM,
             path::ARRIVE,
             path::MIGRATE,
             path::JOIN,
@@ -314,7 +316,7 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 20, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 21, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

@@ -1,10 +1,11 @@
 //! Endpoints for the operator, on the unix socket. Doc comments of handlers are text of
 //! `docs/reference/openapi.json`.
 
+use aquifer_api::Done;
 use aquifer_api::cluster::ClusterHost;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
-    Awaited, Borrow, Borrowed, Departed, Drain, Draining, Leave, Migrate, Return, Returned,
+    Awaited, Borrow, Borrowed, Claim, Departed, Drain, Draining, Leave, Migrate, Return, Returned,
 };
 use aquifer_api::status::Status;
 use axum::Json;
@@ -91,6 +92,18 @@ pub(super) async fn draining(
     _: FromLocal,
 ) -> Result<Json<Draining>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Drain { order: None, reply }).await?))
+}
+
+/// Promises memory of this host to a VM or a region that is about to get it.
+#[utoipa::path(post, path = "/v1/claim", tag = "orders", request_body = Claim,
+    responses((status = 200, description = "The memory is promised.", body = Done), Refusals))]
+pub(super) async fn claim(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Claim>,
+) -> Result<Json<Done>, Failure> {
+    handle.ask(|reply| Command::Claim { order, reply }).await??;
+    Ok(Json(Done {}))
 }
 
 /// Makes a peer wait for a VM of this host. The VM's supervisors on both hosts do the rest.

@@ -17,6 +17,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::Common;
+use crate::claim::Overcommit;
 use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -89,6 +90,8 @@ pub struct Create {
     size: Bytes,
     #[command(flatten)]
     cached: Cached,
+    #[command(flatten)]
+    overcommit: Overcommit,
 }
 
 /// List the regions of this host
@@ -254,13 +257,15 @@ impl Which {
 
 impl Create {
     fn run(self, common: &Common) -> Result<()> {
-        let Self { name, size, cached } = self;
+        let Self { name, size, cached, overcommit } = self;
         let what = || format!("creating region '{name}'");
         let _progress = Progress::spinner(what());
+        let claimed = overcommit.claim(common, &what(), cached.claim(&name, size))?;
         let spec = cached.spec(common, name.clone(), size)?;
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
         let status = client::create(&exe, &directory, &spec).or_fail(what)?;
+        claimed.keep();
         let file = Files::new(&directory, &name).region();
         output::answer(common.json, &Created { file, status }, |created| {
             created.file.display().to_string()
