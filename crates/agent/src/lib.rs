@@ -196,6 +196,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
     let admission = Admission::new(&config, peers.clone(), gossip.clone());
     let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone());
+    let others = peers.clone();
     // Before the first period: from then on this host lends.
     let own = OwnReader::open(&config.state, &source).await;
     let driver = Driver::new(Parts {
@@ -212,8 +213,14 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         own,
     });
     let driver = tokio::spawn(driver.run(inbox));
-    let served =
-        http::Served { handle: handle.clone(), vms, groups, admission, leaving: leaving.clone() };
+    let served = http::Served {
+        handle: handle.clone(),
+        peers: others,
+        vms,
+        groups,
+        admission,
+        leaving: leaving.clone(),
+    };
     let server = tokio::spawn(endpoints.serve(served));
     let stopped = tokio::select! {
         stopped = signals.wait(&handle) => stopped,

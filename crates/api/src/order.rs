@@ -168,6 +168,48 @@ pub struct Left {
     pub io_timeout_ms: Option<u64>,
 }
 
+/// Promise memory of this host to a VM or a region, before it gets the memory. The agent refuses if
+/// the memory is promised already. The promise ends if no VM or region shows within a minute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// The VM or the region.
+    #[schema(value_type = schema::Name)]
+    pub name: RegionName,
+    /// What the memory is for.
+    pub purpose: ClaimPurpose,
+    /// The group of the region. Default: `default`.
+    #[serde(default)]
+    #[schema(value_type = schema::Name)]
+    pub group: Group,
+    /// All memory of the VM, or the region's whole cache. Zero ends the claim of a command that
+    /// failed.
+    #[schema(value_type = schema::Size)]
+    pub bytes: Bytes,
+    /// The memory beyond that which only this VM gets. Default: none.
+    #[serde(default)]
+    #[schema(value_type = schema::Size)]
+    pub reserve: Bytes,
+    /// The process that makes the VM or the region. Absent if that exists. An agent that watches a
+    /// cgroup counts only what processes of the cgroup make.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 2_147_483_647_u64)]
+    pub pid: Option<u32>,
+    /// Whether to promise the memory in any case.
+    #[serde(default)]
+    pub overcommit: bool,
+}
+
+/// What claimed memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClaimPurpose {
+    /// The memory of a VM in RAM of this host.
+    Vm,
+    /// The local cache of a region.
+    Cache,
+}
+
 /// Prepare another host to receive a VM of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -121,6 +121,17 @@ pub struct Ledger {
     pub overcommitted: Bytes,
 }
 
+impl Ledger {
+    /// Returns whether each byte of the total is in exactly one class, as far as they fit.
+    pub fn adds_up(&self) -> bool {
+        let Self { total, reserved, vm_floor, vm_elastic, cache_floor, .. } = *self;
+        let Self { group_surplus, lent, free, overcommitted, .. } = *self;
+        let classes = [reserved, vm_floor, vm_elastic, cache_floor, group_surplus, lent, free];
+        let sum: u128 = classes.iter().map(|bytes| u128::from(bytes.0)).sum();
+        sum == u128::from(total.0) + u128::from(overcommitted.0)
+    }
+}
+
 /// A lease that this host has granted.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Lent {
@@ -249,8 +260,10 @@ pub enum Standing {
     Listed,
     /// A host of the cluster that is up.
     Up,
-    /// A host of the cluster that is down, or has left.
+    /// A host of the cluster that is down.
     Down,
+    /// A host that left the cluster for good, less than a day ago.
+    Left,
     /// A former peer, whose leases are on their way back.
     Former,
 }
@@ -272,6 +285,9 @@ pub struct Peer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Name>)]
     pub zone: Option<Zone>,
+    /// Seconds for which the standing has been known here. Absent for peers of the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_s: Option<f64>,
     /// Seconds since the peer last answered. Absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_s: Option<f64>,

@@ -67,8 +67,9 @@ fn whereto(volumes: &[Volume]) -> &'static str {
     }
 }
 
-fn ledger(ledger: &Ledger) -> String {
-    let classes = [
+/// Returns the classes of a host's memory under their headings, and their total.
+pub fn classes(ledger: &Ledger) -> [(&'static str, Bytes); 8] {
+    [
         ("RESERVED", ledger.reserved),
         ("VM FLOOR", ledger.vm_floor),
         ("VM ELASTIC", ledger.vm_elastic),
@@ -77,10 +78,13 @@ fn ledger(ledger: &Ledger) -> String {
         ("LENT", ledger.lent),
         ("FREE", ledger.free),
         ("TOTAL", ledger.total),
-    ];
+    ]
+}
+
+fn ledger(ledger: &Ledger) -> String {
     let over = Some(("OVERCOMMITTED", ledger.overcommitted));
     let over = over.filter(|(_, bytes)| *bytes > Bytes::ZERO);
-    let (headings, sizes): (Vec<_>, Vec<_>) = classes.into_iter().chain(over).unzip();
+    let (headings, sizes): (Vec<_>, Vec<_>) = classes(ledger).into_iter().chain(over).unzip();
     table(headings, [sizes.iter().map(ToString::to_string).collect::<Vec<_>>()])
 }
 
@@ -154,13 +158,14 @@ fn peers(peers: &[Peer]) -> String {
             (_, Standing::Down) => "down".to_owned(),
             (Some(error), _) => error.clone(),
             (None, Standing::Former) => "a former peer; its leases are being returned".to_owned(),
+            (None, Standing::Left) => "left; its leases are being returned".to_owned(),
             (None, Standing::Up) if peer.admits => "up; admits hosts".to_owned(),
             (None, Standing::Up) => "up".to_owned(),
             (None, Standing::Listed) => String::new(),
         };
         let heard = match (peer.heard_s, peer.standing) {
             (Some(age), _) => format!("{age:.0}s ago"),
-            (None, Standing::Up | Standing::Down) => "-".to_owned(),
+            (None, Standing::Up | Standing::Down | Standing::Left) => "-".to_owned(),
             (None, _) => "never".to_owned(),
         };
         vec![peer.host.to_string(), peer.address.clone(), heard, spare, state]

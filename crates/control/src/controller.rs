@@ -10,8 +10,8 @@ use crate::lender::{LenderRole, Wish};
 use crate::step_context::{Facts, Ids, StepContext};
 use crate::{
     AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease,
-    LentStatus, LiveVolume, Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What,
-    neutral,
+    LentStatus, LiveVolume, Memory, Message, Reason, Refusal, Role, Shareable, Step, VolumeStatus,
+    What, neutral,
 };
 
 /// The state that a restarted agent finds on its host.
@@ -136,7 +136,7 @@ impl Controller {
     }
 
     /// Returns the bytes of which a program can make use here while this host stays below T_upper
-    /// M_t, also when every lease is full.
+    /// M_t, also when every lease is full. M_r is for them, too, so only promises limit them.
     pub fn room(&self) -> Bytes {
         let lent = self.lender.lent();
         let promised = lent.granted.saturating_sub(lent.stored);
@@ -145,12 +145,27 @@ impl Controller {
             .upper(&self.facts.config)
             .saturating_sub(memory.used)
             .saturating_sub(promised)
-            .min(self.ledger().free)
+            .min(self.ledger_without_reserve().free)
+    }
+
+    fn ledger_without_reserve(&self) -> Ledger {
+        let config = Config { shareable: Shareable::Dynamic, ..self.facts.config.clone() };
+        self.lender.ledger(&Facts { config, ..self.facts.clone() })
     }
 
     /// Returns the account of this host's memory, from the last readings and the present leases.
     pub fn ledger(&self) -> Ledger {
         self.lender.ledger(&self.facts)
+    }
+
+    /// Returns the account if this host promised `own`.
+    pub(crate) fn ledger_with(&self, own: OwnMemory) -> Ledger {
+        self.lender.ledger(&Facts { own, ..self.facts.clone() })
+    }
+
+    /// Returns the capacity of the leases that this host could recall.
+    pub(crate) fn recallable(&self) -> Bytes {
+        self.lender.lent().granted
     }
 
     /// Returns the memory that this host promises besides its leases, from the last reading.
@@ -255,6 +270,7 @@ fn handle(
         Event::BorrowFor(request) => borrower.borrow_for(request),
         Event::Return { volume } => borrower.give_back_by_hand(volume, ctx),
         Event::Drain { on } => lender.drain(on, ctx),
+        Event::Reclaim { bytes } => lender.reclaim(bytes, ctx),
         Event::Part { host } => {
             lender.part(&host, ctx);
             borrower.part(&host, ctx);

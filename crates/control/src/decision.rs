@@ -54,6 +54,8 @@ pub enum Because {
     Drain,
     /// The borrower is no longer a peer of the lender.
     Parted,
+    /// VMs of the lender need the memory.
+    OwnVms,
 }
 
 /// A decision, or a fact that the host learned.
@@ -214,6 +216,7 @@ impl Decision {
                     }
                     Because::Drain => f.write_str("this host is draining"),
                     Because::Parted => write!(f, "{borrower} is no longer a peer of this host"),
+                    Because::OwnVms => f.write_str("VMs of this host need the memory"),
                 }
             }
             What::Frees { borrower, lease, stored } => {

@@ -191,6 +191,12 @@ pub enum Event {
         /// Whether to drain.
         on: bool,
     },
+    /// VMs of this host need `bytes` that it has lent. The event may be repeated: memory that is on
+    /// its way back counts.
+    Reclaim {
+        /// The bytes.
+        bytes: Bytes,
+    },
     /// This host and `host` are no longer peers: this host recalls its leases from `host`, and
     /// vacates the leases that it holds from `host`. The event may be repeated, and then retries a
     /// failed move.

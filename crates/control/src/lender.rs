@@ -17,6 +17,10 @@ use crate::{
 /// granting a late copy of a request again. The borrower would return such a lease at once.
 const REMEMBERED: usize = 256;
 
+/// How long a host lends nothing after its own VMs needed what it had lent: they then have taken
+/// what came back.
+const KEPT_FOR_VMS: Duration = Duration::from_secs(10);
+
 /// A request of a borrower.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
@@ -43,6 +47,8 @@ pub(crate) struct LenderRole {
     loans: BTreeMap<LeaseId, Loan>,
     /// Whether this host recalls all leases and grants none.
     draining: bool,
+    /// When VMs of this host last needed memory that it had lent.
+    reclaimed: Option<Duration>,
     settled: VecDeque<(HostName, RequestId)>,
 }
 
@@ -62,7 +68,7 @@ impl LenderRole {
             (loan.lease.lease, loan)
         };
         let loans = lent.into_iter().map(loan).collect();
-        Self { loans, draining: !lends, settled: VecDeque::new() }
+        Self { loans, draining: !lends, ..Self::default() }
     }
 
     /// Returns whether no lease for swap exists or is being set up.
@@ -97,7 +103,9 @@ impl LenderRole {
         }
         let overloaded = ctx.memory().overloaded(ctx.config()).then_some(Reason::Overloaded);
         let draining = self.draining.then_some(Reason::Draining);
-        draining.or(busy).or(self.recalling().then_some(Reason::Recalling)).or(overloaded)
+        let needed = self.reclaimed.is_some_and(|at| !ctx.passed(KEPT_FOR_VMS, at));
+        let recalling = (needed || self.recalling()).then_some(Reason::Recalling);
+        draining.or(busy).or(recalling).or(overloaded)
     }
 
     /// Returns the bytes that this host would grant to swap at present. `busy` is set if it borrows
@@ -348,22 +356,38 @@ impl LenderRole {
         }
     }
 
+    /// Recalls the fewest leases whose capacity brings `bytes` back, for VMs of this host. Leases
+    /// on their way back count.
+    pub(crate) fn reclaim(&mut self, bytes: Bytes, ctx: &mut StepContext<'_>) {
+        self.reclaimed = Some(ctx.now());
+        let (leaving, staying): (Vec<_>, Vec<_>) = self
+            .loans
+            .values()
+            .filter(|loan| loan.exists())
+            .map(|loan| (loan.is_leaving(), (loan.lease.lease, loan.lease.bytes)))
+            .partition(|(is_leaving, _)| *is_leaving);
+        let leaving = leaving.into_iter().map(|(_, (_, bytes))| bytes).sum();
+        let staying = staying.into_iter().map(|(_, loan)| loan);
+        let used = ctx.memory().used;
+        for (lease, _) in recall::fewest(bytes, leaving, Bytes::ZERO, staying) {
+            self.recall_one(lease, used, Because::OwnVms, ctx);
+        }
+    }
+
     /// Sends `mem_len_fin` for the fewest leases that bring M_u below T_lower M_t. On the early
     /// signal, which does not say how much is missing, it recalls one at a time. No recall starts
     /// while the leases on their way back suffice.
     fn recall(&mut self, ctx: &mut StepContext<'_>) {
         let (used, config) = (ctx.memory().used, ctx.config());
         let (upper, lower) = (ctx.memory().upper(config), ctx.memory().lower(config));
-        let is_leaving =
-            |loan: &Loan| matches!(loan.state, LoanState::Recalled | LoanState::Freeing);
         let leaving: Bytes =
-            self.loans.values().filter(|loan| is_leaving(loan)).map(|loan| loan.stored).sum();
+            self.loans.values().filter(|loan| loan.is_leaving()).map(|loan| loan.stored).sum();
         let expected = used.saturating_sub(leaving);
-        let staying = self.loans.values().filter(|loan| loan.exists() && !is_leaving(loan));
+        let staying = self.loans.values().filter(|loan| loan.exists() && !loan.is_leaving());
         let mut staying: Vec<_> = staying.map(|loan| (loan.lease.lease, loan.stored)).collect();
         let chosen = if expected > upper {
             recall::fewest(used, leaving, lower, staying)
-        } else if used <= upper && !self.loans.values().any(is_leaving) {
+        } else if used <= upper && !self.loans.values().any(Loan::is_leaving) {
             staying.sort_by_key(|&(lease, stored)| (stored, lease));
             staying
                 .pop()

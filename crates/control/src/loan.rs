@@ -75,6 +75,11 @@ impl Loan {
         self.state != LoanState::Opening
     }
 
+    /// Returns whether its memory is on its way back.
+    pub(crate) fn is_leaving(&self) -> bool {
+        matches!(self.state, LoanState::Recalled | LoanState::Freeing)
+    }
+
     pub(crate) fn ack(&self) -> Message {
         let LentLease { lease, bytes, request, .. } = self.lease;
         Message::MemBorAck { request, lease, bytes, uris: self.uris.clone() }

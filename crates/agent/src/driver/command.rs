@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use aquifer_api::Problem;
+use aquifer_api::cluster::Summary;
 use aquifer_api::message::{Access, Offer, Renew};
 use aquifer_api::order::{
-    Borrow, BorrowFor, Borrowed, Drain, Draining, Provided, Return, Returned, Settle,
+    Borrow, BorrowFor, Borrowed, Claim, Drain, Draining, Provided, Return, Returned, Settle,
 };
 use aquifer_api::status::Status;
 use aquifer_control::Message;
@@ -75,6 +76,11 @@ pub enum Command {
         /// Receives the status.
         reply: oneshot::Sender<Status>,
     },
+    /// The question for what this host tells other hosts of its memory.
+    Summary {
+        /// Receives the summary.
+        reply: oneshot::Sender<Summary>,
+    },
     /// The operator's order to borrow.
     Borrow {
         /// The amount and the swap priority.
@@ -102,6 +108,13 @@ pub enum Command {
         order: Return,
         /// Receives the volumes once they are gone, or the reason for a failure.
         reply: oneshot::Sender<Result<Returned, Problem>>,
+    },
+    /// The claim of a command that is about to give memory to a VM or a region.
+    Claim {
+        /// The memory.
+        order: Claim,
+        /// Receives the promise, or the reason against it.
+        reply: oneshot::Sender<Result<(), Problem>>,
     },
     /// The operator's order to leave the cluster: this host no longer lends or borrows.
     Leave {

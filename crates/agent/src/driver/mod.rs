@@ -3,11 +3,14 @@
 //! One task owns the node and waits for nothing but the next input. Slow work (a message, a
 //! swapoff, a move) runs beside it and returns as an input.
 //!
-//! - `command`: requests to the agent. `reply`: the channels for their answers.
+//! - `command`: requests to the agent. `reply`: the channels for their answers. `claim`: requests
+//!   for memory of VMs and regions.
 //! - `readings`: what the driver reads for the node in each period.
 //! - `perform`: the execution of the node's outputs. `regions`: memory for regions.
-//! - `journal`: the latest decisions. `report`: the answers to `status` and `drain`.
+//! - `journal`: the latest decisions. `report`: the answers to `status`, `drain` and
+//!   other hosts.
 
+mod claim;
 mod command;
 mod journal;
 mod perform;
@@ -170,6 +173,7 @@ impl Driver {
                 let _ = reply.send(self.parts.lender.access(lease, &from));
             }
             Command::Status { reply } => self.report(reply),
+            Command::Summary { reply } => self.summarize(reply),
             Command::Borrow { order, reply } => {
                 let ticket = self.replies.keep(Reply::Borrowed(reply));
                 let (bytes, priority) = (order.bytes, order.priority);
@@ -181,8 +185,9 @@ impl Driver {
                 let ticket = self.replies.keep(Reply::Returned(reply));
                 self.input(Input::Return { volume: order.volume, ticket });
             }
+            Command::Claim { order, reply } => self.claim(order, reply),
             Command::Leave { reply } => {
-                let ticket = self.replies.keep(Reply::Left(reply));
+                let ticket = self.replies.keep(Reply::Done(reply));
                 self.input(Input::Leave { ticket });
             }
         }

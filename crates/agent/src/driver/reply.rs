@@ -27,7 +27,8 @@ pub(super) enum Reply {
     Borrowed(Sender<Result<Borrowed, Problem>>),
     Provided(Sender<Result<Provided, Problem>>),
     Returned(Sender<Result<Returned, Problem>>),
-    Left(Sender<Result<(), Problem>>),
+    /// To a claim, or to the order to leave the cluster.
+    Done(Sender<Result<(), Problem>>),
 }
 
 impl Replies {
@@ -48,7 +49,7 @@ impl Reply {
             Self::Borrowed(reply) => reply.is_closed(),
             Self::Provided(reply) => reply.is_closed(),
             Self::Returned(reply) => reply.is_closed(),
-            Self::Left(reply) => reply.is_closed(),
+            Self::Done(reply) => reply.is_closed(),
         }
     }
 }
@@ -92,8 +93,8 @@ impl Driver {
             (Reply::Returned(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
-            (Reply::Left(reply), Answer::Left) => drop(reply.send(Ok(()))),
-            (Reply::Left(reply), Answer::Failed(error)) => {
+            (Reply::Done(reply), Answer::Left | Answer::Claimed) => drop(reply.send(Ok(()))),
+            (Reply::Done(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
             // The node answers each request with its own kind of answer.

@@ -2,10 +2,11 @@
 //! `docs/reference/openapi.json`.
 
 use aquifer_api::Done;
+use aquifer_api::cluster::ClusterHost;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
-    Awaited, Borrow, BorrowFor, Borrowed, Departed, Drain, Draining, Leave, Migrate, Provided,
-    Return, Returned, Settle,
+    Awaited, Borrow, BorrowFor, Borrowed, Claim, Departed, Drain, Draining, Leave, Migrate,
+    Provided, Return, Returned, Settle,
 };
 use aquifer_api::status::Status;
 use axum::Json;
@@ -15,6 +16,7 @@ use super::{Body, Failure, FromLocal, Refusals};
 use crate::cluster::Leaving;
 use crate::driver::{Command, Handle};
 use crate::groups::Groups;
+use crate::peers::Peers;
 use crate::vms::Vms;
 
 /// Returns the state of this host.
@@ -25,6 +27,19 @@ pub(super) async fn status(
     _: FromLocal,
 ) -> Result<Json<Status>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
+}
+
+/// Returns all hosts of the cluster, each asked now. A host that does not answer is in the list,
+/// too, with the reason.
+#[utoipa::path(get, path = "/v1/cluster", tag = "orders",
+    responses((status = 200, description = "The answer.", body = Vec<ClusterHost>), Refusals))]
+pub(super) async fn cluster(
+    State(handle): State<Handle>,
+    State(peers): State<Peers>,
+    _: FromLocal,
+) -> Result<Json<Vec<ClusterHost>>, Failure> {
+    let own = handle.ask(|reply| Command::Summary { reply }).await?;
+    Ok(Json(peers.cluster(own).await))
 }
 
 /// Returns the groups of this host, their agreements and their sharing.
@@ -101,6 +116,18 @@ pub(super) async fn draining(
     _: FromLocal,
 ) -> Result<Json<Draining>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Drain { order: None, reply }).await?))
+}
+
+/// Promises memory of this host to a VM or a region that is about to get it.
+#[utoipa::path(post, path = "/v1/claim", tag = "orders", request_body = Claim,
+    responses((status = 200, description = "The memory is promised.", body = Done), Refusals))]
+pub(super) async fn claim(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Claim>,
+) -> Result<Json<Done>, Failure> {
+    handle.ask(|reply| Command::Claim { order, reply }).await??;
+    Ok(Json(Done {}))
 }
 
 /// Makes a peer wait for a VM of this host. The VM's supervisors on both hosts do the rest.

@@ -18,6 +18,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::Common;
+use crate::claim::Overcommit;
 use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -90,6 +91,8 @@ pub struct Create {
     size: Bytes,
     #[command(flatten)]
     cached: Cached,
+    #[command(flatten)]
+    overcommit: Overcommit,
 }
 
 /// List the regions of this host
@@ -259,15 +262,17 @@ impl Which {
 
 impl Create {
     fn run(self, common: &Common) -> Result<()> {
-        let Self { name, size, cached } = self;
+        let Self { name, size, cached, overcommit } = self;
         let what = || format!("creating region '{name}'");
         let _progress = Progress::spinner(what());
+        let claimed = overcommit.claim(common, &what(), cached.claim(&name, size))?;
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
         let plan = cached.plan(common, name.clone(), size)?;
         let files = Files::new(&directory, &name);
         let create = |spec: &RegionSpec| client::create(&exe, &directory, spec).or_fail(what);
         let status = plan.make(create, || _ = client::remove(&files))?;
+        claimed.keep();
         let file = files.region();
         output::answer(common.json, &Created { file, status }, |created| {
             created.file.display().to_string()

@@ -37,13 +37,13 @@ impl Balancer {
     /// Call it once a period with all VMs of the host, including VMs that do not answer. The
     /// balancer forgets a VM that is missing from `readings`; of two readings of one VM the first
     /// counts. The plan assumes that nothing else resizes VMs meanwhile. After the plan, the sum of
-    /// all sizes is at most the present sum plus [`Host::sections_free`].
+    /// all sizes is at most the present sum plus [`Host::sections_free`] and [`Host::recallable`].
     pub fn step(&mut self, host: &Host, readings: &[Reading]) -> Plan {
         let mut names = BTreeSet::new();
         let readings = readings.iter().filter(|reading| names.insert(&reading.vm));
         let Some(section) = Section::new(host.section) else {
             let decisions = readings.map(|reading| untouched(reading, Why::NoSection)).collect();
-            return Plan { moves: Vec::new(), decisions };
+            return Plan { decisions, ..Plan::default() };
         };
         let mut histories = BTreeMap::new();
         let mut vm_states = Vec::new();
@@ -81,6 +81,7 @@ impl Balancer {
         Plan {
             moves: moves.into_iter().map(|(_, one)| one).collect(),
             decisions: decisions.collect(),
+            recall: section.bytes(recalled(host, section, allocations)),
         }
     }
 
@@ -195,7 +196,13 @@ fn because(vm_state: &VmState<'_>, allocation: &Allocation, waits: bool) -> Opti
     vm_state.want.filter(|_| allocation.gets > 0).map(|want| Because::Grows { want, waits })
 }
 
-/// Returns for each VM whether it must wait for others to shrink before it can grow. Free sections
+/// Returns how many lent sections the growth takes beyond the free ones.
+fn recalled(host: &Host, section: Section, allocations: &[Allocation]) -> u64 {
+    let gets = allocations.iter().fold(0, |sum: u64, one| sum.saturating_add(one.gets));
+    gets.saturating_sub(section.down(host.sections_free)).min(section.down(host.recallable))
+}
+
+/// Returns for each VM whether it must wait for recalls, or for others to shrink. Free sections
 /// go to urgent needs first, then in the order of the readings.
 fn must_wait(mut free: u64, vm_states: &[VmState<'_>], allocations: &[Allocation]) -> Vec<bool> {
     let mut waits = vec![false; allocations.len()];

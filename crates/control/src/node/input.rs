@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::Work;
-use crate::ledger::OwnMemory;
+use crate::ledger::{Claim, OwnMemory};
 use crate::{Event, Memory, Message, Offer, RegionRequest};
 
 /// The number of a request that waits for an [`Answer`](super::Answer). The agent chooses it.
@@ -110,6 +110,17 @@ pub enum Input {
         /// The bytes stored in all leases.
         stored: Bytes,
     },
+    /// A command is about to give memory of this host to a VM or a region.
+    Claim {
+        /// The memory. With no bytes, the command has failed, and claims nothing any more.
+        claim: Claim,
+        /// Whether it gets the memory in any case.
+        overcommit: bool,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// VMs of this host need this much of what it has lent.
+    Reclaim(Bytes),
     /// The operator makes this host leave its cluster for good.
     Leave {
         /// For the answer.

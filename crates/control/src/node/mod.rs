@@ -8,11 +8,12 @@
 //! - `offers`: when to ask peers for offers, and input that waits for them.
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
-//! - `regions`: memory for regions.
+//! - `regions`: memory for regions. `claim`: the check before a VM or a region gets memory.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
+mod claim;
 mod drain;
 mod fit;
 mod hear;
@@ -41,7 +42,7 @@ pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
 
-use crate::ledger::Ledger;
+use crate::ledger::{Claims, Ledger, OwnMemory};
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
 use offers::Offers;
 use orders::Orders;
@@ -74,6 +75,7 @@ pub struct Node {
     requests: Requests,
     lending: Lending,
     borrowing: Borrowing,
+    own: Own,
     /// Time of the last attempt to settle leases with former peers.
     parted: Option<Duration>,
     /// Whether this host has left the cluster: it neither lends nor borrows any more.
@@ -81,6 +83,14 @@ pub struct Node {
     /// Programs that the kernel has killed for lack of memory, at the last reading.
     oom_kills: Option<u64>,
     outputs: Vec<Output>,
+}
+
+/// The memory of VMs, regions and groups of this host.
+#[derive(Clone, Debug, Default)]
+struct Own {
+    /// The last reading. The controller gets it with the claims.
+    read: OwnMemory,
+    claims: Claims,
 }
 
 /// What the node remembers of borrowers besides their leases.
@@ -136,6 +146,7 @@ impl Node {
             requests: Requests::new(),
             lending: Lending { draining, drained: draining, ..Lending::default() },
             borrowing: Borrowing::default(),
+            own: Own::default(),
             parted: None,
             has_left: false,
             oom_kills: None,
@@ -165,6 +176,8 @@ impl Node {
             Input::BorrowFor { request, ticket } => self.borrow_for(request, ticket),
             Input::Return { volume, ticket } => self.give_back(volume, ticket),
             Input::Drain { on, stored } => self.drain(on, stored),
+            Input::Claim { claim, overcommit, ticket } => self.claim(claim, overcommit, ticket),
+            Input::Reclaim(bytes) => self.step(Event::Reclaim { bytes }),
             Input::Leave { ticket } => self.leave(ticket),
         }
         std::mem::take(&mut self.outputs)

@@ -97,6 +97,8 @@ pub enum Answer {
     NobodyLends(Bytes),
     /// To a return: these volumes are gone.
     Returned(Vec<VolumeId>),
+    /// To a claim: the memory is promised.
+    Claimed,
     /// To the order to leave the cluster: this host shares no memory, and will not.
     Left,
     /// To an order: it failed.

@@ -35,7 +35,7 @@ impl Node {
         let Readings { memory, own, stored, connected, oom_kills, ended_vms, found } = readings;
         self.memory = memory;
         // At once: this host may grant a request while the period waits for offers.
-        self.controller.note_own(own);
+        self.note_own(own);
         if let Some(connected) = connected {
             self.note_connections(&connected.into_iter().collect());
         }

@@ -284,7 +284,8 @@ fn a_plan_that_nobody_carries_out_is_made_again() {
 fn figures_that_cannot_be_are_not_believed() {
     let mut reading = Vm::new(4096, 100).reading("a");
     reading.available = reading.total + Bytes(1);
-    let host = Host { sections_free: Bytes::ZERO, section: SECTION, short: true };
+    let host =
+        Host { sections_free: Bytes::ZERO, recallable: Bytes::ZERO, section: SECTION, short: true };
     let plan = Balancer::new(Config::default()).step(&host, &[reading.clone(), reading]);
     assert_eq!(plan.decisions.len(), 1, "a VM counts once, however often it is read");
     assert_eq!(plan.decisions[0].why, Why::Silent);
@@ -293,7 +294,12 @@ fn figures_that_cannot_be_are_not_believed() {
 #[test]
 fn memory_not_yet_counted_by_the_guest_is_no_need() {
     let mut balancer = Balancer::new(Config::default());
-    let host = Host { sections_free: Bytes::gib(8), section: SECTION, short: false };
+    let host = Host {
+        sections_free: Bytes::gib(8),
+        recallable: Bytes::ZERO,
+        section: SECTION,
+        short: false,
+    };
     let vm = Vm { kept: 50, ..Vm::new(1024, 900) };
     let plan = balancer.step(&host, &[vm.reading("a")]);
     let mut reading = vm.reading("a");

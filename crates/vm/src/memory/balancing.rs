@@ -106,6 +106,7 @@ impl Balancing {
         let accounts = Budget::of(&self.run_dir).accounts()?;
         let host = Host {
             sections_free: accounts.local.free.saturating_sub(accounts.promised),
+            recallable: Bytes::ZERO,
             section: accounts.section,
             short: is_short(),
         };

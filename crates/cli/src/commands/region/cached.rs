@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_region::process::{Files, RegionSpec};
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
@@ -124,6 +125,19 @@ fn needless(matches: &ArgMatches) -> Option<String> {
 }
 
 impl Cached {
+    /// Returns the claim for the cache of this region, which the command is about to make.
+    pub(crate) fn claim(&self, name: &RegionName, size: Bytes) -> Claim {
+        Claim {
+            name: name.clone(),
+            purpose: ClaimPurpose::Cache,
+            group: self.group.clone(),
+            bytes: self.cache.min(size),
+            reserve: Bytes::ZERO,
+            pid: Some(std::process::id()),
+            overcommit: false,
+        }
+    }
+
     /// Refuses a group that this host does not know: a VM in it would share with no other.
     ///
     /// # Errors

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, RegionName};
+use aquifer_api::order::{Claim, ClaimPurpose};
+use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::UNLIMITED;
 use aquifer_vm::process::{Files, client};
@@ -12,6 +13,7 @@ use clap::{Args, ValueEnum};
 
 use super::limits::Bounds;
 use super::text;
+use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
 use crate::commands::region::{self, Cached, MaybeCached};
 use crate::failure::{Failure, OrFail, Result};
@@ -43,6 +45,8 @@ pub struct Start {
     bounds: Bounds,
     #[command(flatten)]
     cached: MaybeCached,
+    #[command(flatten)]
+    overcommit: Overcommit,
     /// Use huge pages of this size, 2M or 1G
     ///
     /// The host must have reserved them (vm.nr_hugepages). By default pages are 4 KiB.
@@ -113,6 +117,19 @@ impl AcceleratorName {
     }
 }
 
+/// Returns the claim for the memory of a VM that the command is about to start.
+fn claim(name: &RegionName, bytes: Bytes, reserve: Bytes) -> Claim {
+    Claim {
+        name: name.clone(),
+        purpose: ClaimPurpose::Vm,
+        group: Group::default(),
+        bytes,
+        reserve,
+        pid: Some(std::process::id()),
+        overcommit: false,
+    }
+}
+
 impl Start {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
         let Self { name, memory, cached, .. } = self;
@@ -120,11 +137,19 @@ impl Start {
         let what = || format!("starting VM '{name}'");
         let _progress = Progress::spinner(what());
         cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
+        let limits = self.bounds.over(UNLIMITED);
+        limits.validate().map_err(|error| Failure::new(what(), error))?;
+        let claimed = match (&cached.0, self.huge_pages) {
+            // The kernel has set huge pages aside already.
+            (None, Some(_)) => None,
+            (Some(cached), _) => Some(cached.claim(&name, max_memory)),
+            (None, None) => Some(claim(&name, memory, limits.reserve)),
+        };
+        let claimed =
+            claimed.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
         let region =
             cached.0.map(|cached| cached.plan(common, name.clone(), max_memory)).transpose()?;
-        let limits = self.bounds.over(UNLIMITED);
-        limits.validate().map_err(|error| Failure::new(what(), error))?;
         let backing = match region {
             Some(_) => Backing::Region,
             None => Backing::Local { huge: self.huge_pages },
@@ -159,6 +184,7 @@ impl Start {
             )?,
             None => start(None)?,
         };
+        claimed.into_iter().for_each(Claimed::keep);
         output::answer(common.json, &status, |status| text(&files, status))
     }
 }

@@ -109,6 +109,49 @@ fn the_cache_of_a_region_is_not_lent() {
 }
 
 #[test]
+fn a_region_gets_no_memory_that_is_lent() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let host = scene.host();
+    let grants = scene.ask(1, Bytes::mib(768));
+    assert!(grants.what.starts_with("grants 768MiB to a"), "{}", grants.what);
+    let mut load = host.load(Bytes::mib(180));
+    load.filled();
+    wait_until("less is free than the cache takes", || scene.ledger().free < Bytes::mib(96));
+
+    let lender = ["--size", "128M", "--cache", "96M", "--lender", scene._export.uri()];
+    let create = [&["region", "create", "items"][..], &lender].concat();
+    let refused = Answer::of(&mut host.inside(&create));
+    let numbers = "it takes 96MiB of this host's RAM, and ";
+    let lent = "768MiB are lent, 768MiB of them recallable";
+    refused.must_fail(1, &["creating region 'items'", numbers, lent, "host drain", "--overcommit"]);
+    assert!(scene.why_json("items")[0].starts_with("refuses memory to items"));
+    assert_eq!(scene.ledger().cache_floor, Bytes::ZERO, "a refused claim counts for nothing");
+
+    // The operator insists. A second region has no room either.
+    scene.done(&[&create[..], &["--overcommit"]].concat());
+    wait_until("the cache counts", || scene.ledger().cache_floor == Bytes::mib(96));
+    assert!(scene.ledger().overcommitted > Bytes::ZERO);
+    scene.done(&["region", "rm", "items"]);
+    wait_until("the cache is free", || scene.ledger().cache_floor == Bytes::ZERO);
+
+    // Nobody counts what runs outside the cgroup that the agent watches, or without an agent.
+    let create_outside = || {
+        let created = Answer::of(&mut host.aquifer(&create));
+        assert_eq!(created.code, Some(0), "{created:?}");
+        let removed = Answer::of(&mut host.aquifer(&["region", "rm", "items"]));
+        assert_eq!(removed.code, Some(0), "{removed:?}");
+    };
+    create_outside();
+    load.free();
+    host.kill_agent();
+    create_outside();
+    host.restart();
+}
+
+#[test]
 fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     let has_qemu = std::process::Command::new("qemu-system-x86_64").arg("--version").output();
     if lacks_rights() || has_qemu.is_err() {

@@ -15,6 +15,7 @@ mod losses;
 mod mistakes;
 mod names;
 mod nvme;
+mod overview;
 mod recalls;
 mod regions;
 mod restarts;

@@ -1,5 +1,6 @@
 //! Tests of the node: one host's decisions around the controller, driven by sequences of inputs.
 
+mod claims;
 mod drain;
 mod leave;
 mod ledger;
@@ -7,6 +8,7 @@ mod messages;
 mod orders;
 mod period;
 mod random;
+mod reclaim;
 mod regions;
 
 use std::collections::BTreeMap;
