@@ -160,11 +160,14 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     if let Some(started) = &mut started {
         peers.follow(&started.others());
     }
+    let (commands, inbox) = mpsc::channel(64);
+    let handle = Handle(commands);
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
     let journal = Journal::default();
     let balances = config.vms.balance;
-    let balancer = balances
-        .then(|| balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone()));
+    let balancer = balances.then(|| {
+        balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone(), handle.clone())
+    });
     let _balancer = balancer.transpose().map_err(start_error)?;
     let groups = Groups::new(&config.groups);
     let hands_out = config.groups.balance.then(|| groups.balance(&config.state, journal.clone()));
@@ -186,8 +189,6 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         listen = %config.listen, pages = %lender.place(), socket = %config.socket.display(),
         "ready"
     );
-    let (commands, inbox) = mpsc::channel(64);
-    let handle = Handle(commands);
     let contact = tokio::spawn({
         let peers = peers.clone();
         async move { peers.keep_in_contact().await }

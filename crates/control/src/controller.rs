@@ -136,7 +136,7 @@ impl Controller {
     }
 
     /// Returns the bytes of which a program can make use here while this host stays below T_upper
-    /// M_t, also when every lease is full. M_r is for them, too, so only promises limit them.
+    /// M_t, also when every lease is full.
     pub fn room(&self) -> Bytes {
         let lent = self.lender.lent();
         let promised = lent.granted.saturating_sub(lent.stored);
@@ -145,12 +145,14 @@ impl Controller {
             .upper(&self.facts.config)
             .saturating_sub(memory.used)
             .saturating_sub(promised)
-            .min(self.ledger_without_reserve().free)
+            .min(self.left())
     }
 
-    fn ledger_without_reserve(&self) -> Ledger {
+    /// Returns the bytes that no promise takes: VMs and caches may grow by them. M_r is for them,
+    /// too.
+    pub fn left(&self) -> Bytes {
         let config = Config { shareable: Shareable::Dynamic, ..self.facts.config.clone() };
-        self.lender.ledger(&Facts { config, ..self.facts.clone() })
+        self.lender.ledger(&Facts { config, ..self.facts.clone() }).free
     }
 
     /// Returns the account of this host's memory, from the last readings and the present leases.
@@ -164,8 +166,8 @@ impl Controller {
     }
 
     /// Returns the capacity of the leases that this host could recall.
-    pub(crate) fn recallable(&self) -> Bytes {
-        self.lender.lent().granted
+    pub fn recallable(&self) -> Bytes {
+        self.lender.recallable(self.facts.now)
     }
 
     /// Returns the memory that this host promises besides its leases, from the last reading.

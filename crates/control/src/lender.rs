@@ -17,6 +17,10 @@ use crate::{
 /// granting a late copy of a request again. The borrower would return such a lease at once.
 const REMEMBERED: usize = 256;
 
+/// How long VMs count on memory that this host has recalled. Borrowers move some 100 MB a second to
+/// a disk, and more to other lenders.
+const RECALL_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How long a host lends nothing after its own VMs needed what it had lent: they then have taken
 /// what came back.
 const KEPT_FOR_VMS: Duration = Duration::from_secs(10);
@@ -63,6 +67,7 @@ impl LenderRole {
                 state: LoanState::Offered,
                 seen: now,
                 sent: Duration::ZERO,
+                recalled: None,
                 lease,
             };
             (loan.lease.lease, loan)
@@ -89,6 +94,16 @@ impl LenderRole {
             granted: sum.granted + loan.lease.bytes,
             stored: sum.stored + loan.stored.min(loan.lease.bytes),
         })
+    }
+
+    /// Returns the capacity of the leases that this host can recall, or is about to have back. It
+    /// does not count on a borrower that has been silent on a recall for long.
+    pub(crate) fn recallable(&self, now: Duration) -> Bytes {
+        let comes = |loan: &&Loan| {
+            let asked = loan.recalled.unwrap_or(now);
+            loan.state != LoanState::Freeing && now.saturating_sub(asked) < RECALL_PATIENCE
+        };
+        self.loans.values().filter(comes).map(|loan| loan.lease.bytes).sum()
     }
 
     fn recalling(&self) -> bool {
@@ -232,6 +247,7 @@ impl LenderRole {
             state: LoanState::Opening,
             seen: ctx.now(),
             sent: ctx.now(),
+            recalled: None,
         };
         self.loans.insert(loan.lease.lease, loan);
     }
@@ -411,6 +427,7 @@ impl LenderRole {
     ) {
         if let Some(loan) = self.loans.get_mut(&lease) {
             loan.state = LoanState::Recalled;
+            loan.recalled = Some(ctx.now());
             let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
             ctx.decide(What::Recalls { borrower, lease, stored, expected, because });
             loan.send(Message::MemLenFin { lease }, ctx);

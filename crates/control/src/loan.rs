@@ -62,6 +62,8 @@ pub(crate) struct Loan {
     pub(crate) seen: Duration,
     /// The time at which this host last sent the message or action that this loan waits for.
     pub(crate) sent: Duration,
+    /// The time of its recall.
+    pub(crate) recalled: Option<Duration>,
 }
 
 impl Loan {

@@ -4,6 +4,7 @@ use aquifer_api::Problem;
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_control::ledger;
 use aquifer_control::node::Input;
+use aquifer_vm::memory::Room;
 use tokio::sync::oneshot::Sender;
 
 use super::{Driver, Reply};
@@ -24,6 +25,13 @@ impl Driver {
         };
         let claim = ledger::Claim { name, purpose, group, bytes, reserve };
         self.input(Input::Claim { claim, overcommit, ticket });
+    }
+
+    /// Returns by how much VMs may grow; `None` if the ledger counts no VM.
+    pub(super) fn room(&self) -> Option<Room> {
+        let controller = self.node.controller();
+        let counts = !self.parts.own.latest().vms.is_empty();
+        counts.then(|| Room { free: controller.left(), recallable: controller.recallable() })
     }
 
     fn counts(&self, Claim { name, purpose, pid, .. }: &Claim) -> bool {

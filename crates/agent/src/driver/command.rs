@@ -11,7 +11,8 @@ use aquifer_api::order::{
 };
 use aquifer_api::status::Status;
 use aquifer_control::Message;
-use aquifer_page::{HostName, LeaseId};
+use aquifer_page::{Bytes, HostName, LeaseId};
+use aquifer_vm::memory::Room;
 use tokio::sync::{mpsc, oneshot};
 
 /// The answer to a peer's message: a refusal or, for `mem_len_fin`, why the borrower last failed to
@@ -115,6 +116,16 @@ pub enum Command {
         order: Claim,
         /// Receives the promise, or the reason against it.
         reply: oneshot::Sender<Result<(), Problem>>,
+    },
+    /// The balancer's question by how much VMs may grow.
+    Room {
+        /// Receives the room; `None` if the ledger counts no VM.
+        reply: oneshot::Sender<Option<Room>>,
+    },
+    /// The balancer's order to recall lent memory, because VMs are to grow by it.
+    Reclaim {
+        /// The bytes.
+        bytes: Bytes,
     },
     /// The operator's order to leave the cluster: this host no longer lends or borrows.
     Leave {

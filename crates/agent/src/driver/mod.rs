@@ -186,6 +186,8 @@ impl Driver {
                 self.input(Input::Return { volume: order.volume, ticket });
             }
             Command::Claim { order, reply } => self.claim(order, reply),
+            Command::Room { reply } => drop(reply.send(self.room())),
+            Command::Reclaim { bytes } => self.input(Input::Reclaim(bytes)),
             Command::Leave { reply } => {
                 let ticket = self.replies.keep(Reply::Done(reply));
                 self.input(Input::Leave { ticket });

@@ -53,8 +53,13 @@ impl Balancer {
             histories.insert(reading.vm.clone(), history);
         }
         self.histories = histories;
-        let allocations = allocate(host, section, &vm_states, &self.config);
-        self.plan(host, section, &vm_states, &allocations)
+        let mut allocations = allocate(host, section, &vm_states, &self.config);
+        let recall = recalled(host, section, &allocations);
+        if recall > 0 {
+            take_what_is_free(section.down(host.sections_free), &vm_states, &mut allocations);
+        }
+        let plan = self.plan(host, section, &vm_states, &allocations);
+        Plan { recall: section.bytes(recall), ..plan }
     }
 
     fn plan(
@@ -81,7 +86,7 @@ impl Balancer {
         Plan {
             moves: moves.into_iter().map(|(_, one)| one).collect(),
             decisions: decisions.collect(),
-            recall: section.bytes(recalled(host, section, allocations)),
+            recall: Bytes::ZERO,
         }
     }
 
@@ -200,6 +205,19 @@ fn because(vm_state: &VmState<'_>, allocation: &Allocation, waits: bool) -> Opti
 fn recalled(host: &Host, section: Section, allocations: &[Allocation]) -> u64 {
     let gets = allocations.iter().fold(0, |sum: u64, one| sum.saturating_add(one.gets));
     gets.saturating_sub(section.down(host.sections_free)).min(section.down(host.recallable))
+}
+
+/// Lets VMs that are to grow by recalled memory take what is free at once, urgent needs first. They
+/// are planned again for the rest: a borrower may take long to give memory back, or be dead.
+fn take_what_is_free(mut free: u64, vm_states: &[VmState<'_>], allocations: &mut [Allocation]) {
+    for urgent in [true, false] {
+        for i in (0..allocations.len()).filter(|&i| vm_states[i].urgent() == urgent) {
+            if free > 0 {
+                allocations[i].gets = allocations[i].gets.min(free);
+                free -= allocations[i].gets;
+            }
+        }
+    }
 }
 
 /// Returns for each VM whether it must wait for recalls, or for others to shrink. Free sections

@@ -19,7 +19,8 @@ struct Scene {
 
 impl Scene {
     fn set() -> Self {
-        let cluster = Cluster::admitted([Spec::new("a"), Spec::new("b").memory(Bytes::gib(1))]);
+        let b = Spec::new("b").memory(Bytes::gib(1)).set("vms", "balance", true);
+        let cluster = Cluster::admitted([Spec::new("a"), b]);
         cluster["b"].start();
         cluster["b"].wait_until_ready();
         let socket = format!("unix:{}", cluster.dir().join("lender").display());
@@ -190,6 +191,16 @@ fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     let first = text.lines().next().unwrap();
     assert!(first.ends_with(&rejects.what) && first.contains("Z  "), "{text}");
     scene.why(&["nobody"]).must_fail(1, &["nobody", "hosts: b, a", "VMs: web", &lease]);
+
+    // Neither this VM nor another gets what is promised.
+    let run = |words: &[&str]| Answer::of(&mut scene.host().inside(words));
+    let lent = "64MiB are lent";
+    run(&["vm", "resize", "web", "--memory", "1G"])
+        .must_fail(1, &["resizing VM 'web'", "it takes 512MiB of this", lent, "--overcommit"]);
+    run(&["vm", "start", "two", "--memory", "600M", "--accel", "tcg"])
+        .must_fail(1, &["starting VM 'two'", "it takes 600MiB of this", lent, "--overcommit"]);
+    assert_eq!(scene.ledger().vm_elastic, Bytes::mib(256), "a refusal changes nothing");
+    assert!(!scene.host().log_text().contains("panicked"), "the balancer asks the ledger");
 
     scene.done(&["vm", "stop", "--force", "web"]);
     wait_until("the VM's memory is lent again", || {

@@ -32,6 +32,19 @@ fn vms_get_back_the_fewest_leases_that_suffice_and_once() {
 }
 
 #[test]
+fn vms_do_not_wait_for_a_borrower_that_never_gives() {
+    let mut shell = Shell::new();
+    let lease = shell.lend("b", 1);
+    assert_eq!(reclaim(&mut shell, Bytes::gib(1)), [lease]);
+    for (seconds, recallable) in [(30, Bytes::gib(1)), (29, Bytes::ZERO)] {
+        assert_eq!(shell.node.controller().recallable(), Bytes::gib(1));
+        shell.after(seconds).period(20);
+        assert_eq!(shell.node.controller().recallable(), recallable, "after {seconds} more");
+    }
+    assert_eq!(shell.node.ledger().lent, Bytes::gib(1), "it is lent all the same");
+}
+
+#[test]
 fn what_vms_get_back_is_not_lent_again_at_once() {
     let mut shell = Shell::new();
     let lease = shell.lend("b", 1);
