@@ -166,6 +166,24 @@ impl Lease {
         Some(Slot { lease: self.clone(), index })
     }
 
+    /// Discards what unused slots may hold, as far as the lender answers. An earlier process may
+    /// have died between the move of an extent and the discard of its old slot.
+    pub(crate) fn discard_leftovers(self: &Arc<Self>, worker: WorkerId) {
+        let leftovers = std::mem::take(&mut lock(&self.slots).dirty);
+        let mut reachable = self.answers();
+        for index in leftovers {
+            let slot = Slot { lease: self.clone(), index };
+            reachable = reachable && slot.discard(worker, 0, EXTENT_SIZE).is_ok();
+            slot.give_back(reachable);
+        }
+    }
+
+    /// Notes that unused slots may hold anything, as another process has used the lease.
+    pub(crate) fn distrust(&self) {
+        let Slots { clean, dirty, .. } = &mut *lock(&self.slots);
+        dirty.append(clean);
+    }
+
     /// Starts or stops giving out slots. Returns whether that changed anything.
     pub(crate) fn set_open(&self, open: bool) -> bool {
         let mut slots = lock(&self.slots);

@@ -19,6 +19,8 @@ use crate::volume::Volume;
 
 /// Bytes copied while I/O on the extent waits: 4 ms at 1 Gb/s.
 const CHUNK: u64 = 512 << 10;
+/// The interval between reports of an evacuation that another caller requested.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// The pause of a background move after each piece: shortest and longest.
 const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -95,14 +97,79 @@ impl Volume {
         let result = self.empty(&source, &mut progress);
         match &result {
             Ok(_) => {
-                self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, &source));
-                source.holder.close();
+                source.discard_leftovers(self.mover_worker());
+                self.remove(&source);
             }
             Err(_) => {
                 source.set_open(true);
             }
         }
         result
+    }
+
+    /// Removes an unused lease from the volume, without a request to its lender.
+    ///
+    /// # Errors
+    /// [`VolumeError::StillUsed`].
+    pub fn remove_unused(&self, lease: LeaseId) -> Result<(), VolumeError> {
+        let Some(unused) = self.leases.find(lease) else { return Ok(()) };
+        match unused.taken() {
+            0 => {
+                self.remove(&unused);
+                Ok(())
+            }
+            extents => Err(VolumeError::StillUsed {
+                volume: self.id(),
+                lease: unused.to_string(),
+                extents,
+            }),
+        }
+    }
+
+    fn remove(&self, lease: &Arc<Lease>) {
+        self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, lease));
+        lease.holder.close();
+    }
+
+    /// Evacuates a lease as [`evacuate`](Self::evacuate) does, however often callers repeat it.
+    /// While another thread moves the extents, this function follows that, and takes over if it
+    /// fails. A lease that the volume does not have counts as evacuated.
+    ///
+    /// # Errors
+    /// As [`evacuate`](Self::evacuate).
+    pub fn release(
+        &self,
+        lease: LeaseId,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<(), VolumeError> {
+        loop {
+            match self.evacuate(lease, &mut progress) {
+                Ok(_) | Err(VolumeError::UnknownLease(..)) => return Ok(()),
+                Err(VolumeError::Evacuating(..)) => {
+                    while let Some(now) = self.evacuating(lease) {
+                        progress(now);
+                        thread::sleep(PROGRESS_PERIOD);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Keeps every extent in its place until [`let_move`](Self::let_move). Waits for the move in
+    /// flight, which it calls off. Moves fail meanwhile.
+    pub fn hold_still(&self) {
+        self.held.store(true, Ordering::SeqCst);
+        drop(self.mover());
+    }
+
+    /// Lets extents move again.
+    pub fn let_move(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
     }
 
     /// Returns the progress of a lease's evacuation; `None` if none is in progress.
@@ -162,6 +229,9 @@ impl Volume {
         let mut tried = vec![source.clone()];
         let mut last = None;
         loop {
+            if self.is_held() {
+                return Err(VolumeError::Held(self.id()));
+            }
             let to = match self.leases.take(self.mover_worker(), &mut tried) {
                 Ok(Some(to)) => to,
                 Ok(None) => return Err(last.unwrap_or_else(|| self.no_room())),
@@ -204,6 +274,9 @@ impl Volume {
             return Ok(false);
         };
         let Ok(mut buffer) = self.mover_buffer.try_lock() else { return Ok(false) };
+        if self.is_held() {
+            return Ok(false);
+        }
         let taken = lease.take(self.mover_worker());
         let Some(to) = taken.map_err(|error| self.holder_error(index, 0, lease, error))? else {
             return Ok(false);
@@ -230,9 +303,10 @@ impl Volume {
         source: &Arc<Lease>,
         to: &Slot,
         buffer: &mut [u8],
-        go_on: impl FnMut() -> bool,
+        mut go_on: impl FnMut() -> bool,
     ) -> Result<Bytes, Halt> {
         let (worker, extent) = (self.mover_worker(), &self.extents[index]);
+        let go_on = || !self.is_held() && go_on();
         let Some(from) = begin(extent, source, to) else {
             to.give_back(true);
             return Ok(Bytes::ZERO);

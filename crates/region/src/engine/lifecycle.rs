@@ -108,6 +108,7 @@ impl Engine {
         engine
             .recover(&extent_map)
             .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
+        engine.freeze(config.foreign);
         Ok(engine)
     }
 

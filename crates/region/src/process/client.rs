@@ -1,5 +1,7 @@
 //! Requests to regions: their creation, status and changes. All calls block.
 
+mod leases;
+
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,6 +13,7 @@ use aquifer_control_socket::{Answers, CallError, first_word};
 use aquifer_page::{Bytes, Group};
 use aquifer_region_client::Run;
 
+pub use self::leases::{add_lease, evacuate};
 use super::files::{Files, GroupFiles, RegionSpec};
 use super::message::{RegionStatus, Request, Response};
 use super::pages::{self, Extent, PageState, Pages};
@@ -19,6 +22,7 @@ use super::regions;
 use super::run::SUBCOMMAND;
 use crate::engine::{Merged, Proposal, waiting_programs};
 use crate::error::RegionError;
+use crate::handover;
 
 /// The timeout of requests that an engine answers from memory.
 const ANSWERING: Duration = Duration::from_secs(15);
@@ -57,11 +61,7 @@ pub fn create_foreign(
     spec: &RegionSpec,
 ) -> Result<RegionStatus, RegionError> {
     let mut spec = spec.clone();
-    // The next generation, to exist beside the source host. Lenders admit one process of each
-    // generation.
-    for claim in spec.leases.iter_mut().filter_map(|lease| lease.claim.as_mut()) {
-        claim.generation += 1;
-    }
+    spec.leases.iter_mut().for_each(handover::next_generation);
     create_as(program, directory, &spec, true)
 }
 
@@ -366,11 +366,19 @@ fn is_ever_free(files: &Files) -> bool {
 
 /// Does the same as [`done`], and waits for the next engine if one has died.
 fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
-    let deadline = Instant::now() + RESTART;
+    despite_deaths(|_| done(files, request))
+}
+
+/// Repeats a request to an engine that has died, once the next one may serve. `ask` sets its
+/// argument to the time of the last sign of life.
+fn despite_deaths<T>(
+    mut ask: impl FnMut(&mut Instant) -> Result<T, RegionError>,
+) -> Result<T, RegionError> {
+    let mut alive = Instant::now();
     loop {
-        match done(files, request) {
+        match ask(&mut alive) {
             Err(RegionError::Unserved { .. } | RegionError::Io { .. })
-                if Instant::now() < deadline =>
+                if alive.elapsed() < RESTART =>
             {
                 thread::sleep(Duration::from_millis(50));
             }
@@ -421,7 +429,15 @@ fn asked(
     request: &Request,
     io_timeout: Duration,
 ) -> Result<(Response, UnixStream), RegionError> {
-    let failed = |error| match error {
+    let failed = |error| unanswered(files, error, io_timeout);
+    let mut answers = Answers::to(&files.control(), request, io_timeout).map_err(failed)?;
+    let answer = answers.receive().map_err(failed)?;
+    Ok((answer, answers.into_stream().map_err(failed)?))
+}
+
+/// Returns the error for a request that an engine did not answer.
+fn unanswered(files: &Files, error: CallError, io_timeout: Duration) -> RegionError {
+    match error {
         CallError::Absent(_, error)
             if error.kind() == io::ErrorKind::NotFound && !files.record().exists() =>
         {
@@ -439,8 +455,5 @@ fn asked(
                 "the engine of region '{name}' did not answer within {io_timeout:?}"
             ))(error)
         }
-    };
-    let mut answers = Answers::to(&files.control(), request, io_timeout).map_err(failed)?;
-    let answer = answers.receive().map_err(failed)?;
-    Ok((answer, answers.into_stream().map_err(failed)?))
+    }
 }
