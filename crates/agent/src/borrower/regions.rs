@@ -39,18 +39,13 @@ pub(super) trait Engines: fmt::Debug + Send + Sync {
 pub(super) struct RunningEngines;
 
 impl Engines for RunningEngines {
-    fn add_lease(&self, files: &Files, _: LeaseTarget) -> Result<(), RegionError> {
-        Err(fixed(files))
+    fn add_lease(&self, files: &Files, lease: LeaseTarget) -> Result<(), RegionError> {
+        client::add_lease(files, lease)
     }
 
-    fn evacuate(&self, files: &Files, _: LeaseId) -> Result<(), RegionError> {
-        Err(fixed(files))
+    fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError> {
+        client::evacuate(files, lease, |_| ())
     }
-}
-
-fn fixed(files: &Files) -> RegionError {
-    let why = "keeps the leases that it was made with, while it exists";
-    RegionError::Refused(format!("region '{}' {why}", files.name()))
 }
 
 /// The regions with leases that this host's agent borrowed.

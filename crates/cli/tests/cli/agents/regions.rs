@@ -142,6 +142,69 @@ fn a_region_gets_its_memory_from_the_cluster() {
 }
 
 #[test]
+fn a_drained_lender_s_pages_move_while_a_program_writes() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set(&["b", "c"]);
+    let file = scene.create("items");
+    let mut program = scene.program(&file);
+    program.does_in_time("write 1");
+    let lender = scene.held().lender.to_string();
+    let other = if lender == "b" { "c" } else { "b" };
+    program.order("write 2");
+    let drained = Answer::of(&mut scene.0[lender.as_str()].aquifer(&["host", "drain", "--json"]));
+    assert_eq!(drained.code, Some(0), "{drained:?}");
+    assert_eq!(program.answers_in_time(), "write 0");
+    assert!(scene.0[lender.as_str()].lease_files().is_empty());
+    program.does_in_time("check 2");
+    program.does_in_time("write 3");
+    program.does_in_time("check 3");
+    wait_until("the region has its new lender", || scene.held().lender.as_str() == other);
+    assert!(scene.0[other].stored() > Bytes::mib(32));
+    let why = scene.run(&["why", "items"]).stdout;
+    assert!(why.contains(&format!("asks {other} for 128MiB for region items")), "{why}");
+    drop(program);
+    scene.remove("items");
+    scene.assert_all_free(&["b", "c"]);
+}
+
+#[test]
+fn a_move_outlives_the_agents_that_agreed_on_it() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set(&["b", "c"]);
+    let file = scene.create("items");
+    let mut program = scene.program(&file);
+    program.does_in_time("write 1");
+    let lender = scene.held().lender.to_string();
+    let from = &scene.0[lender.as_str()];
+    program.order("write 2");
+    // The answer tells only that the drain has begun, or that it is over.
+    Answer::of(&mut from.aquifer(&["host", "drain", "--timeout", "1ms"]));
+    wait_until("the move begins, or is over", || {
+        let leases = scene.region().leases;
+        leases.len() > 1 || leases.iter().any(|held| held.lender.as_str() != lender)
+    });
+    scene.a().kill_agent();
+    from.kill_agent();
+    // The lender forgets its recall with its agent; the configuration makes it drain again.
+    from.configure(|config| {
+        config["lend"].as_table_mut().unwrap().insert("enabled".to_owned(), false.into());
+    });
+    from.restart();
+    scene.a().restart();
+    assert_eq!(program.answers_in_time(), "write 0");
+    wait_until("the lender has its memory back", || from.lease_files().is_empty());
+    program.does_in_time("check 2");
+    assert_ne!(scene.held().lender.as_str(), lender);
+    drop(program);
+    scene.remove("items");
+    scene.assert_all_free(&["b", "c"]);
+}
+
+#[test]
 fn a_recall_without_another_lender_keeps_every_page() {
     if lacks_rights() {
         return;
