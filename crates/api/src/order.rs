@@ -193,7 +193,7 @@ pub struct Claim {
     /// The process that makes the VM or the region. Absent if that exists. An agent that watches a
     /// cgroup counts only what processes of the cgroup make.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(maximum = 2_147_483_647_u64)]
+    #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
     pub pid: Option<u32>,
     /// Whether to promise the memory in any case.
     #[serde(default)]
