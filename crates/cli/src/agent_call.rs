@@ -61,7 +61,7 @@ impl Agent {
     /// Asks the agent for this host's status.
     ///
     /// # Errors
-    /// If the agent does not answer within [`STATUS_LIMIT`].
+    /// If the agent does not answer within ten seconds.
     pub fn status(&self, what: &str) -> Result<Status> {
         self.call(what, STATUS_LIMIT, async |client| client.get(path::STATUS).await)
     }
