@@ -26,6 +26,15 @@ impl Scene {
         Self(Cluster::new([a].into_iter().chain(lenders.iter().map(lender))))
     }
 
+    /// Makes the region 'items', and starts a program that has written to all of it.
+    fn with_program(lenders: &[&'static str]) -> (Self, Program) {
+        let scene = Self::set(lenders);
+        let file = scene.create("items");
+        let mut program = scene.program(&file);
+        program.does_in_time("write 1");
+        (scene, program)
+    }
+
     fn a(&self) -> &Host {
         &self.0["a"]
     }
@@ -68,6 +77,14 @@ impl Scene {
             shown["programs"].as_array().unwrap().is_empty()
         });
         self.done(&["region", "rm", name]);
+    }
+
+    /// Ends the program and removes its region.
+    #[track_caller]
+    fn end(&self, program: Program, lenders: &[&str]) {
+        drop(program);
+        self.remove("items");
+        self.assert_all_free(lenders);
     }
 
     #[track_caller]
@@ -135,9 +152,7 @@ fn a_region_gets_its_memory_from_the_cluster() {
     let shown = scene.run(&["region", "show", "items"]).stdout;
     assert!(shown.contains("lender") && shown.contains("b at "), "{shown}");
 
-    drop(program);
-    scene.remove("items");
-    scene.assert_all_free(&["b"]);
+    scene.end(program, &["b"]);
     assert_eq!(b.status().ledger.lent, Bytes::ZERO);
 }
 
@@ -146,10 +161,7 @@ fn a_drained_lender_s_pages_move_while_a_program_writes() {
     if lacks_rights() {
         return;
     }
-    let scene = Scene::set(&["b", "c"]);
-    let file = scene.create("items");
-    let mut program = scene.program(&file);
-    program.does_in_time("write 1");
+    let (scene, mut program) = Scene::with_program(&["b", "c"]);
     let lender = scene.held().lender.to_string();
     let other = if lender == "b" { "c" } else { "b" };
     program.order("write 2");
@@ -164,9 +176,7 @@ fn a_drained_lender_s_pages_move_while_a_program_writes() {
     assert!(scene.0[other].stored() > Bytes::mib(32));
     let why = scene.run(&["why", "items"]).stdout;
     assert!(why.contains(&format!("asks {other} for 128MiB for region items")), "{why}");
-    drop(program);
-    scene.remove("items");
-    scene.assert_all_free(&["b", "c"]);
+    scene.end(program, &["b", "c"]);
 }
 
 #[test]
@@ -174,10 +184,7 @@ fn a_move_outlives_the_agents_that_agreed_on_it() {
     if lacks_rights() {
         return;
     }
-    let scene = Scene::set(&["b", "c"]);
-    let file = scene.create("items");
-    let mut program = scene.program(&file);
-    program.does_in_time("write 1");
+    let (scene, mut program) = Scene::with_program(&["b", "c"]);
     let lender = scene.held().lender.to_string();
     let from = &scene.0[lender.as_str()];
     program.order("write 2");
@@ -199,9 +206,7 @@ fn a_move_outlives_the_agents_that_agreed_on_it() {
     wait_until("the lender has its memory back", || from.lease_files().is_empty());
     program.does_in_time("check 2");
     assert_ne!(scene.held().lender.as_str(), lender);
-    drop(program);
-    scene.remove("items");
-    scene.assert_all_free(&["b", "c"]);
+    scene.end(program, &["b", "c"]);
 }
 
 #[test]
@@ -209,10 +214,7 @@ fn a_recall_without_another_lender_keeps_every_page() {
     if lacks_rights() {
         return;
     }
-    let scene = Scene::set(&["b"]);
-    let file = scene.create("items");
-    let mut program = scene.program(&file);
-    program.does_in_time("write 1");
+    let (scene, mut program) = Scene::with_program(&["b"]);
     let b = &scene.0["b"];
     let drain = ["host", "drain", "--timeout", "2s"];
     let drained = Answer::of(&mut b.aquifer(&drain));
@@ -221,9 +223,7 @@ fn a_recall_without_another_lender_keeps_every_page() {
     Answer::of(&mut b.aquifer(&["host", "drain", "--end", "--json"]));
     program.does_in_time("write 2");
     program.does_in_time("check 2");
-    drop(program);
-    scene.remove("items");
-    scene.assert_all_free(&["b"]);
+    scene.end(program, &["b"]);
 }
 
 #[test]
@@ -231,10 +231,7 @@ fn agents_that_are_killed_find_a_region_s_leases_again() {
     if lacks_rights() {
         return;
     }
-    let scene = Scene::set(&["b"]);
-    let file = scene.create("items");
-    let mut program = scene.program(&file);
-    program.does_in_time("write 1");
+    let (scene, mut program) = Scene::with_program(&["b"]);
     let (a, b) = (scene.a(), &scene.0["b"]);
     let before = b.lent();
     program.order("write 2");
@@ -258,11 +255,7 @@ fn agents_that_are_killed_find_a_region_s_leases_again() {
     // Both are away while the region goes: the next agents settle it.
     drop(program);
     a.signal_agent(Signal::TERM);
-    wait_until("no program maps the region", || {
-        let shown = scene.done(&["region", "show", "items"]);
-        shown["programs"].as_array().unwrap().is_empty()
-    });
-    scene.done(&["region", "rm", "items"]);
+    scene.remove("items");
     a.restart();
     // The lender asks a borrower that is silent for a quarter of the grace.
     b.configure(|config| {

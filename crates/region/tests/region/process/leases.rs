@@ -23,15 +23,21 @@ fn use_pages(served: &Served, stop: &AtomicBool) -> u64 {
     version
 }
 
+/// Returns a region whose pages are all on its first lease. It has an empty one, too.
+fn filled() -> ([OurLender; 2], Served) {
+    let [one, two] = lenders();
+    let served = Served::new(&[one.lease(1)]);
+    served.write_all(1);
+    served.add(two.lease(2)).unwrap();
+    ([one, two], served)
+}
+
 #[test]
 fn pages_move_to_a_new_lease_while_a_program_uses_them() {
     if cannot_run() {
         return;
     }
-    let [one, two] = lenders();
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.add(two.lease(2)).unwrap();
+    let ([one, _two], served) = filled();
     let stop = AtomicBool::new(false);
     let version = thread::scope(|scope| {
         let program = scope.spawn(|| use_pages(&served, &stop));
@@ -57,10 +63,7 @@ fn killed_engines_and_supervisors_keep_the_present_leases() {
     if cannot_run() {
         return;
     }
-    let [one, two] = lenders();
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.add(two.lease(2)).unwrap();
+    let (_lenders, served) = filled();
     served.kill_engine();
     assert_eq!(served.leases(), [1, 2]);
     served.evacuate(1).unwrap();
@@ -108,10 +111,7 @@ fn a_lender_that_dies_during_an_evacuation_is_named() {
     if cannot_run() {
         return;
     }
-    let [mut one, two] = lenders();
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.add(two.lease(2)).unwrap();
+    let ([mut one, _two], served) = filled();
     one.kill();
     let refused = served.evacuate(1).unwrap_err();
     assert!(refused.contains("lender lender-1") && refused.contains("unreachable"), "{refused}");
@@ -127,10 +127,7 @@ fn a_destination_that_dies_costs_nothing() {
     if cannot_run() {
         return;
     }
-    let [one, mut two] = lenders();
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.add(two.lease(2)).unwrap();
+    let ([_one, mut two], served) = filled();
     two.kill();
     let refused = served.evacuate(1).unwrap_err();
     assert!(refused.contains("lender lender-2"), "{refused}");
