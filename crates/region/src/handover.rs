@@ -62,8 +62,8 @@ pub enum Frame {
     },
     /// To the source engine: send these pages. It returns `Pages`, and `Done` at the end.
     Want(Vec<Run>),
-    /// The region's leases at present, before `Extents`; a list of [`LeaseTarget`] in JSON follows.
-    /// Its leases may have changed since the migration was offered.
+    /// The region's present leases, before `Extents`; a list of [`LeaseTarget`] in JSON follows.
+    /// They may differ from those in the offer.
     Leases,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn leases_here(
 /// Makes the claim that of the owner on its next host, which exists beside the source host. Lenders
 /// admit one process of each generation.
 pub(crate) fn next_generation(lease: &mut LeaseTarget) {
-    lease.claim.iter_mut().for_each(|claim| claim.generation += 1);
+    lease.claim.iter_mut().for_each(|claim| claim.generation = claim.generation.saturating_add(1));
 }
 
 /// Sends a message in postcard, with its data.

@@ -166,16 +166,18 @@ impl Lease {
         Some(Slot { lease: self.clone(), index })
     }
 
-    /// Discards what unused slots may hold, as far as the lender answers. An earlier process may
-    /// have died between the move of an extent and the discard of its old slot.
-    pub(crate) fn discard_leftovers(self: &Arc<Self>, worker: WorkerId) {
-        let leftovers = std::mem::take(&mut lock(&self.slots).dirty);
-        let mut reachable = self.answers();
-        for index in leftovers {
-            let slot = Slot { lease: self.clone(), index };
-            reachable = reachable && slot.discard(worker, 0, EXTENT_SIZE).is_ok();
-            slot.give_back(reachable);
+    /// Discards what an unused slot may hold. An earlier process may have died between the move of
+    /// an extent and the discard of its old slot. Returns false if no such slot is left, or the
+    /// lender does not answer.
+    pub(crate) fn discard_leftover(self: &Arc<Self>, worker: WorkerId) -> bool {
+        if !self.answers() {
+            return false;
         }
+        let Some(index) = lock(&self.slots).dirty.pop() else { return false };
+        let slot = Slot { lease: self.clone(), index };
+        let discarded = slot.discard(worker, 0, EXTENT_SIZE).is_ok();
+        slot.give_back(discarded);
+        discarded
     }
 
     /// Notes that unused slots may hold anything, as another process has used the lease.

@@ -79,8 +79,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError::UnknownLease`] and [`VolumeError::Evacuating`]. Otherwise when the lender
-    /// fails, or no other lease has room. No data is lost: moved extents stay moved, the others
-    /// stay, and the lease is in use again.
+    /// fails, or no other lease has room, or the volume is [held still](Self::hold_still). No data
+    /// is lost: moved extents stay moved, the others stay, and the lease is in use again.
     pub fn evacuate(
         &self,
         lease: LeaseId,
@@ -94,17 +94,35 @@ impl Volume {
         // Waits for a move in flight, which may have taken a slot of the lease before it was
         // closed.
         drop(self.mover());
-        let result = self.empty(&source, &mut progress);
-        match &result {
-            Ok(_) => {
-                source.discard_leftovers(self.mover_worker());
-                self.remove(&source);
-            }
-            Err(_) => {
-                source.set_open(true);
-            }
+        let emptied = self.empty(&source, &mut progress);
+        let result = emptied.and_then(|done| self.give_up(&source).map(|()| done));
+        if result.is_err() {
+            source.set_open(true);
         }
         result
+    }
+
+    /// Discards what an empty lease may still hold, and removes the lease. Without it the volume
+    /// must have another lease or a spill file: nobody would add one.
+    fn give_up(&self, source: &Arc<Lease>) -> Result<(), VolumeError> {
+        loop {
+            // Held for one slot at a time, as writes may wait for the mover.
+            let _mover = self.mover();
+            if self.is_held() {
+                return Err(VolumeError::Held(self.id()));
+            }
+            if source.discard_leftover(self.mover_worker()) {
+                continue;
+            }
+            let mut leases = self.leases.list_mut();
+            if leases.len() == 1 && self.leases.spill.is_none() {
+                return Err(self.no_room());
+            }
+            leases.retain(|other| !Arc::ptr_eq(other, source));
+            drop(leases);
+            source.holder.close();
+            return Ok(());
+        }
     }
 
     /// Removes an unused lease from the volume, without a request to its lender.
@@ -115,7 +133,8 @@ impl Volume {
         let Some(unused) = self.leases.find(lease) else { return Ok(()) };
         match unused.taken() {
             0 => {
-                self.remove(&unused);
+                self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, &unused));
+                unused.holder.close();
                 Ok(())
             }
             extents => Err(VolumeError::StillUsed {
@@ -124,11 +143,6 @@ impl Volume {
                 extents,
             }),
         }
-    }
-
-    fn remove(&self, lease: &Arc<Lease>) {
-        self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, lease));
-        lease.holder.close();
     }
 
     /// Evacuates a lease as [`evacuate`](Self::evacuate) does, however often callers repeat it.
@@ -142,7 +156,9 @@ impl Volume {
         lease: LeaseId,
         mut progress: impl FnMut(Progress),
     ) -> Result<(), VolumeError> {
-        loop {
+        let Some(source) = self.leases.find(lease) else { return Ok(()) };
+        // Once it is gone, a lease with this id is a new one, which stays.
+        while self.leases.list().iter().any(|known| Arc::ptr_eq(known, &source)) {
             match self.evacuate(lease, &mut progress) {
                 Ok(_) | Err(VolumeError::UnknownLease(..)) => return Ok(()),
                 Err(VolumeError::Evacuating(..)) => {
@@ -154,6 +170,7 @@ impl Volume {
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     /// Keeps every extent in its place until [`let_move`](Self::let_move). Waits for the move in

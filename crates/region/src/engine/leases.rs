@@ -15,8 +15,8 @@ impl Engine {
     /// has is not added again.
     ///
     /// # Errors
-    /// The lease cannot be used, another lease is at the same place, the region is being handed
-    /// over, or `record` fails.
+    /// The lease cannot be used or is being evacuated, another lease is at the same place, the
+    /// region is being handed over, or `record` fails.
     pub fn add_lease(
         &self,
         lease: LeaseTarget,
@@ -63,18 +63,22 @@ impl Engine {
         self.may_change()
     }
 
-    /// Makes the leases of this host's volume those that the source host sent. No extent has a
-    /// place here yet.
+    /// Makes the leases of this host's volume those that the source host sent.
+    ///
+    /// # Errors
+    /// A new lease cannot be used from here. Or a lease that the source has no more holds extents
+    /// here: an earlier hand-over told their places before it failed.
     pub(super) fn take_leases(&self, sent: &[u8]) -> Result<(), RegionError> {
         let volume = &self.lenders.volume;
         let before = volume.targets();
         let leases = handover::leases_here(&before, sent)?;
-        for lease in leases.iter().filter(|lease| !before.contains(lease)) {
-            volume.resume_lease(lease.clone())?;
-        }
+        // First, as a lease that left may have come back with another key.
         let is_gone = |lease: &&LeaseTarget| !leases.contains(lease);
         for lease in before.iter().filter(is_gone) {
             volume.remove_unused(lease.lease)?;
+        }
+        for lease in leases.iter().filter(|lease| !before.contains(lease)) {
+            volume.add_lease(lease.clone())?;
         }
         volume.distrust_unused();
         Ok(())

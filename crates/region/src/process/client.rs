@@ -369,16 +369,17 @@ fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
     despite_deaths(|_| done(files, request))
 }
 
-/// Repeats a request to an engine that has died, once the next one may serve. `ask` sets its
-/// argument to the time of the last sign of life.
+/// Repeats a request while no engine serves, as the next one may serve soon. `ask` clears its
+/// argument, the time of the first failure, at each sign of life.
 fn despite_deaths<T>(
-    mut ask: impl FnMut(&mut Instant) -> Result<T, RegionError>,
+    mut ask: impl FnMut(&mut Option<Instant>) -> Result<T, RegionError>,
 ) -> Result<T, RegionError> {
-    let mut alive = Instant::now();
+    let mut dead = None;
     loop {
-        match ask(&mut alive) {
-            Err(RegionError::Unserved { .. } | RegionError::Io { .. })
-                if alive.elapsed() < RESTART =>
+        match ask(&mut dead) {
+            Err(error)
+                if is_death(&error)
+                    && dead.get_or_insert_with(Instant::now).elapsed() < RESTART =>
             {
                 thread::sleep(Duration::from_millis(50));
             }
@@ -387,11 +388,21 @@ fn despite_deaths<T>(
     }
 }
 
+/// Returns whether an engine has died, or not begun to serve. One that is silent lives.
+fn is_death(error: &RegionError) -> bool {
+    use io::ErrorKind::{TimedOut, WouldBlock};
+    match error {
+        RegionError::Unserved { .. } => true,
+        RegionError::Io { source, .. } => !matches!(source.kind(), TimedOut | WouldBlock),
+        _ => false,
+    }
+}
+
 /// Returns the timeout of a request.
 fn io_timeout(request: &Request) -> Duration {
     match request {
         Request::Status | Request::Send | Request::Receive | Request::Own => ANSWERING,
-        // These requests move pages; the remaining ones may move all pages.
+        // This request moves pages. The remaining ones may move all pages, or wait for a lender.
         Request::Share { .. } => 4 * ANSWERING,
         _ => WORKING,
     }

@@ -5,7 +5,7 @@ use aquifer_volume::{LeaseTarget, Progress};
 
 use super::control::Serving;
 use crate::error::RegionError;
-use crate::{effect, handover, lock};
+use crate::{handover, lock};
 
 impl Serving {
     /// Adds a lease to the record, and then to the volume.
@@ -43,8 +43,15 @@ impl Serving {
         self.note_leases(|known| *known = leases)
     }
 
+    /// Records the incarnations that the region's first engine found. The next engines know by them
+    /// a lender that has lost the pages.
+    pub(super) fn note_incarnations(&self) -> Result<(), RegionError> {
+        let found = self.engine.volume().targets();
+        let is_known = lock(&self.spec).leases == found;
+        if is_known { Ok(()) } else { self.note_leases(|leases| *leases = found) }
+    }
+
     fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) -> Result<(), RegionError> {
-        effect::at("record");
         self.note(|spec| change(&mut spec.leases)).map(drop)
     }
 }

@@ -1,6 +1,6 @@
 //! Requests that change the leases of a region.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_control_socket::Answers;
 use aquifer_page::LeaseId;
@@ -37,11 +37,11 @@ pub fn evacuate(
 ) -> Result<(), RegionError> {
     let request = Request::Evacuate { lease };
     let failed = |error| unanswered(files, error, SILENCE);
-    despite_deaths(|alive| {
+    despite_deaths(|dead| {
         let mut answers = Answers::to(&files.control(), &request, SILENCE).map_err(failed)?;
         loop {
             let answer = answers.receive().map_err(failed)?;
-            *alive = Instant::now();
+            *dead = None;
             match answer {
                 Response::Evacuating(now) => on_progress(now),
                 Response::Done => return Ok(()),

@@ -159,6 +159,22 @@ fn without_room_elsewhere_an_evacuation_changes_nothing() {
 }
 
 #[test]
+fn a_region_keeps_its_last_lease_even_if_that_is_empty() {
+    if cannot_run() {
+        return;
+    }
+    let [one] = lenders();
+    let served = Served::new(&[one.lease(1)]);
+    let refused = served.evacuate(1).unwrap_err();
+    assert!(refused.contains("no lease has room"), "{refused}");
+    assert_eq!(served.leases(), [1]);
+    served.kill_engine();
+    served.write_all(1);
+    served.kill_engine();
+    served.check_all(1);
+}
+
+#[test]
 fn repeated_requests_are_done_and_contradictory_ones_refused() {
     if cannot_run() {
         return;
