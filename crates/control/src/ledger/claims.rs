@@ -42,8 +42,9 @@ pub struct Claim {
 #[derive(Clone, Debug, Default)]
 pub struct Claims(BTreeMap<(Purpose, RegionName), Noted>);
 
+/// A claim that counts.
 #[derive(Clone, Debug)]
-struct Noted {
+pub struct Noted {
     claim: Claim,
     at: Duration,
     /// Whether a reading has shown as much.
@@ -57,9 +58,14 @@ impl Claims {
         self.0.insert(key, Noted { claim, at: now, shown: false });
     }
 
-    /// Forgets the claim of a command that has failed.
-    pub fn release(&mut self, purpose: Purpose, name: &RegionName) {
-        self.0.remove(&(purpose, name.clone()));
+    /// Takes out the claim for a thing: of a command that has failed, or that claims again.
+    pub fn take(&mut self, purpose: Purpose, name: &RegionName) -> Option<Noted> {
+        self.0.remove(&(purpose, name.clone()))
+    }
+
+    /// Puts back what was taken out.
+    pub fn put_back(&mut self, noted: Noted) {
+        self.0.insert((noted.claim.purpose, noted.claim.name.clone()), noted);
     }
 
     /// Forgets claims that a reading shows, and those that no reading has shown for their whole

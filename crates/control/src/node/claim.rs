@@ -4,7 +4,7 @@ use aquifer_page::Bytes;
 
 use super::{Answer, Node, Problem, Ticket};
 use crate::Subject;
-use crate::ledger::{Claim, OwnMemory, Shortage};
+use crate::ledger::{Claim, OwnMemory, Purpose, Shortage};
 
 impl Node {
     /// Takes a reading of what this host promises. Claims that it does not show yet still count.
@@ -18,14 +18,16 @@ impl Node {
     /// a reading shows it, so that two commands do not get the same memory.
     pub(super) fn claim(&mut self, claim: Claim, overcommit: bool, ticket: Ticket) {
         // A claim of the same command that came twice counts once.
-        self.own.claims.release(claim.purpose, &claim.name);
+        let former = self.own.claims.take(claim.purpose, &claim.name);
         let before = self.own.claims.over(&self.own.read);
         let refusal = match claim.bytes {
             Bytes::ZERO => None,
             _ => self.refusal(&claim, before).filter(|_| !overcommit),
         };
-        if refusal.is_none() && claim.bytes > Bytes::ZERO {
-            self.own.claims.note(claim, self.now);
+        match (&refusal, former) {
+            (Some(_), Some(former)) => self.own.claims.put_back(former),
+            (None, _) if claim.bytes > Bytes::ZERO => self.own.claims.note(claim, self.now),
+            _ => {}
         }
         self.controller.note_own(self.own.claims.over(&self.own.read));
         let answer = refusal.map_or(Answer::Claimed, Answer::Failed);
@@ -43,7 +45,12 @@ impl Node {
             (self.controller.ledger_with(before), self.controller.ledger_with(after));
         let shortage = Shortage::between(&before, &after, self.controller.recallable())?;
         let what = format!("refuses memory to {}: {shortage}", claim.name);
-        self.log(what, vec![Subject::Vm(claim.name.clone())]);
+        let name = claim.name.clone();
+        let subject = match claim.purpose {
+            Purpose::Vm => Subject::Vm(name),
+            Purpose::Cache => Subject::Region(name),
+        };
+        self.log(what, vec![subject]);
         Some(Problem { error: shortage.to_string(), help: Some(shortage.help()) })
     }
 }

@@ -70,6 +70,16 @@ impl Shell {
 }
 
 #[test]
+fn a_refusal_leaves_the_former_claim_of_that_name() {
+    let mut shell = Shell::new();
+    shell.period(20);
+    assert!(shell.asks_for(&cache("items", 5)));
+    assert!(!shell.asks_for(&cache("items", 50)));
+    assert!(!shell.asks_for(&cache("more", 4)), "5 of the 8 GiB are promised");
+    assert!(shell.asks_for(&cache("more", 3)));
+}
+
+#[test]
 fn two_that_ask_at_once_do_not_get_the_same_memory() {
     let mut shell = Shell::new();
     shell.period(20);
