@@ -74,7 +74,7 @@ fn balance(balancing: &mut Balancing, journal: &Journal, limit: &Limit) {
     match balancing.step(true, Some(limit)) {
         Ok(turn) => {
             turn.moved.iter().for_each(log);
-            for is in &turn.plan.moves {
+            for is in &turn.begun {
                 let decision = turn.plan.decisions.iter().find(|decision| decision.vm == is.vm);
                 let why = decision.map_or(String::new(), ToString::to_string);
                 tracing::info!(vm = %is.vm, from = %is.from, to = %is.to, "{why}");

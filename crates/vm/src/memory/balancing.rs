@@ -45,6 +45,8 @@ pub struct Moved {
 pub struct BalancerStep {
     /// The moves to make, and the reasons against others.
     pub plan: Plan,
+    /// The moves of the plan that began. The others wait for memory, or were refused.
+    pub begun: Vec<Move>,
     /// Moves of earlier steps that have ended since the last one.
     pub moved: Vec<Moved>,
     /// VMs without figures, and why: mostly their supervisor or QEMU does not answer. Each counts
@@ -103,7 +105,7 @@ impl Balancing {
         act: bool,
         limit: Option<&dyn GrowthLimit>,
     ) -> Result<BalancerStep, VmError> {
-        let mut moved = Vec::new();
+        let (mut moved, mut begun) = (Vec::new(), Vec::new());
         while let Ok(ended) = self.ended.1.try_recv() {
             moved.push(self.note(ended));
         }
@@ -119,15 +121,17 @@ impl Balancing {
             // A VM that waits for memory is planned again as soon as there is some.
             let ready = |is: &&Move| !matches!(is.because, Because::Grows { waits: true, .. });
             let admitted = |is: &&Move| is.to < is.from || limit.is_none_or(|all| all.admits(is));
-            let begun = plan.moves.iter().filter(ready).filter(admitted);
-            begun.into_iter().try_for_each(|is| self.begin(is))?;
+            for is in plan.moves.iter().filter(ready).filter(admitted) {
+                self.begin(is)?;
+                begun.push(is.clone());
+            }
             if let Some(limit) = limit.filter(|_| plan.recall > Bytes::ZERO) {
                 limit.recall(plan.recall);
             }
         }
         let silent =
             self.silent.iter().map(|(vm, silent)| (vm.clone(), silent.why.clone())).collect();
-        Ok(BalancerStep { plan, moved, silent })
+        Ok(BalancerStep { plan, begun, moved, silent })
     }
 
     /// Waits up to `at_most` until a move that a step started ends.

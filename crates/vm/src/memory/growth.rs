@@ -17,7 +17,7 @@ pub trait GrowthLimit {
     /// Returns the room for VMs; `None` if only the budget bounds them.
     fn room(&self) -> Option<Room>;
 
-    /// Promises a VM that grows its new size; returns whether it may grow.
+    /// Promises a growing VM its new size. Returns whether the owner agreed.
     fn admits(&self, is: &Move) -> bool;
 
     /// Recalls lent memory, because VMs are to grow by it. The balancer repeats this until it is

@@ -109,7 +109,7 @@ fn say(
     said: &mut BTreeMap<RegionName, Discriminant<Why>>,
 ) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let BalancerStep { plan, moved, silent } = turn;
+    let BalancerStep { plan, moved, silent, .. } = turn;
     if common.json {
         let done = |moved: &Moved| moved.end.as_ref().err().map(ToString::to_string);
         let moved = moved.iter().map(|is| Done {
