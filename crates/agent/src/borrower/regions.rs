@@ -203,12 +203,11 @@ impl Regions {
         if !self.hand_overs.is_open(volume) {
             return Ok(self.has(volume));
         }
-        let taken = match exists {
-            true => self.take(region, volume),
-            false => Err("its maker does not make it".to_owned()),
-        };
+        // The record decides: a maker may fail after it made the region, and fail to remove it.
+        let taken = self.take(region, volume);
         let outcome = match &taken {
             Ok(()) => Outcome::Taken,
+            Err(_) if !exists => Outcome::Refused("its maker does not make it".to_owned()),
             Err(why) => Outcome::Refused(why.clone()),
         };
         let in_time = self.hand_overs.end(volume, outcome);

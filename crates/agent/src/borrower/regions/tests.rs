@@ -200,3 +200,14 @@ fn a_region_that_does_not_exist_in_time_gets_nothing() {
     make(dir.path(), VOLUME, vec![lease(1, true)]);
     assert_eq!(regions.settle(&region(), VOLUME, true), Ok(false), "its leases are on their way");
 }
+
+#[test]
+fn a_region_that_its_maker_could_not_remove_keeps_its_leases() {
+    let dir = tempfile::tempdir().unwrap();
+    let regions = open(dir.path(), Fake::Works);
+    regions.expect(VOLUME);
+    make(dir.path(), VOLUME, vec![lease(1, true)]);
+    assert_eq!(regions.settle(&region(), VOLUME, false), Ok(true));
+    assert_eq!(regions.wait_for(&live_volume(), Duration::from_secs(600)), Ok(()));
+    assert!(regions.has(VOLUME));
+}
