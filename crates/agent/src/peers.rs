@@ -434,7 +434,8 @@ pub(crate) struct Follow {
 impl Peer {
     fn new(address: &str, host: &HostName, standing: Standing, tls: &Arc<ClientConfig>) -> Self {
         let client = Client::peer(address, host, tls.clone());
-        let asking = client.clone().with_timeout(summaries::SUMMARY_TIMEOUT).keeping();
+        let asking = client.clone().with_timeout(summaries::SUMMARY_TIMEOUT);
+        let asking = asking.with_largest(summaries::LARGEST_SUMMARY).keeping();
         let is_of_cluster = !matches!(standing, Standing::Listed | Standing::Former);
         Self {
             address: address.to_owned(),

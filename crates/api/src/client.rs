@@ -133,6 +133,8 @@ fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
 pub struct Client {
     route: Route,
     timeout: Duration,
+    /// The largest answer, in bytes.
+    largest: usize,
     kept: Option<Kept>,
 }
 
@@ -174,12 +176,18 @@ impl Client {
     }
 
     fn new(route: Route, timeout: Duration) -> Self {
-        Self { route, timeout, kept: None }
+        Self { route, timeout, largest: LARGEST_ANSWER, kept: None }
     }
 
     /// Returns the client with another timeout for each call.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// Returns the client with another limit of an answer's size, in bytes.
+    pub fn with_largest(mut self, largest: usize) -> Self {
+        self.largest = largest;
         self
     }
 
@@ -295,7 +303,7 @@ impl Client {
         let response =
             connection.send_request(request).await.map_err(|error| self.unreachable(&error))?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, LARGEST_ANSWER).collect().await;
+        let body = Limited::new(body, self.largest).collect().await;
         Ok((head.status, body.map_err(|error| self.unreachable(&*error))?.to_bytes()))
     }
 

@@ -18,6 +18,9 @@ use super::{Peer, Peers, with_help};
 /// How long one host may take to answer.
 pub(super) const SUMMARY_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The largest summary, in bytes: all of a cluster's summaries fit one answer to the operator.
+pub(super) const LARGEST_SUMMARY: usize = 128 << 10;
+
 /// How long all hosts together may take. The hosts that were not asked by then are rows, too.
 const ALL_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -83,10 +86,7 @@ impl Peers {
 }
 
 fn out_of_time() -> Silence {
-    let why = format!(
-        "it was not asked, because the hosts before it took all {} s",
-        ALL_TIMEOUT.as_secs()
-    );
+    let why = format!("it was not asked: its turn did not come within {} s", ALL_TIMEOUT.as_secs());
     Silence { refused: false, why }
 }
 
@@ -122,7 +122,7 @@ fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// Adds what gossip last said of a host that is down.
+/// Adds what gossip last said of a host that gave no answer.
 fn told_by_gossip(status: status::Peer, peer: &Peer) -> status::Peer {
     let told = peer.last().told;
     let age = told.map(|(_, at)| at.elapsed().as_secs_f64());
