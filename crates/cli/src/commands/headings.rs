@@ -22,7 +22,8 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Security", &[], &["tls", "lender-host", "dhchap-secret", "host-nqn", "allow-host", "token"]),
     ("Security", &[], &["unencrypted", "encryption"]),
     ("Timeouts", &[], &["io-timeout", "fault-timeout", "timeout", "retry", "max-downtime"]),
-    ("Output", &[], &["json", "report", "watch", "stages", "cluster"]),
+    ("Output", &[], &["json", "report", "watch", "stages"]),
+    ("Output", &["status"], &["cluster"]),
     ("Paths", &[], &["run-dir", "socket", "groups", "config", "dir", "cluster-dir"]),
 ];
 

@@ -265,10 +265,12 @@ impl Create {
         let Self { name, size, cached, overcommit } = self;
         let what = || format!("creating region '{name}'");
         let _progress = Progress::spinner(what());
-        let claimed = overcommit.claim(common, &what(), cached.claim(&name, size))?;
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
+        let claim = cached.claim(&name, size);
         let plan = cached.plan(common, name.clone(), size)?;
+        // After the plan, as lenders may take longer to answer than a claim counts.
+        let claimed = overcommit.claim(common, &what(), claim)?;
         let files = Files::new(&directory, &name);
         let create = |spec: &RegionSpec| client::create(&exe, &directory, spec).or_fail(what);
         let status = plan.make(create, || _ = client::remove(&files))?;

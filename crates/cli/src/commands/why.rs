@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use aquifer_api::path;
 use aquifer_api::status::{Decision, Status, Subject, SubjectKind};
 use aquifer_vm::process::client as vms;
 use clap::Args;
@@ -41,19 +39,13 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// How long the agent may take to answer.
-const LIMIT: Duration = Duration::from_secs(10);
-
 impl Why {
     /// Shows the decisions about a name.
     ///
     /// # Errors
     /// If the agent does not answer, or knows nothing of this name.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let agent = self.socket.agent(common)?;
-        let status: Status = agent.call("asking for the decisions", LIMIT, async |client| {
-            client.get(path::STATUS).await
-        })?;
+        let status = self.socket.agent(common)?.status("asking for the decisions")?;
         let name = self.name.filter(|name| *name != status.host.as_str());
         let known = known(&status, common);
         if let Some(name) = &name
@@ -82,12 +74,14 @@ fn known(status: &Status, common: &Common) -> BTreeSet<Subject> {
     for lent in &status.lent {
         known.insert(of(SubjectKind::Lease, &lent.lease));
         known.insert(of(SubjectKind::Host, &lent.borrower));
+        known.extend(lent.region.iter().map(|region| of(SubjectKind::Region, region)));
     }
     for volume in &status.borrowed {
         known.insert(of(SubjectKind::Volume, &volume.volume));
     }
     for region in &status.regions {
         known.insert(of(SubjectKind::Region, &region.region));
+        known.insert(of(SubjectKind::Volume, &region.volume));
     }
     let swap = status.borrowed.iter().flat_map(|volume| &volume.leases);
     for held in swap.chain(status.regions.iter().flat_map(|region| &region.leases)) {

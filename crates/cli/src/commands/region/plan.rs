@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aquifer_api::client::CallError;
 use aquifer_api::order::{BorrowFor, Provided, Settle};
 use aquifer_api::{Done, path};
 use aquifer_region::process::RegionSpec;
@@ -63,10 +64,11 @@ impl Plan {
     }
 
     /// Makes the region with `make`, and tells the agent that borrowed its memory. If the agent no
-    /// longer holds that memory, `remove` removes the region.
+    /// longer holds that memory, `remove` removes the region. An agent that does not answer finds
+    /// the region by itself.
     ///
     /// # Errors
-    /// If `make` fails, or the agent no longer holds the memory. Nothing is left behind then.
+    /// If `make` fails, or the agent no longer holds the memory.
     pub(crate) fn make<T>(
         mut self,
         make: impl FnOnce(&RegionSpec) -> Result<T>,
@@ -75,21 +77,31 @@ impl Plan {
         let made = make(&self.spec)?;
         match self.settle(true) {
             Ok(()) => Ok(made),
-            Err(failure) => {
+            Err(error @ CallError::Refused { .. }) => {
                 remove();
-                Err(failure)
+                Err(self.failure(error))
+            }
+            Err(error) => {
+                let help = "the agent finds the region by itself, within a minute";
+                self.failure(error).help(help).warn(self.json);
+                Ok(made)
             }
         }
     }
 
     /// Tells the agent whether the region exists, once.
-    fn settle(&mut self, exists: bool) -> Result<()> {
+    fn settle(&mut self, exists: bool) -> Result<(), CallError> {
         let Some(agent) = self.agent.take() else { return Ok(()) };
         let order = Settle { volume: self.spec.volume, exists };
-        let what = format!("keeping the memory of '{}'", self.spec.name);
         agent
-            .call(&what, NOTING, async |client| client.post(path::REGION_SETTLE, &order).await)
+            .ask(NOTING, async |client| client.post(path::REGION_SETTLE, &order).await)
             .map(|Done {}| ())
+    }
+
+    fn failure(&self, error: CallError) -> Failure {
+        let help = error.help();
+        let failure = Failure::new(format!("keeping the memory of '{}'", self.spec.name), error);
+        help.into_iter().fold(failure, Failure::help)
     }
 }
 
@@ -103,9 +115,9 @@ fn or_by_hand(failure: Failure) -> Failure {
 impl Drop for Plan {
     /// Returns the memory of a region that does not exist.
     fn drop(&mut self) {
-        if let Err(failure) = self.settle(false) {
+        if let Err(error) = self.settle(false) {
             let help = "the agent finds within a minute that the region does not exist";
-            failure.help(help).warn(self.json);
+            self.failure(error).help(help).warn(self.json);
         }
     }
 }

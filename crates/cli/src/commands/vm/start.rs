@@ -139,17 +139,18 @@ impl Start {
         cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
         let limits = self.bounds.over(UNLIMITED);
         limits.validate().map_err(|error| Failure::new(what(), error))?;
-        let claimed = match (&cached.0, self.huge_pages) {
+        let claim = match (&cached.0, self.huge_pages) {
             // The kernel has set huge pages aside already.
             (None, Some(_)) => None,
             (Some(cached), _) => Some(cached.claim(&name, max_memory)),
             (None, None) => Some(claim(&name, memory, limits.reserve)),
         };
-        let claimed =
-            claimed.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
         let region =
             cached.0.map(|cached| cached.plan(common, name.clone(), max_memory)).transpose()?;
+        // After the plan, as lenders may take longer to answer than a claim counts.
+        let claimed =
+            claim.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
         let backing = match region {
             Some(_) => Backing::Region,
             None => Backing::Local { huge: self.huge_pages },
