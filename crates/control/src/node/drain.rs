@@ -24,7 +24,7 @@ pub struct Left {
 
 impl Node {
     pub(super) fn drain(&mut self, on: bool, stored: Bytes, vms: bool) {
-        if self.has_left {
+        if self.belonging.has_left {
             return;
         }
         if vms {

@@ -8,11 +8,13 @@
 //! - `offers`: when to ask peers for offers, and input that waits for them.
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
+//! - `regions`: memory for regions. `claim`: the check before a VM or a region gets memory.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
 //! - `moves`: VMs that move to other hosts.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
+mod claim;
 mod drain;
 mod fit;
 mod hear;
@@ -25,6 +27,7 @@ mod orders;
 mod output;
 mod part;
 mod period;
+mod regions;
 mod settle;
 mod watch;
 
@@ -42,7 +45,7 @@ pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
 
-use crate::ledger::Ledger;
+use crate::ledger::{Claims, Ledger, OwnMemory};
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
 use moves::Moves;
 use offers::Offers;
@@ -68,22 +71,37 @@ pub struct Node {
     settings: Settings,
     controller: Controller,
     now: Duration,
-    /// The last reading. The controller gets it later if the period waits for offers.
-    memory: Memory,
     /// Work in progress: the controller may order it again meanwhile.
     work: HashSet<Work>,
     offers: Offers,
     orders: Orders,
     lending: Lending,
     borrowing: Borrowing,
+    own: Own,
     moves: Moves,
+    belonging: Belonging,
+    outputs: Vec<Output>,
+}
+
+/// The memory of this host.
+#[derive(Clone, Debug, Default)]
+struct Own {
+    /// The last reading. The controller gets it later if the period waits for offers.
+    memory: Memory,
+    /// Programs that the kernel has killed for lack of memory, at the last reading.
+    oom_kills: Option<u64>,
+    /// The last reading of VMs, regions and groups. The controller gets it with the claims.
+    read: OwnMemory,
+    claims: Claims,
+}
+
+/// What the node remembers of its place in the cluster.
+#[derive(Clone, Debug, Default)]
+struct Belonging {
     /// Time of the last attempt to settle leases with former peers.
     parted: Option<Duration>,
     /// Whether this host has left the cluster: it neither lends nor borrows any more.
     has_left: bool,
-    /// Programs that the kernel has killed for lack of memory, at the last reading.
-    oom_kills: Option<u64>,
-    outputs: Vec<Output>,
 }
 
 /// What the node remembers of borrowers besides their leases.
@@ -133,16 +151,14 @@ impl Node {
             settings,
             controller,
             now: Duration::ZERO,
-            memory: Memory::default(),
             work: HashSet::new(),
             offers: Offers::default(),
             orders: Orders::default(),
             lending: Lending { draining, drained: draining, ..Lending::default() },
             borrowing: Borrowing::default(),
+            own: Own::default(),
             moves,
-            parted: None,
-            has_left: false,
-            oom_kills: None,
+            belonging: Belonging::default(),
             outputs: Vec::new(),
         }
     }
@@ -166,10 +182,13 @@ impl Node {
             Input::Said { to, message, end } => self.said(to, message, end),
             Input::Done { work, event } => self.done(&work, event),
             Input::Borrow { bytes, priority, ticket } => self.borrow(bytes, priority, ticket),
+            Input::BorrowFor { request, ticket } => self.borrow_for(request, ticket),
             Input::Return { volume, ticket } => self.give_back(volume, ticket),
             Input::Drain { on, stored, vms } => self.drain(on, stored, vms),
             Input::Vms(vms) => self.seen_vms(&vms),
             Input::MoveEnded { vm, end } => self.moved(&vm, end),
+            Input::Claim { claim, overcommit, ticket } => self.claim(claim, overcommit, ticket),
+            Input::Reclaim(bytes) => self.step(Event::Reclaim { bytes }),
             Input::Leave { ticket } => self.leave(ticket),
         }
         std::mem::take(&mut self.outputs)
@@ -187,7 +206,7 @@ impl Node {
 
     /// Returns the last reading.
     pub fn memory(&self) -> Memory {
-        self.memory
+        self.own.memory
     }
 
     /// Returns the leases that this host holds and their lenders do not have.
@@ -211,6 +230,7 @@ impl Node {
 
     fn decided(&mut self, decision: &Decision) {
         self.outputs.extend(self.orders.note(decision));
+        self.note_lack(decision);
         if let What::RoleChanged { from, to } = decision.what {
             self.outputs.push(Output::RoleChanged { from, to });
         }
@@ -229,7 +249,9 @@ impl Node {
     fn begin(&mut self, action: Action) {
         let work = Work::of(&action);
         if self.work.insert(work.clone()) {
+            let provided = regions::provided(&action);
             self.outputs.push(Output::Begin(work, action));
+            provided.iter().for_each(|live| self.answer_with(live));
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use aquifer_page::{Bytes, HostName, LeaseId};
 
 use super::{Node, Output, Ticket};
-use crate::{Event, Message, Offer, Role};
+use crate::{Event, Message, Offer, RegionRequest, Role};
 
 /// The node asks peers for offers once M_u exceeds this share of T_upper x M_t. The answers are
 /// then there when needed, and an idle host asks no peer.
@@ -26,6 +26,10 @@ pub(super) enum Waiting {
     Hear(HostName, Message, Ticket),
     /// The operator borrows.
     Borrow(Bytes),
+    /// A region needs memory.
+    BorrowFor(RegionRequest),
+    /// A former peer holds pages of regions.
+    Part(HostName),
 }
 
 impl Offers {
@@ -33,16 +37,26 @@ impl Offers {
     pub(super) fn cancel_borrowing(&mut self) {
         self.waiting.retain(|waiting| !matches!(waiting, Waiting::Borrow(_)));
     }
+
+    /// Returns the bytes for regions that wait for offers.
+    pub(super) fn requested(&self) -> Bytes {
+        let bytes = self.waiting.iter().map(|waiting| match waiting {
+            Waiting::BorrowFor(request) => request.bytes,
+            Waiting::Hear(..) | Waiting::Borrow(_) | Waiting::Part(_) => Bytes::ZERO,
+        });
+        bytes.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
 }
 
 impl Node {
     pub(super) fn wants_offers(&self) -> bool {
         let config = &self.controller.facts().config;
-        let near = self.memory.total.scaled(config.upper * ASK_EARLY);
-        let short = self.memory.used > near || self.memory.pressure;
+        let near = self.own.memory.total.scaled(config.upper * ASK_EARLY);
+        let short = self.own.memory.used > near || self.own.memory.pressure;
         let may_borrow = config.borrows && self.controller.role() != Role::Lender;
         (short && may_borrow)
             || self.controller.borrowed().iter().any(|lease| lease.leaving)
+            || self.controller.requested() > Bytes::ZERO
             || !self.offers.waiting.is_empty()
     }
 
@@ -65,10 +79,12 @@ impl Node {
     }
 
     pub(super) fn step_period(&mut self, lenders: Vec<Offer>, stored: BTreeMap<LeaseId, Bytes>) {
-        self.step(Event::Tick { memory: self.memory, stored, lenders });
+        self.step(Event::Tick { memory: self.own.memory, stored, lenders });
         for waiting in std::mem::take(&mut self.offers.waiting) {
             match waiting {
                 Waiting::Hear(from, message, ticket) => self.take_in(from, message, ticket),
+                Waiting::BorrowFor(request) => self.step(Event::BorrowFor(request)),
+                Waiting::Part(host) => self.step(Event::Part { host }),
                 Waiting::Borrow(bytes) => {
                     let group = self.controller.facts().config.group.clone();
                     self.step(Event::Borrow { bytes, group });

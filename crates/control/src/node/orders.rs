@@ -6,14 +6,16 @@ use std::time::Duration;
 use aquifer_page::{Bytes, HostName, VolumeId};
 
 use super::offers::Waiting;
+use super::regions::Requests;
 use super::{Answer, Contact, Node, Output, Problem, Ticket};
 use crate::{Cause, Decision, Event, What};
 
-/// Orders in progress: at most one borrowing, any number of returns.
+/// Orders in progress: at most one borrowing, any number of returns and of requests for regions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Orders {
     borrow: Option<Borrowing>,
     returns: Vec<Pending>,
+    pub(super) requests: Requests,
 }
 
 /// How long a return waits for the lenders' word that their memory is free. The controller repeats
@@ -170,7 +172,7 @@ pub fn nobody_lends(wanted: Bytes, peers: &BTreeMap<HostName, Contact>) -> Probl
 
 impl Node {
     pub(super) fn borrow(&mut self, bytes: Bytes, priority: Option<u16>, ticket: Ticket) {
-        if self.has_left {
+        if self.belonging.has_left {
             return self.answer(ticket, failed("this host leaves its cluster".to_owned(), None));
         }
         if self.orders.is_borrowing() {
@@ -182,8 +184,9 @@ impl Node {
     }
 
     pub(super) fn give_back(&mut self, which: Option<VolumeId>, ticket: Ticket) {
-        let volumes: BTreeSet<_> =
-            self.controller.volumes().iter().map(|volume| volume.volume).collect();
+        let volumes = self.controller.volumes().into_iter();
+        let swap = volumes.filter(|volume| volume.owner.is_swap());
+        let volumes: BTreeSet<_> = swap.map(|volume| volume.volume).collect();
         let left = match which {
             None => volumes,
             Some(volume) if volumes.contains(&volume) => BTreeSet::from([volume]),

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use aquifer_page::HostName;
 
+use super::offers::Waiting;
 use super::{EventKind, Node, Output};
 use crate::Event;
 
@@ -22,15 +23,19 @@ impl Node {
     /// Leaves leases borrowed from former peers, and recalls leases lent to them.
     pub(super) fn part_with_former_peers(&mut self) {
         let due = self.settings.period * PARTING_PERIODS;
-        if self.parted.is_some_and(|last| !self.passed(due, last)) {
+        if self.belonging.parted.is_some_and(|last| !self.passed(due, last)) {
             return;
         }
-        let is_first = self.parted.replace(self.now).is_none();
+        let is_first = self.belonging.parted.replace(self.now).is_none();
         for host in self.former_peers() {
             if is_first {
                 self.outputs.push(Output::Warning(self.former_peer(&host)));
             }
-            self.step(Event::Part { host });
+            match self.lends_to_regions(&host) {
+                // Only another lender can take these pages.
+                true => self.with_offers(Waiting::Part(host)),
+                false => self.step(Event::Part { host }),
+            }
         }
     }
 

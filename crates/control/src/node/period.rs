@@ -33,9 +33,9 @@ impl Node {
     /// Runs one monitoring period (\[Ge23\], Algorithm 1, line 1).
     pub(super) fn period(&mut self, readings: Readings) {
         let Readings { memory, own, stored, connected, oom_kills, ended_vms, found } = readings;
-        self.memory = memory;
+        self.own.memory = memory;
         // At once: this host may grant a request while the period waits for offers.
-        self.controller.note_own(own);
+        self.note_own(own);
         if let Some(connected) = connected {
             self.note_connections(&connected.into_iter().collect());
         }
@@ -153,6 +153,7 @@ impl Node {
         for lease in vacated {
             self.step(Event::Evacuated { lease, unused: Vec::new() });
         }
+        found.gone.into_iter().for_each(|volume| self.region_gone(volume));
         for volume in found.dead {
             if !self.work.contains(&Work::Volume(volume)) {
                 let what = format!("removes volume {volume}: its process has died");
@@ -164,7 +165,7 @@ impl Node {
 
     /// Notes programs that the kernel has killed since the last reading.
     fn note_kills(&mut self, kills: Option<u64>) {
-        if let (Some(now), Some(before)) = (kills, self.oom_kills)
+        if let (Some(now), Some(before)) = (kills, self.own.oom_kills)
             && now > before
         {
             let (count, name) = (now - before, self.settings.source.clone());
@@ -172,6 +173,6 @@ impl Node {
                 format!("the kernel killed {count} program(s) of {name} because memory ran out");
             self.note(EventKind::OomKill, name, what);
         }
-        self.oom_kills = kills.or(self.oom_kills);
+        self.own.oom_kills = kills.or(self.own.oom_kills);
     }
 }

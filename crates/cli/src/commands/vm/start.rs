@@ -1,8 +1,11 @@
 //! `aquifer vm start`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use aquifer_page::{Bytes, RegionName};
+use aquifer_api::order::{Claim, ClaimPurpose};
+use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::UNLIMITED;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Accelerator, Backing, VmSpec};
@@ -10,6 +13,7 @@ use clap::{Args, ValueEnum};
 
 use super::limits::Bounds;
 use super::text;
+use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
 use crate::commands::region::{self, Cached, MaybeCached};
 use crate::failure::{Failure, OrFail, Result};
@@ -21,8 +25,9 @@ use crate::progress::Progress;
 /// Returns when QEMU runs. The VM has a serial port, a balloon, a port for 'aquifer-guest run', the
 /// named disks, and no other device: no network and no display. Arguments after '--' go to QEMU.
 ///
-/// With --cache and --lender its memory is in the pool, and local RAM is a cache of it. Without
-/// these its memory is RAM of this host. Only a VM in the pool can join a group and migrate.
+/// With --cache its memory is in the pool, and local RAM is a cache of it: this host's agent
+/// borrows it, or --lender names the lenders. Without --cache its memory is RAM of this host. Only
+/// a VM in the pool can join a group. Only a VM with named lenders can migrate.
 #[derive(Debug, Args)]
 pub struct Start {
     /// Name of the VM and of its region
@@ -40,6 +45,8 @@ pub struct Start {
     bounds: Bounds,
     #[command(flatten)]
     cached: MaybeCached,
+    #[command(flatten)]
+    overcommit: Overcommit,
     /// Use huge pages of this size, 2M or 1G
     ///
     /// The host must have reserved them (vm.nr_hugepages). By default pages are 4 KiB.
@@ -110,6 +117,19 @@ impl AcceleratorName {
     }
 }
 
+/// Returns the claim for the memory of a VM that the command is about to start.
+fn claim(name: &RegionName, bytes: Bytes, reserve: Bytes) -> Claim {
+    Claim {
+        name: name.clone(),
+        purpose: ClaimPurpose::Vm,
+        group: Group::default(),
+        bytes,
+        reserve,
+        pid: Some(std::process::id()),
+        overcommit: false,
+    }
+}
+
 impl Start {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
         let Self { name, memory, cached, .. } = self;
@@ -117,11 +137,20 @@ impl Start {
         let what = || format!("starting VM '{name}'");
         let _progress = Progress::spinner(what());
         cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
-        let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
-        let region =
-            cached.0.map(|cached| cached.spec(common, name.clone(), max_memory)).transpose()?;
         let limits = self.bounds.over(UNLIMITED);
         limits.validate().map_err(|error| Failure::new(what(), error))?;
+        let claim = match (&cached.0, self.huge_pages) {
+            // The kernel has set huge pages aside already.
+            (None, Some(_)) => None,
+            (Some(cached), _) => Some(cached.claim(&name, max_memory)),
+            (None, None) => Some(claim(&name, memory, limits.reserve)),
+        };
+        let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
+        let region =
+            cached.0.map(|cached| cached.plan(common, name.clone(), max_memory)).transpose()?;
+        // After the plan, as lenders may take longer to answer than a claim counts.
+        let claimed =
+            claim.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
         let backing = match region {
             Some(_) => Backing::Region,
             None => Backing::Local { huge: self.huge_pages },
@@ -145,7 +174,18 @@ impl Start {
             extra: self.extra,
         };
         let exe = std::env::current_exe().or_fail(what)?;
-        let status = client::start(&exe, run_dir, &spec, region.as_ref(), &limits).or_fail(what)?;
-        output::answer(common.json, &status, |status| text(&Files::new(run_dir, &name), status))
+        let files = Files::new(run_dir, &name);
+        let start = |region: Option<&RegionSpec>| {
+            client::start(&exe, run_dir, &spec, region, &limits).or_fail(what)
+        };
+        let status = match region {
+            Some(plan) => plan.make(
+                |region| start(Some(region)),
+                || _ = client::stop(&files, true, Duration::ZERO),
+            )?,
+            None => start(None)?,
+        };
+        claimed.into_iter().for_each(Claimed::keep);
+        output::answer(common.json, &status, |status| text(&files, status))
     }
 }

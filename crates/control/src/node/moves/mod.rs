@@ -137,7 +137,7 @@ impl Node {
 
     /// Notes since when this host is overloaded, and looks at the VMs if one may have to move.
     pub(super) fn watch_vms(&mut self) {
-        let overloaded = self.memory.overloaded(&self.controller.facts().config);
+        let overloaded = self.own.memory.overloaded(&self.controller.facts().config);
         self.moves.overloaded = self.moves.overloaded.or(Some(self.now)).filter(|_| overloaded);
         self.look_at_vms();
     }
@@ -159,7 +159,7 @@ impl Node {
     pub(super) fn seen_vms(&mut self, vms: &[VmReading]) {
         self.moves.looking = false;
         self.moves.failed.retain(|name, _| vms.iter().any(|vm| vm.vm == *name));
-        if self.moves.moving.is_some() || self.has_left {
+        if self.moves.moving.is_some() || self.belonging.has_left {
             return;
         }
         let chosen = match (self.moves.vacates, self.lasting_overload()) {

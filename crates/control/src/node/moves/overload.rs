@@ -51,8 +51,8 @@ impl Node {
         lasted: Duration,
     ) -> Result<(RegionName, String), String> {
         let (candidates, stay) = self.candidates(vms);
-        let Memory { used, .. } = self.memory;
-        let excess = used.saturating_sub(self.memory.upper(&self.controller.facts().config));
+        let Memory { used, .. } = self.own.memory;
+        let excess = used.saturating_sub(self.own.memory.upper(&self.controller.facts().config));
         let is = self.sustained(lasted, excess);
         let is_moving = |vm: &VmReading| vm.obstacle.as_ref().is_some_and(Obstacle::is_move);
         let chosen = choose(&candidates, excess).filter(|_| !vms.iter().any(is_moving));
@@ -97,8 +97,9 @@ impl Node {
     /// Describes the overload, and what was tried against it.
     fn sustained(&self, lasted: Duration, excess: Bytes) -> String {
         let config = &self.controller.facts().config;
-        let Memory { used, total, .. } = self.memory;
-        let (lasted, upper) = (Duration::from_secs(lasted.as_secs()), self.memory.upper(config));
+        let Memory { used, total, .. } = self.own.memory;
+        let (lasted, upper) =
+            (Duration::from_secs(lasted.as_secs()), self.own.memory.upper(config));
         let is = match excess {
             Bytes::ZERO => format!("programs wait for memory at used {used} of {total}"),
             over => format!("used {used} of {total} is {over} above {upper}"),
