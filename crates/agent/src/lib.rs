@@ -162,7 +162,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     }
     let (commands, inbox) = mpsc::channel(64);
     let handle = Handle(commands);
-    let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
+    let vms = Vms::new(config.clone(), exe.clone(), peers.clone(), handle.clone());
     let journal = Journal::default();
     let balances = config.vms.balance;
     let balancer = balances.then(|| {

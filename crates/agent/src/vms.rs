@@ -9,12 +9,13 @@ mod moving;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
-use aquifer_api::{Problem, path};
+use aquifer_api::{Problem, Threshold, path};
 use aquifer_control::Offer;
+use aquifer_control::ledger::{Claim, Purpose};
+use aquifer_control::node::Obstacle;
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, HostName, RegionName};
 use aquifer_region::process::{RegionSpec, preload_library};
@@ -23,6 +24,7 @@ use aquifer_vm::process::{Files, client};
 
 use crate::borrower;
 use crate::config::Config;
+use crate::driver::{Command, Handle};
 use crate::peers::{AskError, Peers};
 use moving::Moving;
 
@@ -36,8 +38,7 @@ struct Inner {
     /// The program that supervises VMs.
     exe: PathBuf,
     peers: Peers,
-    /// Whether this host drains, and takes no VM.
-    drains: AtomicBool,
+    agent: Handle,
     moving: Moving,
 }
 
@@ -47,21 +48,15 @@ fn problem(error: impl std::fmt::Display) -> Problem {
 
 impl Vms {
     /// Serves VMs with files in this agent's state directory.
-    pub fn new(config: Config, exe: PathBuf, peers: Peers) -> Self {
-        let (drains, moving) = (AtomicBool::new(false), Moving::default());
-        Self(Arc::new(Inner { config, exe, peers, drains, moving }))
-    }
-
-    /// Takes VMs from other hosts from now on, or refuses them.
-    pub(crate) fn accept(&self, accepts: bool) {
-        self.0.drains.store(!accepts, Ordering::Relaxed);
+    pub fn new(config: Config, exe: PathBuf, peers: Peers, agent: Handle) -> Self {
+        Self(Arc::new(Inner { config, exe, peers, agent, moving: Moving::default() }))
     }
 
     /// Starts to wait for a VM that another host is about to move here.
     ///
     /// # Errors
-    /// If this host takes no VMs, `from` is no peer, the group has no room, or the supervisor
-    /// cannot start.
+    /// If this host takes no VMs, `from` is no peer, this host or the group has no room, or the
+    /// supervisor cannot start.
     pub async fn receive(&self, from: HostName, arrive: Arrive) -> Result<Awaits, Problem> {
         let Inner { config, .. } = &*self.0;
         if !config.vms.accept {
@@ -73,22 +68,36 @@ impl Vms {
                 ),
             });
         }
-        if self.0.drains.load(Ordering::Relaxed) {
-            return Err(Problem {
-                error: format!("host {} is draining, and takes no VMs", config.host),
-                help: Some(
-                    "choose another host, or end the drain there with 'aquifer host undrain'"
-                        .to_owned(),
-                ),
-            });
-        }
         if !self.0.peers.knows(&from) {
             return Err(problem(format!("{from} is not a peer of host {}", config.host)));
         }
         let arrival: Arrival = serde_json::from_value(arrive.arrival).map_err(problem)?;
-        let inner = self.0.clone();
-        let received = tokio::task::spawn_blocking(move || inner.receive(from, arrival));
-        received.await.map_err(problem)?
+        let RegionSpec { name: vm, cache, group, .. } = arrival.memory.clone();
+        let (below, sender) = (arrive.below, from.clone());
+        let claim = Claim {
+            name: vm.clone(),
+            purpose: Purpose::Cache,
+            group,
+            bytes: cache,
+            reserve: Bytes::ZERO,
+        };
+        let agent = &self.0.agent;
+        agent.ask(|reply| Command::TakeVm { from: sender, claim, below, reply }).await??;
+        let (inner, sender) = (self.0.clone(), from.clone());
+        let received = tokio::task::spawn_blocking(move || inner.receive(sender, arrival)).await;
+        let received = received.map_err(problem).flatten();
+        if let Err(Problem { error, .. }) = &received
+            // An earlier attempt may wait for this VM, and keeps the promise.
+            && !self.waits_for(&vm)
+        {
+            agent.tell(Command::LostVm { from, vm, why: error.clone() }).await;
+        }
+        received
+    }
+
+    fn waits_for(&self, vm: &RegionName) -> bool {
+        let all = client::list(&self.0.config.state);
+        all.is_ok_and(|all| all.iter().any(|files| files.name() == vm))
     }
 
     /// Asks a peer to wait for a VM of this host: the one that the order names, or else the one
@@ -97,18 +106,19 @@ impl Vms {
     /// # Errors
     /// If there is no such VM, or no peer can take it.
     pub async fn offer(&self, order: Migrate) -> Result<Awaited, Problem> {
-        Ok(self.offer_except(order, None).await?)
+        let wanted = Wanted { avoid: None, below: Threshold::Upper };
+        Ok(self.offer_to(order, wanted).await?.0)
     }
 
-    /// Does the same, but does not choose the host `avoid`.
+    /// Does the same for a host as `wanted`; also returns the reason for the choice.
     ///
     /// # Errors
     /// [`AskError::Refused`] if no host has changed anything.
-    async fn offer_except(
+    async fn offer_to(
         &self,
         order: Migrate,
-        avoid: Option<HostName>,
-    ) -> Result<Awaited, AskError> {
+        wanted: Wanted,
+    ) -> Result<(Awaited, String), AskError> {
         let Inner { config, peers, .. } = &*self.0;
         let refused = AskError::Refused;
         if order.to.as_ref() == Some(&config.host) {
@@ -119,39 +129,59 @@ impl Vms {
         let offered = tokio::task::spawn_blocking(move || client::offer(&files)).await;
         let offered = offered.map_err(problem).and_then(|offered| offered.map_err(problem));
         let mut arrival = offered.map_err(refused)?;
-        refuse_lent(&arrival.memory).map_err(refused)?;
+        if let Some(obstacle) = borrowed(&arrival.memory) {
+            let error = format!("cannot migrate VM '{}': {obstacle}", order.vm);
+            let help = "only VMs that name their lenders ('vm start --lender') can move";
+            return Err(refused(Problem { error, help: Some(help.to_owned()) }));
+        }
         arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
         let (migration, cache) = (arrival.migration, arrival.memory.cache);
         let arrival = serde_json::to_value(arrival).map_err(problem).map_err(refused)?;
-        let arrive = Arrive { arrival };
-        let (to, Awaits { address }) = match order.to {
+        let below = order.to.is_none().then_some(wanted.below);
+        let arrive = Arrive { arrival, below };
+        let (to, Awaits { address }, why) = match order.to {
             Some(to) => {
                 let awaits = peers.ask(&to, path::ARRIVE, &arrive).await?;
-                (to, awaits)
+                (to, awaits, "an operator chose it".to_owned())
             }
-            None => self.0.place(&order.vm, cache, &arrive, avoid).await?,
+            None => self.0.place(&order.vm, cache, &arrive, wanted.avoid).await?,
         };
-        Ok(Awaited { to, migration, address, identity: config.tls.clone() })
+        Ok((Awaited { to, migration, address, identity: config.tls.clone() }, why))
     }
 }
 
-/// Refuses a VM whose memory is in leases of this host: lenders serve them to no other host.
-fn refuse_lent(memory: &RegionSpec) -> Result<(), Problem> {
-    let Some(lease) = memory.leases.iter().find(|lease| borrower::is_borrowed(lease)) else {
-        return Ok(());
-    };
-    let (vm, lender) = (&memory.name, &lease.lender);
-    Err(Problem {
-        error: format!("VM '{vm}' has memory at {lender} that only this host may use"),
-        help: Some("only VMs that name their lenders ('vm start --lender') can move".to_owned()),
-    })
+/// The host that may take a VM.
+#[derive(Clone, Debug)]
+struct Wanted {
+    /// A host that must not take it.
+    avoid: Option<HostName>,
+    /// Up to where the host may use its memory then.
+    below: Threshold,
 }
 
-/// Returns the hosts that can spare `cache`, those that can spare most first.
-fn by_room(offers: Vec<Offer>, cache: Bytes) -> Vec<Offer> {
-    let mut fitting: Vec<_> = offers.into_iter().filter(|offer| offer.spare >= cache).collect();
-    fitting.sort_by(|a, b| (b.spare, &a.host).cmp(&(a.spare, &b.host)));
-    fitting
+/// Returns what keeps a VM here if the agent borrowed some of its memory: lenders serve that to no
+/// other host.
+fn borrowed(memory: &RegionSpec) -> Option<Obstacle> {
+    let lease = memory.leases.iter().find(|lease| borrower::is_borrowed(lease))?;
+    Some(Obstacle::Borrowed(lease.lender.clone()))
+}
+
+/// Returns the hosts that can spare `cache` and those that cannot, each with most room first.
+fn by_room(mut offers: Vec<Offer>, cache: Bytes) -> (Vec<Offer>, Vec<Offer>) {
+    offers.sort_by(|a, b| (b.spare, &a.host).cmp(&(a.spare, &b.host)));
+    offers.into_iter().partition(|offer| offer.spare >= cache)
+}
+
+fn beaten(Offer { host, spare, .. }: &Offer) -> String {
+    format!("{host} can spare {spare}")
+}
+
+/// Explains the choice of a host that can spare this much.
+fn chosen(spare: Bytes, others: &[String]) -> String {
+    match others.is_empty() {
+        true => format!("it can spare {spare}, and no other host was asked"),
+        false => format!("it can spare {spare}. The others: {}", others.join("; ")),
+    }
 }
 
 impl Inner {
@@ -163,30 +193,39 @@ impl Inner {
         cache: Bytes,
         arrive: &Arrive,
         avoid: Option<HostName>,
-    ) -> Result<(HostName, Awaits), AskError> {
-        let (mut reasons, mut asked) = (Vec::new(), BTreeSet::from_iter(avoid));
+    ) -> Result<(HostName, Awaits, String), AskError> {
+        let mut asked = BTreeSet::from_iter(avoid.clone());
+        let mut others: Vec<_> =
+            avoid.iter().map(|host| format!("{host}: the last move there failed")).collect();
         loop {
-            let fitting = by_room(self.peers.rooms(cache, &asked).await, cache);
+            let offers = self.peers.rooms(cache, &asked).await;
+            let (fitting, small) = by_room(offers, cache);
             if fitting.is_empty() {
+                others.extend(small.iter().map(beaten));
                 break;
             }
-            for Offer { host, .. } in fitting {
-                match self.peers.ask(&host, path::ARRIVE, arrive).await {
-                    Ok(awaits) => return Ok((host, awaits)),
+            for (place, Offer { host, spare, .. }) in fitting.iter().enumerate() {
+                match self.peers.ask(host, path::ARRIVE, arrive).await {
+                    Ok(awaits) => {
+                        let less = fitting[place + 1..].iter().chain(&small).map(beaten);
+                        others.extend(less);
+                        let why = chosen(*spare, &others);
+                        return Ok((host.clone(), awaits, why));
+                    }
                     Err(AskError::Refused(refusal)) => {
-                        reasons.push(format!("{host}: {}", refusal.error));
+                        others.push(format!("{host}: {}", refusal.error));
                     }
                     Err(lost) => return Err(lost),
                 }
-                asked.insert(host);
+                asked.insert(host.clone());
             }
         }
-        let why = match reasons.is_empty() {
-            true => format!("none can spare {cache} for its cache"),
-            false => reasons.join("; "),
+        let why = match others.is_empty() {
+            true => "no other host answers".to_owned(),
+            false => others.join("; "),
         };
         Err(AskError::Refused(Problem {
-            error: format!("no host takes VM '{vm}': {why}"),
+            error: format!("no host takes VM '{vm}', whose cache may take {cache}: {why}"),
             help: Some("name a host with --to, or a smaller cache with --cache".to_owned()),
         }))
     }
@@ -226,9 +265,15 @@ mod tests {
         let offer = |(host, gib): (&str, u64)| Offer::new(host.parse().unwrap(), Bytes::gib(gib));
         let offers = [("d", 2), ("b", 4), ("c", 1), ("a", 4)].map(offer).to_vec();
         let hosts = |gib| {
-            let fitting = by_room(offers.clone(), Bytes::gib(gib)).into_iter();
-            fitting.map(|offer| offer.host.to_string()).collect::<Vec<_>>().concat()
+            let (fitting, small) = by_room(offers.clone(), Bytes::gib(gib));
+            let names = |offers: Vec<Offer>| {
+                offers.iter().map(|offer| offer.host.to_string()).collect::<Vec<_>>().concat()
+            };
+            (names(fitting), names(small))
         };
-        assert_eq!((hosts(2), hosts(3), hosts(5)), ("abd".into(), "ab".into(), String::new()));
+        let split = |fitting: &str, small: &str| (fitting.to_owned(), small.to_owned());
+        assert_eq!(hosts(2), split("abd", "c"));
+        assert_eq!(hosts(3), split("ab", "dc"));
+        assert_eq!(hosts(5), split("", "abdc"));
     }
 }

@@ -15,7 +15,7 @@ pub mod path;
 pub mod schema;
 pub mod status;
 
-pub use aquifer_control::node::Problem;
+pub use aquifer_control::node::{Problem, Threshold};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use aquifer_control::node::Threshold;
 use aquifer_control::{Reason, RequestId};
 use aquifer_page::{Bytes, Group, HostName, LeaseId, RegionName};
 use serde::{Deserialize, Serialize};
@@ -176,6 +177,9 @@ pub struct Arrive {
     /// The VM, its memory and this attempt, as the VMs' supervisors describe them.
     #[schema(value_type = Object)]
     pub arrival: serde_json::Value,
+    /// Up to where the receiver may use its memory then. Absent if an operator chose the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<Threshold>,
 }
 
 /// The destination waits for the VM, and forgets it unless it arrives within half a minute.

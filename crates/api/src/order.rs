@@ -118,8 +118,8 @@ pub struct Returned {
 }
 
 /// Drain this host, or end that. While it drains, it takes its leases back, lends nothing, moves
-/// its VMs to other hosts and takes none. Borrowers move their pages to other lenders, or to a local
-/// file, while I/O continues.
+/// its VMs to other hosts and takes none. Borrowers move their pages to other lenders, or to a
+/// local file, while I/O continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
@@ -183,7 +183,7 @@ pub enum VmLeftState {
     Moves,
     /// It waits for its turn, or for another attempt.
     Waits,
-    /// It cannot move, or no host takes it. The host tries again if that can help.
+    /// It cannot move, however long the host waits.
     Stays,
 }
 

@@ -136,16 +136,19 @@ impl Controller {
     }
 
     /// Returns the bytes of which a program can make use here while this host stays below T_upper
-    /// M_t, also when every lease is full.
+    /// M_t, also when every promise is used.
     pub fn room(&self) -> Bytes {
+        self.room_below(self.facts.config.upper)
+    }
+
+    /// Returns the same for another share of M_t.
+    pub(crate) fn room_below(&self, share: f64) -> Bytes {
         let lent = self.lender.lent();
-        let promised = lent.granted.saturating_sub(lent.stored);
+        let unused = lent.granted.saturating_sub(lent.stored);
         let memory = &self.facts.memory;
-        memory
-            .upper(&self.facts.config)
-            .saturating_sub(memory.used)
-            .saturating_sub(promised)
-            .min(self.left())
+        let limit = memory.total.scaled(share);
+        let promises = self.left().saturating_sub(memory.total.saturating_sub(limit));
+        limit.saturating_sub(memory.used).saturating_sub(unused).min(promises)
     }
 
     /// Returns the bytes that no promise takes: VMs and caches may grow by them. M_r is for them,

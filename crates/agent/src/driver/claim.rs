@@ -3,7 +3,8 @@
 use aquifer_api::Problem;
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_control::ledger;
-use aquifer_control::node::Input;
+use aquifer_control::node::{Input, Threshold};
+use aquifer_page::{Bytes, HostName};
 use aquifer_vm::memory::Room;
 use tokio::sync::oneshot::Sender;
 
@@ -25,6 +26,22 @@ impl Driver {
         };
         let claim = ledger::Claim { name, purpose, group, bytes, reserve };
         self.input(Input::Claim { claim, overcommit, ticket });
+    }
+
+    /// Passes the offer of a VM to the node. It claims nothing if the ledger does not count what
+    /// this agent starts.
+    pub(super) fn take_vm(
+        &mut self,
+        from: HostName,
+        mut claim: ledger::Claim,
+        below: Option<Threshold>,
+        reply: Sender<Result<(), Problem>>,
+    ) {
+        if !self.parts.own.counts(std::process::id()) {
+            claim.bytes = Bytes::ZERO;
+        }
+        let ticket = self.replies.keep(Reply::Done(reply));
+        self.input(Input::TakeVm { from, claim, below, ticket });
     }
 
     /// Returns by how much VMs may grow; `None` if the ledger counts no VM.

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use aquifer_api::Problem;
 use aquifer_api::cluster::Summary;
 use aquifer_api::message::{Access, Offer, Renew};
 use aquifer_api::order::{
     Borrow, BorrowFor, Borrowed, Claim, Drain, Draining, Provided, Return, Returned, Settle,
 };
 use aquifer_api::status::Status;
-use aquifer_control::Message;
-use aquifer_page::{Bytes, HostName, LeaseId};
+use aquifer_api::{Problem, Threshold};
+use aquifer_control::{Message, ledger};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName};
 use aquifer_vm::memory::Room;
 use tokio::sync::{mpsc, oneshot};
 
@@ -119,6 +119,26 @@ pub enum Command {
         /// Receives the promise, or the reason against it.
         reply: oneshot::Sender<Result<(), Problem>>,
     },
+    /// A peer's word that it is about to move a VM here.
+    TakeVm {
+        /// The peer.
+        from: HostName,
+        /// The cache of the VM.
+        claim: ledger::Claim,
+        /// Up to where this host may use its memory then.
+        below: Option<Threshold>,
+        /// Receives the promise, or the reason against it.
+        reply: oneshot::Sender<Result<(), Problem>>,
+    },
+    /// The word that a VM does not come, although this host promised its memory.
+    LostVm {
+        /// The peer that offered it.
+        from: HostName,
+        /// The VM.
+        vm: RegionName,
+        /// The reason.
+        why: String,
+    },
     /// The balancer's question by how much VMs may grow.
     Room {
         /// Receives the room; `None` if the ledger counts no VM.
@@ -141,6 +161,12 @@ pub enum Command {
 pub struct Handle(pub(crate) mpsc::Sender<Command>);
 
 impl Handle {
+    /// Tells the driver, which does not answer.
+    pub(crate) async fn tell(&self, command: Command) {
+        // An agent that is stopping decides nothing any more.
+        let _ = self.0.send(command).await;
+    }
+
     /// Asks the driver and waits for its answer.
     ///
     /// # Errors

@@ -190,6 +190,10 @@ impl Driver {
                 self.input(Input::Return { volume: order.volume, ticket });
             }
             Command::Claim { order, reply } => self.claim(order, reply),
+            Command::TakeVm { from, claim, below, reply } => {
+                self.take_vm(from, claim, below, reply);
+            }
+            Command::LostVm { from, vm, why } => self.input(Input::LostVm { from, vm, why }),
             Command::Room { reply } => drop(reply.send(self.room())),
             Command::Reclaim { bytes } => self.input(Input::Reclaim(bytes)),
             Command::Leave { reply } => {

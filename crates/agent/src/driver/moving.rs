@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use aquifer_control::node::Input;
+use aquifer_control::node::{Input, Threshold};
 use aquifer_page::{HostName, RegionName};
 
 use super::Driver;
@@ -21,7 +21,6 @@ impl Driver {
         }
         let stored = self.parts.lender.stored();
         self.input(Input::Drain { on, stored, vms });
-        self.parts.vms.accept(!self.node.vacates());
     }
 
     /// Goes on with the drain of the previous agent, if that drained.
@@ -52,10 +51,10 @@ impl Driver {
         self.later(move || Input::Vms(vms.readings()));
     }
 
-    pub(super) fn move_vm(&self, vm: RegionName, avoid: Option<HostName>) {
+    pub(super) fn move_vm(&self, vm: RegionName, avoid: Option<HostName>, below: Threshold) {
         let (vms, ends) = (self.parts.vms.clone(), self.ends.clone());
         tokio::spawn(async move {
-            let end = vms.move_away(&vm, avoid).await;
+            let end = vms.move_away(&vm, avoid, below).await;
             ends.send(Input::MoveEnded { vm, end })
         });
     }

@@ -18,7 +18,7 @@ impl Driver {
             Output::Renew { only } => self.renew(only.as_ref()),
             Output::LookAtVolumes => self.look_at_volumes(),
             Output::LookAtVms => self.look_at_vms(),
-            Output::MoveVm { vm, avoid } => self.move_vm(vm, avoid),
+            Output::MoveVm { vm, avoid, below } => self.move_vm(vm, avoid, below),
             Output::CancelMove => self.parts.vms.cancel_move(),
             Output::SetSwapGate => self.set_gate(),
             Output::Answer(ticket, answer) => self.answer(ticket, answer),

@@ -6,10 +6,11 @@ use aquifer_api::Problem;
 use aquifer_api::order::{VmLeft, VmLeftState};
 use aquifer_control::node::{MoveState, Obstacle, VmReading};
 use aquifer_page::{Bytes, RegionName};
-use aquifer_vm::process::{self, Standing, side_by_side};
+use aquifer_region::process::client as regions;
+use aquifer_vm::process::{self, Files, Standing, side_by_side};
 
 use super::moving::Underway;
-use super::{Vms, problem};
+use super::{Vms, borrowed, problem};
 
 impl Vms {
     /// Returns the VMs of this host, by their records.
@@ -17,7 +18,13 @@ impl Vms {
     /// # Errors
     /// If the VMs cannot be listed.
     fn standings(&self) -> Result<Vec<Standing>, Problem> {
-        process::standings(&self.0.config.state).map_err(problem)
+        let state = &self.0.config.state;
+        let mut standings = process::standings(state).map_err(problem)?;
+        for vm in standings.iter_mut().filter(|vm| vm.obstacle.is_none()) {
+            let memory = regions::record(&Files::new(state, &vm.name).region()).ok();
+            vm.obstacle = memory.and_then(|memory| borrowed(&memory));
+        }
+        Ok(standings)
     }
 
     /// Returns the number of VMs on this host; `None` if they cannot be listed.
@@ -87,9 +94,11 @@ fn left(
         }
         (_, Some(obstacle)) if obstacle.passes() => (VmLeftState::Waits, obstacle.to_string()),
         (_, Some(obstacle)) => (VmLeftState::Stays, obstacle.to_string()),
-        (Some(MoveState::Refused(why)), None) => (VmLeftState::Stays, why),
+        (Some(MoveState::Refused(why)), None) => {
+            (VmLeftState::Waits, format!("this host tries again: {why}"))
+        }
         (Some(MoveState::Failed(why)), None) => {
-            (VmLeftState::Waits, format!("its last move failed: {why}"))
+            (VmLeftState::Waits, format!("this host tries again: its last move failed: {why}"))
         }
         (None, None) => (VmLeftState::Waits, "waits for its turn".to_owned()),
     };
@@ -116,8 +125,17 @@ mod tests {
         assert_eq!(shown(Some(Obstacle::LocalMemory), None).0, stays);
         assert_eq!(shown(Some(Obstacle::Arrives(b())), None).0, waits);
         let refused = MoveState::Refused("no room".to_owned());
-        assert_eq!(shown(None, Some(refused)), (stays, "no room".to_owned()));
+        assert_eq!(
+            shown(None, Some(refused)),
+            (waits, "this host tries again: no room".to_owned())
+        );
+        let borrowed = Obstacle::Borrowed(b());
+        let why = "it has memory at b that only this host may use".to_owned();
+        assert_eq!(shown(Some(borrowed), None), (stays, why));
         let failed = MoveState::Failed("lost".to_owned());
-        assert_eq!(shown(None, Some(failed)), (waits, "its last move failed: lost".to_owned()));
+        assert_eq!(
+            shown(None, Some(failed)),
+            (waits, "this host tries again: its last move failed: lost".to_owned())
+        );
     }
 }

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_api::order::{Awaited, Migrate};
-use aquifer_control::node::MoveEnd;
+use aquifer_control::node::{MoveEnd, Threshold};
 use aquifer_page::{Bytes, HostName, RegionName, lock};
 use aquifer_vm::VmError;
 use aquifer_vm::migrate::{Mode, Order, Progress};
 use aquifer_vm::process::{Files, client};
 
-use super::Vms;
+use super::{Vms, Wanted};
 use crate::peers::AskError;
 
 /// The longest downtime of a VM, as far as it can be predicted.
@@ -62,17 +62,22 @@ impl Vms {
     }
 
     /// Moves a VM to the host that has most room and takes it, but not to `avoid`.
-    pub(crate) async fn move_away(&self, vm: &RegionName, avoid: Option<HostName>) -> MoveEnd {
+    pub(crate) async fn move_away(
+        &self,
+        vm: &RegionName,
+        avoid: Option<HostName>,
+        below: Threshold,
+    ) -> MoveEnd {
         self.0.moving.cancelled.store(false, Ordering::Relaxed);
-        let end = self.find_and_move(vm, avoid).await;
+        let end = self.find_and_move(vm, Wanted { avoid, below }).await;
         self.0.moving.set(None);
         end
     }
 
-    async fn find_and_move(&self, vm: &RegionName, avoid: Option<HostName>) -> MoveEnd {
+    async fn find_and_move(&self, vm: &RegionName, wanted: Wanted) -> MoveEnd {
         let order = Migrate { vm: vm.clone(), to: None, cache: None };
-        let awaited = match self.offer_except(order, avoid).await {
-            Ok(awaited) => awaited,
+        let (awaited, why) = match self.offer_to(order, wanted).await {
+            Ok(found) => found,
             Err(AskError::Refused(problem)) => return MoveEnd::Refused { why: problem.error },
             Err(AskError::Lost(problem)) => {
                 return MoveEnd::Failed { to: None, why: problem.error };
@@ -84,12 +89,12 @@ impl Vms {
         }
         let (vms, files, to) =
             (self.clone(), Files::new(&self.0.config.state, vm), awaited.to.clone());
-        let moved = tokio::task::spawn_blocking(move || vms.follow(&files, awaited)).await;
+        let moved = tokio::task::spawn_blocking(move || vms.follow(&files, awaited, why)).await;
         moved.unwrap_or_else(|error| MoveEnd::Failed { to: Some(to), why: error.to_string() })
     }
 
     /// Orders the move from the VM's supervisor, and follows it to its end.
-    fn follow(&self, files: &Files, awaited: Awaited) -> MoveEnd {
+    fn follow(&self, files: &Files, awaited: Awaited, why: String) -> MoveEnd {
         let Awaited { to, migration, address, identity } = awaited;
         let order = Order {
             migration,
@@ -106,7 +111,7 @@ impl Vms {
         match moved {
             Ok(report) => {
                 let sent = report.bytes_pages + report.bytes_pool + report.bytes_metadata;
-                MoveEnd::Moved { to, sent: Bytes(sent) }
+                MoveEnd::Moved { to, sent: Bytes(sent), why }
             }
             Err(VmError::Cancelled) => MoveEnd::Cancelled,
             Err(error) => MoveEnd::Failed { to: Some(to), why: error.to_string() },

@@ -11,6 +11,11 @@ impl Node {
     pub(super) fn note_own(&mut self, read: OwnMemory) {
         self.own.claims.settle(&read, self.now);
         self.own.read = read;
+        self.note_claims();
+    }
+
+    /// Passes to the controller what this host promises by its reading and the present claims.
+    pub(super) fn note_claims(&mut self) {
         self.controller.note_own(self.own.claims.over(&self.own.read));
     }
 
@@ -19,31 +24,41 @@ impl Node {
     pub(super) fn claim(&mut self, claim: Claim, overcommit: bool, ticket: Ticket) {
         // A claim of the same command that came twice counts once.
         let former = self.own.claims.take(claim.purpose, &claim.name);
-        let before = self.own.claims.over(&self.own.read);
+        self.note_claims();
         let refusal = match claim.bytes {
             Bytes::ZERO => None,
-            _ => self.refusal(&claim, before).filter(|_| !overcommit),
+            _ => self.refusal(&claim).filter(|_| !overcommit),
         };
         match (&refusal, former) {
             (Some(_), Some(former)) => self.own.claims.put_back(former),
             (None, _) if claim.bytes > Bytes::ZERO => self.own.claims.note(claim, self.now),
             _ => {}
         }
-        self.controller.note_own(self.own.claims.over(&self.own.read));
+        self.note_claims();
         let answer = refusal.map_or(Answer::Claimed, Answer::Failed);
         self.answer(ticket, answer);
     }
 
-    fn refusal(&mut self, claim: &Claim, before: OwnMemory) -> Option<Problem> {
+    /// Compares the present promises with those after a claim.
+    ///
+    /// # Errors
+    /// If the agent knows nothing of its memory yet.
+    pub(super) fn shortage(&self, claim: &Claim) -> Result<Option<Shortage>, Problem> {
         if self.controller.memory().total == Bytes::ZERO {
             let error = "the agent has only just started, and has not read its memory yet";
-            return Some(Problem { error: error.to_owned(), help: Some("try again".to_owned()) });
+            return Err(Problem { error: error.to_owned(), help: Some("try again".to_owned()) });
         }
-        let mut after = before.clone();
+        let mut after = self.controller.own().clone();
         claim.add_to(&mut after);
-        let (before, after) =
-            (self.controller.ledger_with(before), self.controller.ledger_with(after));
-        let shortage = Shortage::between(&before, &after, self.controller.recallable())?;
+        let (before, after) = (self.controller.ledger(), self.controller.ledger_with(after));
+        Ok(Shortage::between(&before, &after, self.controller.recallable()))
+    }
+
+    fn refusal(&mut self, claim: &Claim) -> Option<Problem> {
+        let shortage = match self.shortage(claim) {
+            Ok(shortage) => shortage?,
+            Err(problem) => return Some(problem),
+        };
         let what = format!("refuses memory to {}: {shortage}", claim.name);
         let name = claim.name.clone();
         let subject = match claim.purpose {

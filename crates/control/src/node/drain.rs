@@ -59,11 +59,15 @@ impl Node {
 
     /// Returns the bytes of which a VM that comes here can make use: none while this host drains.
     pub fn room(&self) -> Bytes {
-        let recalls = self.is_draining() && self.controller.facts().config.lends;
-        match self.vacates() || recalls {
-            true => Bytes::ZERO,
-            false => self.controller.room(),
+        match self.takes_vms() {
+            true => self.controller.room(),
+            false => Bytes::ZERO,
         }
+    }
+
+    pub(super) fn takes_vms(&self) -> bool {
+        let recalls = self.is_draining() && self.controller.facts().config.lends;
+        !self.vacates() && !recalls && !self.belonging.has_left
     }
 
     /// Returns the leases that are still lent. `stored` has the bytes in each lease, and `peers`

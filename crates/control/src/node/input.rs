@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 
-use super::{MoveEnd, VmReading, Work};
+use super::{MoveEnd, Threshold, VmReading, Work};
 use crate::ledger::{Claim, OwnMemory};
 use crate::{Event, Memory, Message, Offer, RegionRequest};
 
@@ -129,6 +129,26 @@ pub enum Input {
         overcommit: bool,
         /// For the answer.
         ticket: Ticket,
+    },
+    /// A peer is about to move a VM here.
+    TakeVm {
+        /// The peer.
+        from: HostName,
+        /// The cache of the VM; no bytes if the ledger does not count it.
+        claim: Claim,
+        /// Up to where this host may use its memory then; `None` if an operator chose this host.
+        below: Option<Threshold>,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// A VM that this host would have taken does not come.
+    LostVm {
+        /// The peer that offered it.
+        from: HostName,
+        /// The VM.
+        vm: RegionName,
+        /// The reason.
+        why: String,
     },
     /// VMs of this host need this much of what it has lent.
     Reclaim(Bytes),

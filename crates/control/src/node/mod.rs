@@ -11,7 +11,7 @@
 //! - `regions`: memory for regions. `claim`: the check before a VM or a region gets memory.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
-//! - `moves`: VMs that move to other hosts.
+//! - `moves`: VMs that move to other hosts, or come from them.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod claim;
@@ -40,7 +40,7 @@ pub use drain::Left;
 pub use input::{
     Contact, Found, Health, Input, LeaseReading, Readings, Said, Ticket, VolumeReading, Wanted,
 };
-pub use moves::{MoveEnd, MoveState, Obstacle, VmReading};
+pub use moves::{MoveEnd, MoveState, Obstacle, Threshold, VmReading};
 pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
@@ -188,6 +188,10 @@ impl Node {
             Input::Vms(vms) => self.seen_vms(&vms),
             Input::MoveEnded { vm, end } => self.moved(&vm, end),
             Input::Claim { claim, overcommit, ticket } => self.claim(claim, overcommit, ticket),
+            Input::TakeVm { from, claim, below, ticket } => {
+                self.take_vm(&from, claim, below, ticket);
+            }
+            Input::LostVm { from, vm, why } => self.lose_vm(&from, vm, &why),
             Input::Reclaim(bytes) => self.step(Event::Reclaim { bytes }),
             Input::Leave { ticket } => self.leave(ticket),
         }

@@ -6,7 +6,7 @@ use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Notice, Ticket};
+use super::{Notice, Threshold, Ticket};
 use crate::{Action, LentLease, LiveVolume, Message, Role, Subject};
 
 /// What the agent must do.
@@ -34,6 +34,8 @@ pub enum Output {
         vm: RegionName,
         /// A host that must not be the destination: the last move failed there.
         avoid: Option<HostName>,
+        /// Up to where the destination may use its memory then.
+        below: Threshold,
     },
     /// Cancel the move in progress, unless the VM is handed over already.
     CancelMove,

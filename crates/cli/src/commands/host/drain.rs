@@ -24,8 +24,9 @@ use crate::progress::Progress;
 /// The host stops lending and takes no VM. Borrowers move their pages to other lenders or to a
 /// local file, while their programs keep running. VMs that can move do so one at a time, each to
 /// the host that has most room and takes it. The command ends when this host lends nothing and has
-/// no VM, or when only VMs are left that cannot move: it names them, and why. The host drains until
-/// 'aquifer host undrain' or until it boots again, also if its agent restarts.
+/// no VM, or when only VMs are left that cannot move: it names them, and why. While no host takes a
+/// VM, the agent tries again. The host drains until 'aquifer host undrain' or until it boots again,
+/// also if its agent restarts.
 #[derive(Debug, Args)]
 pub struct Drain {
     /// Stop waiting after this long; the agent keeps draining
@@ -55,8 +56,8 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "VMs that stay",
             "A VM with local memory or cached disks cannot move: stop it, or leave it. If no host \
-             takes a VM, for lack of room or because processors differ, the agent tries again, \
-             less and less often.",
+             takes a VM, for lack of room or because processors differ, the agent tries again at \
+             least once a minute, and the command waits. Run it again for an attempt at once.",
         ),
     ],
     exit: &[(

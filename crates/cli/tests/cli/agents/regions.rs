@@ -328,6 +328,9 @@ fn a_vm_gets_its_memory_from_the_cluster() {
     // Lenders serve these leases to no other host.
     let moved = scene.run(&["vm", "migrate", "web", "--to", "b"]);
     moved.must_fail(1, &["has memory at b that only this host may use"]);
+    let why = "VM web stays: it has memory at b that only this host may use";
+    scene.run(&["host", "drain"]).must_fail(1, &[why]);
+    scene.done(&["host", "undrain"]);
     scene.done(&["vm", "stop", "--force", "web"]);
     scene.assert_all_free(&["b"]);
 }

@@ -7,7 +7,9 @@
 //! agent looks at them first, so that it neither repeats nor forgets a move.
 //!
 //! - `vm`: a VM, and what keeps it here. `overload`: the choice of a VM under overload.
+//! - `arrival`: VMs that come from other hosts.
 
+mod arrival;
 mod overload;
 mod vm;
 
@@ -16,6 +18,7 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, HostName, RegionName};
 
+pub use arrival::Threshold;
 pub use vm::{MoveEnd, MoveState, Obstacle, VmReading};
 
 use super::{Node, Output};
@@ -27,14 +30,12 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time between two looks at the VMs while this host stays overloaded.
 const LOOK_OVERLOADED: Duration = Duration::from_secs(5);
 
-/// The wait after a VM's first failed move of a drain. Each further failure doubles it.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// The waits after a VM's failed moves of a drain. Each failure doubles the wait.
+const WAITS: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(60) };
 
-/// The same after a failed move because of overload: each attempt costs memory and bandwidth.
-const FIRST_WAIT_OVERLOADED: Duration = Duration::from_secs(60);
-
-/// The longest such wait.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// The same after failed moves because of overload: each attempt costs memory and bandwidth.
+const WAITS_OVERLOADED: Waits =
+    Waits { first: Duration::from_secs(60), longest: Duration::from_secs(600) };
 
 /// What the node remembers of moves.
 #[derive(Clone, Debug, Default)]
@@ -67,8 +68,8 @@ struct Moving {
 #[derive(Clone, Debug)]
 struct Failed {
     count: u32,
-    /// The wait after the first of them.
-    first: Duration,
+    waits: Waits,
+    /// Time of the last of them.
     at: Duration,
     why: String,
     /// The host to which the last move failed. The next move goes to another host.
@@ -77,10 +78,17 @@ struct Failed {
     refused: bool,
 }
 
+/// The first and the longest wait between failed moves of a VM.
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    first: Duration,
+    longest: Duration,
+}
+
 impl Failed {
     fn wait(&self) -> Duration {
         let doublings = self.count.saturating_sub(1).min(16);
-        self.first.saturating_mul(1 << doublings).min(LONGEST_WAIT)
+        self.waits.first.saturating_mul(1 << doublings).min(self.waits.longest)
     }
 }
 
@@ -93,6 +101,14 @@ impl Moves {
     fn backs_off(&self, vm: &RegionName, now: Duration) -> bool {
         let failed = self.failed.get(vm);
         failed.is_some_and(|failed| now.saturating_sub(failed.at) < failed.wait())
+    }
+}
+
+/// Adds the VMs over which one was chosen to the reason.
+fn with_others(why: String, others: &[String]) -> String {
+    match others.is_empty() {
+        true => format!("{why}; it is the only VM"),
+        false => format!("{why}. The others: {}", others.join("; ")),
     }
 }
 
@@ -118,12 +134,14 @@ impl Node {
     /// Begins or ends the moves of all VMs to other hosts. The end cancels the move in progress,
     /// unless overload is its reason.
     pub(super) fn vacate(&mut self, on: bool) {
+        if on || self.moves.vacates {
+            // An order is a new chance for each VM, also one that comes again.
+            self.moves.failed.clear();
+        }
         if self.moves.vacates == on {
-            return;
+            return self.look_at_vms();
         }
         self.moves.vacates = on;
-        // A new order is a new chance for each VM.
-        self.moves.failed.clear();
         let what = match on {
             true => "moves its VMs away and takes no others: the operator drains it",
             false => "keeps its VMs: the operator ends the drain",
@@ -191,14 +209,23 @@ impl Node {
             .iter()
             .filter(|vm| vm.obstacle.is_none() && !self.moves.backs_off(&vm.vm, self.now));
         let vm = ready.min_by_key(|vm| (failures(vm), vm.dirty, &vm.vm))?;
-        Some((vm.vm.clone(), format!("this host is draining; {} is dirty", vm.dirty)))
+        let others = vms.iter().filter(|other| other.vm != vm.vm).map(|other| {
+            let VmReading { vm, obstacle, dirty, .. } = other;
+            match obstacle {
+                Some(obstacle) => format!("{vm} stays: {obstacle}"),
+                None => format!("{vm} has {dirty}, and failed {} times", failures(other)),
+            }
+        });
+        let why = format!("this host is draining; {} is dirty", vm.dirty);
+        Some((vm.vm.clone(), with_others(why, &others.collect::<Vec<_>>())))
     }
 
     fn begin_move(&mut self, vm: RegionName, why: &str) {
         let avoid = self.moves.failed.get(&vm).and_then(|failed| failed.to.clone());
         self.log(format!("moves VM {vm} to another host: {why}"), vec![Subject::Vm(vm.clone())]);
         self.moves.moving = Some(Moving { vm: vm.clone(), drains: self.moves.vacates });
-        self.outputs.push(Output::MoveVm { vm, avoid });
+        let below = if self.moves.vacates { Threshold::Upper } else { Threshold::Lower };
+        self.outputs.push(Output::MoveVm { vm, avoid, below });
     }
 
     /// Notes the end of a move.
@@ -209,11 +236,11 @@ impl Node {
         let mut about = vec![Subject::Vm(vm.clone())];
         about.extend(end.host().cloned().map(Subject::Host));
         let what = match end {
-            MoveEnd::Moved { to, sent } => {
+            MoveEnd::Moved { to, sent, why } => {
                 self.moves.failed.remove(vm);
                 // The next VM moves if the overload lasts as long again without this one.
                 self.moves.overloaded = None;
-                format!("moved VM {vm} to {to}; {sent} was sent")
+                format!("moved VM {vm} to {to}; {sent} was sent; {why}")
             }
             MoveEnd::Cancelled => format!("cancelled the move of VM {vm}, which stays"),
             MoveEnd::Refused { why } => self.failed(vm, None, why, true),
@@ -233,8 +260,8 @@ impl Node {
         refused: bool,
     ) -> String {
         let count = self.moves.failed.get(vm).map_or(0, |failed| failed.count).saturating_add(1);
-        let first = if self.moves.vacates { FIRST_WAIT } else { FIRST_WAIT_OVERLOADED };
-        let failed = Failed { count, first, at: self.now, why, to, refused };
+        let waits = if self.moves.vacates { WAITS } else { WAITS_OVERLOADED };
+        let failed = Failed { count, waits, at: self.now, why, to, refused };
         let what = format!(
             "cannot move VM {vm}, tries again after {:?} at the earliest: {}",
             failed.wait(),

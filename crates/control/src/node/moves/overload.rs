@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, RegionName};
 
-use super::{Node, Obstacle, VmReading};
+use super::{Node, Obstacle, VmReading, with_others};
 use crate::Memory;
 
 /// How long a VM stays on a host before overload may move it.
@@ -65,11 +65,7 @@ impl Node {
         let beaten = candidates.iter().filter(|one| *one != chosen).map(Candidate::text);
         let others: Vec<_> = beaten.chain(stay).collect();
         let why = format!("{is}; {}", chosen.text());
-        let why = match others.is_empty() {
-            true => format!("{why}; it is the only VM"),
-            false => format!("{why}. The others: {}", others.join("; ")),
-        };
-        Ok((chosen.vm.clone(), why))
+        Ok((chosen.vm.clone(), with_others(why, &others)))
     }
 
     /// Returns the VMs that could move, and the reasons why the others stay.

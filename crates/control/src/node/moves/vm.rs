@@ -25,6 +25,8 @@ pub enum Obstacle {
     LocalMemory,
     /// Another program started it.
     Adopted,
+    /// The agent borrowed a part of its memory from this lender, which serves no other host.
+    Borrowed(HostName),
     /// It has cached disks.
     CachedDisks,
     /// Its QEMU starts.
@@ -42,7 +44,7 @@ pub enum Obstacle {
 impl Obstacle {
     /// Returns whether the obstacle ends without an operator.
     pub fn passes(&self) -> bool {
-        !matches!(self, Self::LocalMemory | Self::Adopted | Self::CachedDisks)
+        !matches!(self, Self::LocalMemory | Self::Adopted | Self::Borrowed(_) | Self::CachedDisks)
     }
 
     /// Returns whether a move of the VM is in progress, or may be.
@@ -58,6 +60,9 @@ impl fmt::Display for Obstacle {
                 "its memory is not in the pool, because it was started without --lender",
             ),
             Self::Adopted => f.write_str("its memory is not in the pool, because it was adopted"),
+            Self::Borrowed(lender) => {
+                write!(f, "it has memory at {lender} that only this host may use")
+            }
             Self::CachedDisks => f.write_str(
                 "it has cached disks: the destination's cache could read a disk while this host \
                  still writes to it",
@@ -84,6 +89,8 @@ pub enum MoveEnd {
         to: HostName,
         /// The bytes sent to it and to lenders.
         sent: Bytes,
+        /// The reason for that host: its room, and the hosts that it was chosen over.
+        why: String,
     },
     /// No host takes the VM, and nothing was copied.
     Refused {

@@ -1,5 +1,6 @@
 //! Tests of the node: one host's decisions around the controller, driven by sequences of inputs.
 
+mod arrivals;
 mod claims;
 mod drain;
 mod leave;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use aquifer_control::ledger::{OwnMemory, RegionMemory};
-use aquifer_control::node::{Input, MoveEnd, MoveState, Obstacle, Output, Readings, VmReading};
+use aquifer_control::node::{
+    Input, MoveEnd, MoveState, Obstacle, Output, Readings, Threshold, VmReading,
+};
 use aquifer_control::{Config, Restored, Subject};
 use aquifer_page::{Bytes, Group, RegionName};
 use proptest::prelude::*;
@@ -58,7 +60,7 @@ impl Shell {
     /// Returns the VM whose move has just begun, and the host that it must not go to.
     fn moves(&self) -> Option<(String, Option<String>)> {
         let mut moves = self.outputs.iter().filter_map(|output| match output {
-            Output::MoveVm { vm, avoid } => {
+            Output::MoveVm { vm, avoid, .. } => {
                 Some((vm.to_string(), avoid.as_ref().map(ToString::to_string)))
             }
             _ => None,
@@ -66,6 +68,14 @@ impl Shell {
         let first = moves.next();
         assert_eq!(moves.next(), None, "one move at a time");
         first
+    }
+
+    /// Returns up to where the destination may use its memory.
+    fn below(&self) -> Option<Threshold> {
+        self.outputs.iter().find_map(|output| match output {
+            Output::MoveVm { below, .. } => Some(*below),
+            _ => None,
+        })
     }
 
     fn moves_vm(&self) -> Option<String> {
@@ -88,7 +98,7 @@ impl Shell {
 }
 
 fn moved(to: &str) -> MoveEnd {
-    MoveEnd::Moved { to: name(to), sent: Bytes::mib(9) }
+    MoveEnd::Moved { to: name(to), sent: Bytes::mib(9), why: "8GiB fit there".to_owned() }
 }
 
 fn failed(to: Option<&str>) -> MoveEnd {
@@ -108,13 +118,16 @@ fn a_drain_moves_each_vm_that_can_move_one_at_a_time() {
     let stays = kept("local", Obstacle::LocalMemory);
     let all = [free("large", 90), free("small", 5), stays.clone()];
     assert_eq!(shell.see(&all).moves_vm().as_deref(), Some("small"), "the least to copy");
-    let why = "moves VM small to another host: this host is draining; 5MiB is dirty";
+    assert_eq!(shell.below(), Some(Threshold::Upper));
+    let why = "moves VM small to another host: this host is draining; 5MiB is dirty. The others: \
+               large has 90MiB, and failed 0 times; local stays: its memory is not in the pool, \
+               because it was started without --lender";
     assert_eq!(shell.about("small"), [why]);
     assert_eq!(shell.node.move_states()[&vm("small")], MoveState::Moves);
     assert!(!shell.period(20).looks() && shell.see(&all).moves().is_none(), "one at a time");
 
     assert!(shell.ends("small", moved("b")).looks());
-    assert_eq!(shell.about("small"), ["moved VM small to b; 9MiB was sent"]);
+    assert_eq!(shell.about("small"), ["moved VM small to b; 9MiB was sent; 8GiB fit there"]);
     assert_eq!(shell.see(&[free("large", 90), stays.clone()]).moves_vm().as_deref(), Some("large"));
     shell.ends("large", moved("b"));
     assert_eq!(shell.see(&[stays]).moves(), None);
@@ -145,7 +158,14 @@ fn a_failed_move_goes_to_another_host_and_backs_off() {
     // No other host takes it, so that the one that failed may be asked again.
     shell.ends("web", refused());
     assert_eq!(shell.node.move_states()[&vm("web")], MoveState::Refused("b: full".to_owned()));
-    assert_eq!(shell.after(600).see(&one).moves(), Some(("web".to_owned(), None)));
+    assert_eq!(shell.period(20).see(&one).moves(), None);
+    assert_eq!(shell.after(60).see(&one).moves(), Some(("web".to_owned(), None)));
+
+    // The order that comes again is a new chance at once.
+    shell.ends("web", refused());
+    assert_eq!(shell.period(20).see(&one).moves(), None);
+    shell.vacate(true);
+    assert_eq!(shell.after(1).period(20).see(&one).moves(), Some(("web".to_owned(), None)));
 }
 
 #[test]
@@ -218,6 +238,7 @@ fn a_vm_leaves_after_five_minutes_of_overload() {
     assert_eq!(overload(&mut shell, &vms).as_deref(), Some("large"));
     let lasted = (shell.now - began).as_secs();
     assert!((300..=306).contains(&lasted), "{lasted}");
+    assert_eq!(shell.below(), Some(Threshold::Lower));
     let [why] = &shell.about("large")[..] else { panic!("{:?}", shell.outputs) };
     for part in [
         "overloaded for 300s",
@@ -339,11 +360,11 @@ impl Cluster {
 
     fn second(&mut self, used: [u64; 3]) -> Result<(), TestCaseError> {
         self.now += Duration::from_secs(1);
-        for host in 0..3 {
+        for (host, used) in used.into_iter().enumerate() {
             let here = self.here(host);
             let caches: Vec<_> = here.iter().map(|vm| (vm.vm.to_string(), 2048)).collect();
             let caches: Vec<_> = caches.iter().map(|(name, mib)| (name.as_str(), *mib)).collect();
-            self.shells[host].after(1).loaded(used[host], &caches);
+            self.shells[host].after(1).loaded(used, &caches);
             self.ends_looks(host)?;
         }
         Ok(())

@@ -45,12 +45,15 @@ fn a_drain_moves_what_can_move_and_names_what_cannot() {
     assert!(status.contains("draining: 1 VM, 0 leases left"), "{status}");
     let why = scene.run("a", &["why", "web"]).stdout;
     assert!(why.contains("this host is draining") && why.contains("moved VM web to b"), "{why}");
+    assert!(why.contains("db stays: its memory is not in the pool"), "{why}");
 
     // A host that drains takes no VM.
     let taken = scene.run("b", &["vm", "migrate", "web", "--to", "a"]);
     taken.must_fail(1, &["host a is draining", "aquifer host undrain"]);
-    let stuck = scene.run("b", &["host", "drain"]);
-    stuck.must_fail(1, &["VM web stays: no host takes VM 'web'", "none can spare 64MiB"]);
+    scene.run("b", &["host", "drain", "--timeout", "0s"]).must_fail(1, &["VM web"]);
+    scene.waits("b", "no host takes VM 'web', whose cache may take 64MiB: a can spare 0");
+    let stuck = scene.run("b", &["host", "drain", "--timeout", "0s"]);
+    stuck.must_fail(1, &["1 VM left: VM web", "the agent keeps draining"]);
     let leave = |scene: &Scene| {
         let mut leave = scene.host("b").aquifer(&["cluster", "leave", "--config"]);
         Answer::of(leave.arg(scene.host("b").config()))
@@ -171,7 +174,13 @@ fn a_host_with_a_lesser_processor_refuses_and_the_next_takes_it() {
     let done = scene.run("a", &["host", "drain"]);
     assert_eq!(done.code, Some(0), "{done:?}");
     assert_eq!(scene.running("c"), ["web"]);
-    assert!(scene.host("b").log_text().contains("avx2"));
+    let why = scene.run("a", &["why", "web"]).stdout;
+    assert!(why.contains("moved VM web to c") && why.contains("The others: b: "), "{why}");
+    assert!(why.contains("it lacks avx2"), "{why}");
+    let why = scene.run("b", &["why", "web"]).stdout;
+    assert!(why.contains("does not take VM web of a: ") && why.contains("it lacks avx2"), "{why}");
+    let why = scene.run("c", &["why", "a"]).stdout;
+    assert!(why.contains("takes VM web from a"), "{why}");
 }
 
 #[test]
@@ -192,4 +201,58 @@ fn a_vm_leaves_a_host_that_stays_overloaded() {
     load.verify();
     let why = scene.run("a", &["why", "web"]).stdout;
     assert!(why.contains("overloaded for") && why.contains("moved VM web to b"), "{why}");
+}
+
+#[test]
+fn two_hosts_that_drain_at_once_share_the_room_of_a_third() {
+    if lacks_qemu() {
+        return;
+    }
+    // Below T_upper, c has room for one cache.
+    let small = spec("c").memory(Bytes::mib(144));
+    let mut scene = Scene::new(Cluster::new([spec("a"), spec("b"), small]));
+    scene.start("a", "web");
+    scene.start("b", "db");
+    scene.host("c").count_agent();
+    for host in ["a", "b"] {
+        scene.run(host, &["host", "drain", "--timeout", "0s"]).must_fail(1, &["VM"]);
+    }
+    wait_until("c has one of them", || scene.running("c").len() == 1);
+    let (moved, host, vm) = match &scene.running("c")[0][..] {
+        "web" => ("web", "b", "db"),
+        _ => ("db", "a", "web"),
+    };
+    scene.waits(host, "c can spare");
+    assert_eq!(scene.running(host), [vm], "it stays, and waits");
+    let why = scene.run(host, &["why", vm]).stdout;
+    assert!(why.contains(&format!("cannot move VM {vm}, tries again")), "{why}");
+    // The agent keeps trying.
+    scene.run("c", &["vm", "stop", "--force", moved]);
+    wait_until("c has the other one", || scene.running("c") == [vm]);
+    for host in ["a", "b"] {
+        assert_eq!(scene.run(host, &["host", "drain"]).code, Some(0));
+    }
+}
+
+#[test]
+fn an_operator_cannot_move_a_vm_to_a_host_without_room() {
+    if lacks_qemu() {
+        return;
+    }
+    let mut scene = Scene::new(Cluster::new([spec("a"), spec("b").memory(Bytes::mib(80))]));
+    scene.start("a", "web");
+    scene.start("a", "db");
+    scene.host("b").count_agent();
+    let moved: Value = scene.run("a", &["vm", "migrate", "web", "--to", "b", "--json"]).json();
+    assert_eq!(moved["to"], "b", "{moved}");
+    let refused = scene.run("a", &["vm", "migrate", "db", "--to", "b"]);
+    refused.must_fail(1, &["it takes 64MiB of this host's RAM", "a smaller cache with --cache"]);
+    scene
+        .run("a", &["vm", "migrate", "db"])
+        .must_fail(1, &["no host takes VM 'db'", "b can spare"]);
+    assert_eq!(scene.running("a"), ["db"]);
+    let why = scene.run("b", &["why", "db"]).stdout;
+    assert!(why.contains("refuses VM db of a: it takes 64MiB"), "{why}");
+    let why = scene.run("b", &["why", "web"]).stdout;
+    assert!(why.contains("takes VM web from a: its cache may take 64MiB"), "{why}");
 }

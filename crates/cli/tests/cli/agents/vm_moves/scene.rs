@@ -76,6 +76,15 @@ impl Scene {
         block_on(async { client.get(path::DRAIN).await }).unwrap()
     }
 
+    /// Waits until a VM of a host that drains waits for a reason.
+    #[track_caller]
+    pub fn waits(&self, host: &str, why: &str) {
+        wait_until(&format!("a VM of {host} waits: {why}"), || {
+            let vms = self.draining(host).vms;
+            vms.iter().any(|vm| vm.state == VmLeftState::Waits && vm.why.contains(why))
+        });
+    }
+
     /// Returns the names of the VMs that run on a host.
     #[track_caller]
     pub fn running(&self, host: &str) -> Vec<String> {

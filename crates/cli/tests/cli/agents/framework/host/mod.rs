@@ -91,6 +91,12 @@ impl Host {
         command
     }
 
+    /// Moves the agent into this host's cgroup, so that the ledger counts the VMs that it takes.
+    pub fn count_agent(&self) {
+        let pid = self.status().pid.to_string();
+        fs::write(self.cgroup.path().join("cgroup.procs"), pid).unwrap();
+    }
+
     /// Returns the command `aquifer WORDS` in this host's cgroup, so that the processes that it
     /// starts belong to the host.
     pub fn inside(&self, words: &[&str]) -> Command {
