@@ -172,15 +172,18 @@ fn by_room(mut offers: Vec<Offer>, cache: Bytes) -> (Vec<Offer>, Vec<Offer>) {
     offers.into_iter().partition(|offer| offer.spare >= cache)
 }
 
-fn beaten(Offer { host, spare, .. }: &Offer) -> String {
-    format!("{host} can spare {spare}")
+fn room(Offer { host, spare, .. }: &Offer) -> String {
+    match *spare {
+        Bytes::ZERO => format!("{host} drains or has no room"),
+        spare => format!("{host} can spare {spare}"),
+    }
 }
 
-/// Explains the choice of a host that can spare this much.
-fn chosen(spare: Bytes, others: &[String]) -> String {
+/// Explains the choice of the host that made this offer.
+fn chosen(offer: &Offer, others: &[String]) -> String {
     match others.is_empty() {
-        true => format!("it can spare {spare}, and no other host was asked"),
-        false => format!("it can spare {spare}. The others: {}", others.join("; ")),
+        true => format!("{}, and no other host was asked", room(offer)),
+        false => format!("{}. The others: {}", room(offer), others.join("; ")),
     }
 }
 
@@ -201,16 +204,15 @@ impl Inner {
             let offers = self.peers.rooms(cache, &asked).await;
             let (fitting, small) = by_room(offers, cache);
             if fitting.is_empty() {
-                others.extend(small.iter().map(beaten));
+                others.extend(small.iter().map(room));
                 break;
             }
-            for (place, Offer { host, spare, .. }) in fitting.iter().enumerate() {
+            for (place, offer) in fitting.iter().enumerate() {
+                let host = &offer.host;
                 match self.peers.ask(host, path::ARRIVE, arrive).await {
                     Ok(awaits) => {
-                        let less = fitting[place + 1..].iter().chain(&small).map(beaten);
-                        others.extend(less);
-                        let why = chosen(*spare, &others);
-                        return Ok((host.clone(), awaits, why));
+                        others.extend(fitting[place + 1..].iter().chain(&small).map(room));
+                        return Ok((host.clone(), awaits, chosen(offer, &others)));
                     }
                     Err(AskError::Refused(refusal)) => {
                         others.push(format!("{host}: {}", refusal.error));

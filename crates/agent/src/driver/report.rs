@@ -87,7 +87,7 @@ impl Driver {
             borrowed: by_host(borrowed.map(|lease| (lease.lender, lease.bytes))),
             vms: None,
             pressure: self.node.memory().pressure,
-            draining: self.node.is_draining() && config.lend.enabled,
+            draining: self.node.vacates() || (self.node.is_draining() && config.lend.enabled),
         };
         let state = config.state.clone();
         tokio::task::spawn_blocking(move || {

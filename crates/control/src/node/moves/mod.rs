@@ -216,7 +216,7 @@ impl Node {
                 None => format!("{vm} has {dirty}, and failed {} times", failures(other)),
             }
         });
-        let why = format!("this host is draining; {} is dirty", vm.dirty);
+        let why = format!("this host is draining; {} of it is dirty", vm.dirty);
         Some((vm.vm.clone(), with_others(why, &others.collect::<Vec<_>>())))
     }
 

@@ -47,11 +47,14 @@ fn a_drain_moves_what_can_move_and_names_what_cannot() {
     assert!(why.contains("this host is draining") && why.contains("moved VM web to b"), "{why}");
     assert!(why.contains("db stays: its memory is not in the pool"), "{why}");
 
+    let all = scene.run("b", &["status", "--cluster"]).stdout;
+    assert!(all.lines().any(|line| line.contains(" a ") && line.contains("draining")), "{all}");
+
     // A host that drains takes no VM.
     let taken = scene.run("b", &["vm", "migrate", "web", "--to", "a"]);
     taken.must_fail(1, &["host a is draining", "aquifer host undrain"]);
     scene.run("b", &["host", "drain", "--timeout", "0s"]).must_fail(1, &["VM web"]);
-    scene.waits("b", "no host takes VM 'web', whose cache may take 64MiB: a can spare 0");
+    scene.waits("b", "no host takes VM 'web', whose cache may take 64MiB: a drains or has no room");
     let stuck = scene.run("b", &["host", "drain", "--timeout", "0s"]);
     stuck.must_fail(1, &["1 VM left: VM web", "the agent keeps draining"]);
     let leave = |scene: &Scene| {
@@ -249,7 +252,7 @@ fn an_operator_cannot_move_a_vm_to_a_host_without_room() {
     refused.must_fail(1, &["it takes 64MiB of this host's RAM", "a smaller cache with --cache"]);
     scene
         .run("a", &["vm", "migrate", "db"])
-        .must_fail(1, &["no host takes VM 'db'", "b can spare"]);
+        .must_fail(1, &["no host takes VM 'db'", "b drains or has no room"]);
     assert_eq!(scene.running("a"), ["db"]);
     let why = scene.run("b", &["why", "db"]).stdout;
     assert!(why.contains("refuses VM db of a: it takes 64MiB"), "{why}");
