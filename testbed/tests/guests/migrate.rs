@@ -158,7 +158,7 @@ fn a_refused_cancelled_or_endless_move_leaves_the_vm_in_place() -> Result<()> {
     let why = String::from_utf8_lossy(&nowhere.stderr).into_owned();
     ensure!(
         !nowhere.status.success()
-            && why.contains("no host takes VM 'one': b: ")
+            && why.contains("no host takes VM 'one', whose cache may take 128MiB: b: ")
             && why.contains("group 'default' is full"),
         "{why}"
     );

@@ -226,7 +226,8 @@ impl Network {
         self.regions += u128::from(!again || self.regions == 0);
         let request = RegionRequest {
             region: format!("r{}", self.regions).parse().expect("a name"),
-            volume: VolumeId(self.regions),
+            // Controllers choose their ids from small numbers.
+            volume: VolumeId(u128::MAX - self.regions),
             bytes: Bytes::mib(64 * extents),
             group: Group::default(),
         };

@@ -102,6 +102,11 @@ impl Load {
         self.process.order(order).unwrap();
     }
 
+    /// Sends a command, unless the load has died of its lost pages already.
+    pub fn order_if_alive(&mut self, order: &str) {
+        _ = self.process.order(order);
+    }
+
     /// Waits until the load is killed.
     #[track_caller]
     pub fn killed(mut self) -> ExitStatus {
