@@ -181,8 +181,7 @@ pub struct Progress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
     /// The source's first message on every connection. The message's data is the source's
-    /// [`Cpu`](super::cpu::Cpu) as JSON, if the destination must offer its features. Answered with
-    /// `Done`.
+    /// [`Cpu`] as JSON, if the destination must offer its features. Answered with `Done`.
     Hello { migration: MigrationId, qemu: String },
     /// Keeps the connection from timing out.
     Alive,
