@@ -11,6 +11,7 @@ use aquifer_control::Offer;
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, HostName, RegionName};
 use aquifer_region::process::preload_library;
+use aquifer_vm::definition::Definitions;
 use aquifer_vm::migrate::{self, Arrival};
 use aquifer_vm::process::{Files, client};
 
@@ -78,14 +79,14 @@ impl Vms {
         arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
         let (migration, cache) = (arrival.migration, arrival.memory.cache);
         let arrive = Arrive { arrival: serde_json::to_value(arrival).map_err(problem)? };
-        let (to, Awaits { address }) = match order.to {
+        let (to, Awaits { address, defined }) = match order.to {
             Some(to) => {
                 let awaits = peers.ask(&to, path::ARRIVE, &arrive).await?;
                 (to, awaits)
             }
             None => self.0.place(&order.vm, cache, &arrive).await?,
         };
-        Ok(Awaited { to, migration, address, identity: config.tls.clone() })
+        Ok(Awaited { to, migration, address, identity: config.tls.clone(), defined })
     }
 }
 
@@ -144,9 +145,11 @@ impl Inner {
             prepared: false,
             left_at_source: None,
         };
-        let address = client::receive(&self.exe, state, &arrival, incoming).map_err(problem)?;
+        let definitions = Definitions::of(&vms.dir);
+        let address = client::receive(&self.exe, state, &arrival, incoming, &definitions);
+        let address = address.map_err(problem)?;
         tracing::info!(vm = %arrival.vm.name, %address, "waiting for the VM to arrive");
-        Ok(Awaits { address })
+        Ok(Awaits { address, defined: arrival.definition.is_some() })
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aquifer_nbd::Uri;
 use aquifer_nbd::client::Target;
 use aquifer_nvme::proto::Nqn;
-use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, RegionName};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, OwnerId, RegionName};
 use aquifer_transport::Address;
 use aquifer_transport::initiator::Outcome;
 use aquifer_transport::tls::Identity;
@@ -70,8 +70,9 @@ pub enum Purpose<'a> {
     /// A volume, by the name of the command that makes it; the claim lasts while the volume is
     /// served.
     Volume(&'a str),
-    /// A region; the claim lasts until the region is removed, also while no process serves it.
-    Region(&'a RegionName),
+    /// A region; the claim lasts until the region is removed, also while no process serves it. The
+    /// id, if any, is of the owner that the region had before a reboot.
+    Region(&'a RegionName, Option<OwnerId>),
 }
 
 impl Purpose<'_> {
@@ -87,7 +88,10 @@ impl Purpose<'_> {
                     false,
                 )
             }
-            Self::Region(name) => Claim::new(format!("region '{name}' on {host}"), true),
+            Self::Region(name, owner) => {
+                let claim = Claim::new(format!("region '{name}' on {host}"), true);
+                Claim { owner: owner.unwrap_or(claim.owner), ..claim }
+            }
         }
     }
 }

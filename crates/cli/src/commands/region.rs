@@ -257,7 +257,7 @@ impl Create {
         let Self { name, size, cached } = self;
         let what = || format!("creating region '{name}'");
         let _progress = Progress::spinner(what());
-        let spec = cached.spec(common, name.clone(), size)?;
+        let spec = cached.spec(common, (name.clone(), None), size)?;
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
         let status = client::create(&exe, &directory, &spec).or_fail(what)?;

@@ -7,6 +7,7 @@ mod ended;
 mod files;
 mod logs;
 mod message;
+mod rest;
 mod run;
 mod side_by_side;
 mod stop;

@@ -77,6 +77,28 @@ pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), VmErr
     }
     // The supervisor cleans up. Without one, or if QEMU failed, this function does it.
     let seen = wait_until(CLEARING, || !files.is_supervised()).is_ok() && was_supervised;
+    remove(files, seen)
+}
+
+/// Removes what is left of a VM that has ended, or whose start was cut off. Does nothing if nothing
+/// is left.
+///
+/// # Errors
+/// [`VmError::Exists`] if the VM runs, moves, or belongs to another host.
+pub fn clear(files: &Files) -> Result<(), VmError> {
+    let record = match files.read() {
+        Err(VmError::Unknown(_)) => return Ok(()),
+        record => record?,
+    };
+    let moves = record.incoming.is_some() || record.handed_over.is_some();
+    if moves || files.is_running() || files.is_supervised() {
+        return Err(VmError::Exists(files.name().clone()));
+    }
+    remove(files, false)
+}
+
+/// Removes a VM without a QEMU. `seen` says whether its supervisor has recorded the end.
+fn remove(files: &Files, seen: bool) -> Result<(), VmError> {
     remove_region(files)?;
     // The supervisor records the end and then removes the files one by one, so that missing files
     // prove nothing.

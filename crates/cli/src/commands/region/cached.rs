@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group, OwnerId, RegionName};
 use aquifer_region::process::{Files, RegionSpec};
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
 use aquifer_volume::VolumeConfig;
@@ -143,12 +143,23 @@ impl Cached {
         )))
     }
 
-    /// Asks all lenders for their capacity, and returns the region to make.
+    /// Returns the size of the cache.
+    pub(crate) fn cache(&self) -> Bytes {
+        self.cache
+    }
+
+    /// Asks all lenders for their capacity, and returns the region to make. With `owner`, lenders
+    /// take it for the region that had their memory under this id before a reboot.
     ///
     /// # Errors
     /// If the group refuses the region, if the region exists, if a lender cannot be reached, or if
     /// the lenders have too little memory.
-    pub(crate) fn spec(self, common: &Common, name: RegionName, size: Bytes) -> Result<RegionSpec> {
+    pub(crate) fn spec(
+        self,
+        common: &Common,
+        (name, owner): (RegionName, Option<OwnerId>),
+        size: Bytes,
+    ) -> Result<RegionSpec> {
         let agreement = self
             .groups
             .all()
@@ -175,7 +186,8 @@ impl Cached {
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
         for uri in &self.lenders {
-            let mut lender = ClaimedLender::find(uri, &self.trust, None, Purpose::Region(&name))?;
+            let mut lender =
+                ClaimedLender::find(uri, &self.trust, None, Purpose::Region(&name, owner))?;
             if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unencrypted) {
                 // For a local lender, too: its other borrowers of the group encrypt in the same
                 // way.
