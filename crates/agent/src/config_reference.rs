@@ -138,8 +138,8 @@ const LEND: &[Key] = &[
         "reserved",
         "size",
         "",
-        "`M_r`, memory for this host's own programs: `M_s = M_t - M_r` (eq. 1); without it `M_s = \
-         M_t - M_u` (eq. 2)",
+        "`M_r`, memory for this host's own programs, VMs and caches, which is never lent: `M_s = \
+         M_t - M_r` (eq. 1); without it `M_s = M_t - M_u` (eq. 2)",
     ),
     key("grace", "time", "\"10m\"", "how long the agent keeps the lease of a silent borrower"),
     key(

@@ -162,11 +162,14 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     if let Some(started) = &mut started {
         peers.follow(&started.others());
     }
+    let (commands, inbox) = mpsc::channel(64);
+    let handle = Handle(commands);
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
     let journal = Journal::default();
     let balances = config.vms.balance;
-    let balancer = balances
-        .then(|| balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone()));
+    let balancer = balances.then(|| {
+        balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone(), handle.clone())
+    });
     let _balancer = balancer.transpose().map_err(start_error)?;
     let starts = definitions::start(&config, &exe, events.clone(), journal.clone());
     let _starts = starts.map_err(start_error)?;
@@ -190,8 +193,6 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         listen = %config.listen, pages = %lender.place(), socket = %config.socket.display(),
         "ready"
     );
-    let (commands, inbox) = mpsc::channel(64);
-    let handle = Handle(commands);
     let contact = tokio::spawn({
         let peers = peers.clone();
         async move { peers.keep_in_contact().await }
@@ -200,6 +201,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
     let admission = Admission::new(&config, peers.clone(), gossip.clone());
     let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone());
+    let others = peers.clone();
     // Before the first period: from then on this host lends.
     let own = OwnReader::open(&config.state, &source).await;
     let driver = Driver::new(Parts {
@@ -216,8 +218,14 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         own,
     });
     let driver = tokio::spawn(driver.run(inbox));
-    let served =
-        http::Served { handle: handle.clone(), vms, groups, admission, leaving: leaving.clone() };
+    let served = http::Served {
+        handle: handle.clone(),
+        peers: others,
+        vms,
+        groups,
+        admission,
+        leaving: leaving.clone(),
+    };
     let server = tokio::spawn(endpoints.serve(served));
     let stopped = tokio::select! {
         stopped = signals.wait(&handle) => stopped,

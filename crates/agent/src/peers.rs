@@ -1,6 +1,7 @@
 //! The other hosts: their offers, and messages to them.
 
 mod names;
+mod summaries;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -18,6 +19,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, lock};
 use rustls::ClientConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::config::PeerConfig;
@@ -53,6 +55,8 @@ struct Inner {
     peers: RwLock<BTreeMap<HostName, Arc<Peer>>>,
     /// Addresses at which peers call this host but do not reach this agent, each with the reason.
     strayed: Mutex<BTreeMap<String, String>>,
+    /// The turns of questions to all hosts.
+    asking: Arc<Semaphore>,
     events: Events,
 }
 
@@ -60,7 +64,11 @@ struct Inner {
 struct Peer {
     address: String,
     client: Client,
+    /// For the questions of operators, which may come again soon.
+    asking: Client,
     standing: Standing,
+    /// When this host learned of the standing; `None` for peers of the configuration.
+    since: Option<Instant>,
     about: About,
     last: Mutex<Last>,
 }
@@ -70,8 +78,8 @@ struct Peer {
 struct Last {
     heard: Option<Instant>,
     spare: Option<(Bytes, Instant)>,
-    /// Its latest news of that.
-    told: Option<Bytes>,
+    /// Its latest news of that, and when they were new.
+    told: Option<(Bytes, Instant)>,
     /// The address at which the peer calls this host.
     calls: Option<String>,
     refused: bool,
@@ -104,6 +112,7 @@ impl Peers {
             tls: tls.clone(),
             peers: RwLock::new(peers),
             strayed: Mutex::default(),
+            asking: Arc::new(Semaphore::new(summaries::AT_ONCE)),
             events,
         };
         Self(Arc::new(inner))
@@ -129,7 +138,7 @@ impl Peers {
     }
 
     /// Takes in what the cluster says of its hosts. Those of the configuration stay as they are;
-    /// those that the cluster has forgotten become former peers.
+    /// those that the cluster has forgotten become former peers. Those that left are known no more.
     pub(crate) fn follow(&self, cluster: &BTreeMap<HostName, Follow>) {
         let mut peers = write(&self.0.peers);
         for (host, follow) in cluster {
@@ -144,12 +153,14 @@ impl Peers {
             let mut peer =
                 Peer::new(&follow.address.to_string(), host, follow.standing, &self.0.tls);
             peer.about = follow.about.clone();
+            if let Some(known) = known {
+                peer.replaces(known);
+            }
             peer.hear(follow.spare);
             peers.insert(host.clone(), Arc::new(peer));
         }
-        let gone = |host: &HostName, peer: &Peer| {
-            matches!(peer.standing, Standing::Up | Standing::Down) && !cluster.contains_key(host)
-        };
+        let gone =
+            |host: &HostName, peer: &Peer| peer.since.is_some() && !cluster.contains_key(host);
         for (host, peer) in peers.iter_mut().filter(|(host, peer)| gone(host, peer)) {
             *peer = Arc::new(Peer::new(&peer.address, host, Standing::Former, &self.0.tls));
         }
@@ -177,14 +188,16 @@ impl Peers {
     pub fn offer(
         &self,
         from: &HostName,
-        (spare, room): (Bytes, Bytes),
+        (spare, for_regions, room): (Bytes, Bytes, Bytes),
     ) -> Result<message::Offer, Problem> {
         if *from != self.0.host {
             self.admit(from)?;
         }
         let you = self.get(from).map(|peer| peer.address.clone()).unwrap_or_default();
         let (host, agent) = (self.0.host.clone(), self.0.agent.clone());
-        Ok(message::Offer { host, spare, room, agent, you })
+        // Older agents do not know the field.
+        let for_regions = (for_regions != spare).then_some(for_regions);
+        Ok(message::Offer { host, spare, for_regions, room, agent, you })
     }
 
     /// Calls all peers of the configuration, then again at intervals, for as long as the caller
@@ -199,24 +212,41 @@ impl Peers {
     }
 
     /// Returns offers of memory: of all peers of the configuration, and of a sample of the
-    /// cluster's hosts. If no host of the sample can lend, it asks the next few, and so on.
-    pub async fn offers(&self) -> Vec<Offer> {
-        let of = |offer: &message::Offer| offer.spare;
-        self.offers_of(Bytes(EXTENT_SIZE), of).await
+    /// cluster's hosts. If no host of the sample can lend, or all together not what regions need,
+    /// it asks the next few, and so on.
+    pub async fn offers(&self, regions_need: Bytes) -> Vec<Offer> {
+        let offer = |(host, offer): (HostName, message::Offer)| Offer {
+            host,
+            spare: offer.spare,
+            for_regions: offer.for_regions.unwrap_or(offer.spare),
+        };
+        let suffice = |offers: &[Offer]| {
+            let for_regions = offers.iter().map(|offer| offer.for_regions);
+            match regions_need {
+                Bytes::ZERO => offers.iter().any(|offer| offer.spare >= Bytes(EXTENT_SIZE)),
+                need => for_regions.fold(Bytes::ZERO, Bytes::saturating_add) >= need,
+            }
+        };
+        self.offers_until(offer, suffice).await
     }
 
     /// Returns offers of room for a VM, in the same way, until a host has `least`.
     pub async fn rooms(&self, least: Bytes) -> Vec<Offer> {
-        self.offers_of(least, |offer| offer.room).await
+        let offer = |(host, offer): (HostName, message::Offer)| Offer::new(host, offer.room);
+        let suffice = |offers: &[Offer]| offers.iter().any(|offer| offer.spare >= least);
+        self.offers_until(offer, suffice).await
     }
 
-    async fn offers_of(&self, least: Bytes, of: impl Fn(&message::Offer) -> Bytes) -> Vec<Offer> {
-        let offer = |(host, offer): (HostName, message::Offer)| Offer { host, spare: of(&offer) };
+    async fn offers_until(
+        &self,
+        offer: impl Fn((HostName, message::Offer)) -> Offer,
+        suffice: impl Fn(&[Offer]) -> bool,
+    ) -> Vec<Offer> {
         let listed = self.ask_offers(self.standing(Standing::Listed)).await;
-        let mut offers: Vec<_> = listed.into_iter().map(offer).collect();
+        let mut offers: Vec<_> = listed.into_iter().map(&offer).collect();
         for sample in self.likely_lenders().chunks(SAMPLE) {
-            offers.extend(self.ask_offers(sample.iter().cloned()).await.into_iter().map(offer));
-            if offers.iter().any(|offer| offer.spare >= least) {
+            offers.extend(self.ask_offers(sample.iter().cloned()).await.into_iter().map(&offer));
+            if suffice(&offers) {
                 break;
             }
         }
@@ -341,6 +371,7 @@ impl Peers {
                 standing: peer.standing,
                 admits: peer.about.admits,
                 zone: peer.about.zone.clone(),
+                since_s: peer.since.map(age),
                 heard_s: heard.map(age),
                 spare: spare.map(|(spare, _)| spare),
                 spare_s: spare.map(|(_, at)| age(at)),
@@ -403,8 +434,28 @@ pub(crate) struct Follow {
 impl Peer {
     fn new(address: &str, host: &HostName, standing: Standing, tls: &Arc<ClientConfig>) -> Self {
         let client = Client::peer(address, host, tls.clone());
-        let address = address.to_owned();
-        Self { address, client, standing, about: About::default(), last: Mutex::default() }
+        let asking = client.clone().with_timeout(summaries::SUMMARY_TIMEOUT);
+        let asking = asking.with_largest(summaries::LARGEST_SUMMARY).keeping();
+        let is_of_cluster = !matches!(standing, Standing::Listed | Standing::Former);
+        Self {
+            address: address.to_owned(),
+            client,
+            asking,
+            standing,
+            since: is_of_cluster.then(Instant::now),
+            about: About::default(),
+            last: Mutex::default(),
+        }
+    }
+
+    /// Keeps the part of what was known of the same host that is still true.
+    fn replaces(&mut self, known: &Self) {
+        if self.standing == known.standing {
+            self.since = known.since;
+        }
+        if self.standing != Standing::Up {
+            self.last().told = known.last().told;
+        }
     }
 
     fn is_as(&self, follow: &Follow) -> bool {
@@ -417,15 +468,15 @@ impl Peer {
     fn hear(&self, spare: Option<Bytes>) {
         let mut last = self.last();
         if let Some(spare) = spare
-            && last.told != Some(spare)
+            && last.told.is_none_or(|(told, _)| told != spare)
         {
-            last.told = Some(spare);
-            last.spare = Some((spare, Instant::now()));
+            last.told = Some((spare, Instant::now()));
+            last.spare = last.told;
         }
     }
 
     fn is_known(&self) -> bool {
-        self.standing != Standing::Former
+        !matches!(self.standing, Standing::Former | Standing::Left)
     }
 
     fn last(&self) -> std::sync::MutexGuard<'_, Last> {

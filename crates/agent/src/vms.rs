@@ -10,11 +10,12 @@ use aquifer_api::{Problem, path};
 use aquifer_control::Offer;
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, HostName, RegionName};
-use aquifer_region::process::preload_library;
+use aquifer_region::process::{RegionSpec, preload_library};
 use aquifer_vm::definition::Definitions;
 use aquifer_vm::migrate::{self, Arrival};
 use aquifer_vm::process::{Files, client};
 
+use crate::borrower;
 use crate::config::Config;
 use crate::peers::{AskError, Peers};
 
@@ -76,6 +77,7 @@ impl Vms {
             return Err(problem(format!("VM '{}' is on host {} already", order.vm, config.host)));
         }
         let mut arrival = client::offer(&Files::new(&config.state, &order.vm)).map_err(problem)?;
+        refuse_lent(&arrival.memory)?;
         arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
         let (migration, cache) = (arrival.migration, arrival.memory.cache);
         let arrive = Arrive { arrival: serde_json::to_value(arrival).map_err(problem)? };
@@ -88,6 +90,18 @@ impl Vms {
         };
         Ok(Awaited { to, migration, address, identity: config.tls.clone(), defined })
     }
+}
+
+/// Refuses a VM whose memory is in leases of this host: lenders serve them to no other host.
+fn refuse_lent(memory: &RegionSpec) -> Result<(), Problem> {
+    let Some(lease) = memory.leases.iter().find(|lease| borrower::is_borrowed(lease)) else {
+        return Ok(());
+    };
+    let (vm, lender) = (&memory.name, &lease.lender);
+    Err(Problem {
+        error: format!("VM '{vm}' has memory at {lender} that only this host may use"),
+        help: Some("only VMs that name their lenders ('vm start --lender') can move".to_owned()),
+    })
 }
 
 /// Returns the hosts that can spare `cache`, those that can spare most first.
@@ -159,10 +173,7 @@ mod tests {
 
     #[test]
     fn a_vm_goes_to_the_host_with_most_room_if_its_cache_fits() {
-        let offer = |(host, gib): (&str, u64)| Offer {
-            host: host.parse().unwrap(),
-            spare: Bytes::gib(gib),
-        };
+        let offer = |(host, gib): (&str, u64)| Offer::new(host.parse().unwrap(), Bytes::gib(gib));
         let offers = [("d", 2), ("b", 4), ("c", 1), ("a", 4)].map(offer).to_vec();
         let hosts = |gib| {
             let fitting = by_room(offers.clone(), Bytes::gib(gib)).into_iter();

@@ -8,8 +8,9 @@ use aquifer_control::Message;
 /// `mem_len_fin` the result says why the last attempt to leave the lease failed, if one did.
 pub async fn say(client: &Client, message: Message) -> Result<Option<String>, CallError> {
     let done = match message {
-        Message::MemBorReq { request, bytes, group } => {
-            client.post(path::MEM_BOR_REQ, &MemBorReq { request, bytes, group }).await
+        Message::MemBorReq { request, bytes, owner, group } => {
+            let region = owner.into();
+            client.post(path::MEM_BOR_REQ, &MemBorReq { request, bytes, region, group }).await
         }
         Message::MemBorAck { request, lease, bytes, uris } => {
             client.post(path::MEM_BOR_ACK, &MemBorAck { request, lease, bytes, uris }).await

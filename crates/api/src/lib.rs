@@ -3,9 +3,11 @@
 //! Between hosts, messages travel over mutual TLS, and the caller is the host that its certificate
 //! names. On a host, they travel over the agent's unix socket. [`message`] holds the five messages
 //! of \[Ge23\], [`status`] the state that an agent reports, and [`order`] the orders of an
-//! operator. [`group`] holds the groups of a host, and [`client`] the client for all of these.
+//! operator. [`group`] holds the groups of a host, [`cluster`] what hosts tell each other of their
+//! memory, and [`client`] the client for all of these.
 
 pub mod client;
+pub mod cluster;
 pub mod group;
 pub mod message;
 pub mod order;

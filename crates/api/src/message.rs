@@ -10,7 +10,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use aquifer_control::{Reason, RequestId};
-use aquifer_page::{Bytes, Group, HostName, LeaseId};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, RegionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -27,6 +27,10 @@ pub struct MemBorReq {
     /// M_req, in whole extents of 64 MiB.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
+    /// The borrower's region that the lease is for. Absent if it is for swap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Name>)]
+    pub region: Option<RegionName>,
     /// The tenant that the lender accounts the lease to.
     #[schema(value_type = schema::Name)]
     pub group: Group,
@@ -121,9 +125,14 @@ pub struct Offer {
     /// The host that offers.
     #[schema(value_type = schema::Name)]
     pub host: HostName,
-    /// The bytes that the host would grant now. Zero while it borrows or is short of memory.
+    /// The bytes that the host would grant to swap now. Zero while it borrows or is short of
+    /// memory.
     #[schema(value_type = schema::Size)]
     pub spare: Bytes,
+    /// The bytes that the host would grant to regions now. Absent if it is the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Size>)]
+    pub for_regions: Option<Bytes>,
     /// The bytes of which a VM that comes there can make use. Zero while an operator drains the
     /// host.
     #[schema(value_type = schema::Size)]

@@ -1,9 +1,10 @@
 //! The orders that an operator gives the agent on this host, over its unix socket.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use aquifer_page::{Bytes, HostName, LeaseId, MigrationId, RegionName, VolumeId};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, MigrationId, RegionName, VolumeId};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Number;
@@ -42,6 +43,59 @@ pub struct Borrowed {
     /// The sum of the granted bytes, which may be less than the order asked for.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
+}
+
+/// Borrow memory for a region that is about to be made on this host. The agent answers with all the
+/// leases, or with the reason for the failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BorrowFor {
+    /// The region.
+    #[schema(value_type = schema::Name)]
+    pub region: RegionName,
+    /// The id of the region's volume, which no other region has.
+    #[schema(value_type = schema::Id)]
+    pub volume: VolumeId,
+    /// The size, which the agent rounds up to whole extents of 64 MiB.
+    #[schema(value_type = schema::Size)]
+    pub bytes: Bytes,
+    /// The tenant that the lenders account the leases to.
+    #[schema(value_type = schema::Name)]
+    pub group: Group,
+    /// The directory of the region's files, which must be the one that the agent looks at.
+    #[schema(value_type = String)]
+    pub directory: PathBuf,
+}
+
+/// The leases for a region. Its maker must answer with [`Settle`]. Unless the region exists within
+/// a minute, the agent gives them back.
+#[derive(Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Provided {
+    /// The leases, with their keys, as a region's specification has them.
+    #[schema(value_type = Vec<Object>)]
+    pub leases: serde_json::Value,
+    /// The directory of this host's certificate.
+    #[schema(value_type = String)]
+    pub identity: PathBuf,
+}
+
+impl fmt::Debug for Provided {
+    /// Leaves the keys out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provided").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+/// The region of a [`BorrowFor`] exists with its leases, or will not. The agent refuses the first
+/// if it holds the leases no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Settle {
+    /// The region's volume.
+    #[schema(value_type = schema::Id)]
+    pub volume: VolumeId,
+    /// Whether the region exists.
+    pub exists: bool,
 }
 
 /// Give back borrowed memory: swap off, detach, and tell the lenders. The agent answers when it is
@@ -112,6 +166,48 @@ pub struct Left {
     /// it fails. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_timeout_ms: Option<u64>,
+}
+
+/// Promise memory of this host to a VM or a region, before it gets the memory. The agent refuses if
+/// the memory is promised already. The promise ends if no VM or region shows within a minute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// The VM or the region.
+    #[schema(value_type = schema::Name)]
+    pub name: RegionName,
+    /// What the memory is for.
+    pub purpose: ClaimPurpose,
+    /// The group of the region. Default: `default`.
+    #[serde(default)]
+    #[schema(value_type = schema::Name)]
+    pub group: Group,
+    /// All memory of the VM, or the region's whole cache. Zero ends the claim of a command that
+    /// failed.
+    #[schema(value_type = schema::Size)]
+    pub bytes: Bytes,
+    /// The memory beyond that which only this VM gets. Default: none.
+    #[serde(default)]
+    #[schema(value_type = schema::Size)]
+    pub reserve: Bytes,
+    /// The process that makes the VM or the region. Absent if that exists. An agent that watches a
+    /// cgroup counts only what processes of the cgroup make.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
+    pub pid: Option<u32>,
+    /// Whether to promise the memory in any case.
+    #[serde(default)]
+    pub overcommit: bool,
+}
+
+/// What claimed memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClaimPurpose {
+    /// The memory of a VM in RAM of this host.
+    Vm,
+    /// The local cache of a region.
+    Cache,
 }
 
 /// Prepare another host to receive a VM of this host.

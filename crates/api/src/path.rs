@@ -17,6 +17,8 @@ pub const MEM_LEN_FIN: &str = "/v1/mem_len_fin";
 pub const RENEW: &str = "/v1/renew";
 /// `GET` [`crate::message::Offer`]: the memory that a host can lend now.
 pub const OFFER: &str = "/v1/offer";
+/// `GET` [`crate::cluster::Summary`]: what a host has, and lends to whom.
+pub const SUMMARY: &str = "/v1/summary";
 /// `GET` [`crate::message::Access`]: the access data of a lease over NVMe, for its borrower. See
 /// [`access`].
 pub const ACCESS: &str = "/v1/leases/{lease}/access";
@@ -30,6 +32,8 @@ pub const LEFT: &str = "/v1/left";
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET` [`crate::status::Status`].
 pub const STATUS: &str = "/v1/status";
+/// `GET` a list of [`crate::cluster::ClusterHost`]: all hosts, each asked now.
+pub const CLUSTER: &str = "/v1/cluster";
 /// `GET` a list of [`crate::group::Group`].
 pub const GROUPS: &str = "/v1/groups";
 /// `POST` [`crate::order::Borrow`].
@@ -38,8 +42,14 @@ pub const BORROW: &str = "/v1/borrow";
 pub const RETURN: &str = "/v1/return";
 /// `POST` [`crate::order::Drain`]; `GET` the progress. Both answer [`crate::order::Draining`].
 pub const DRAIN: &str = "/v1/drain";
+/// `POST` [`crate::order::Claim`].
+pub const CLAIM: &str = "/v1/claim";
 /// `POST` [`crate::order::Leave`]; answers [`crate::order::Departed`].
 pub const LEAVE: &str = "/v1/leave";
+/// `POST` [`crate::order::BorrowFor`]; answers [`crate::order::Provided`].
+pub const REGION_BORROW: &str = "/v1/regions/borrow";
+/// `POST` [`crate::order::Settle`].
+pub const REGION_SETTLE: &str = "/v1/regions/settle";
 /// `POST` [`crate::order::Migrate`].
 pub const MIGRATE: &str = "/v1/vms/migrate";
 

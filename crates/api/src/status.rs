@@ -2,7 +2,7 @@
 
 pub use aquifer_control::node::EventKind;
 pub use aquifer_control::{LoanState, Role};
-use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId, Zone};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, RegionName, VolumeId, Zone};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -41,6 +41,9 @@ pub struct Status {
     pub lent: Vec<Lent>,
     /// The volumes that the host has borrowed.
     pub borrowed: Vec<Volume>,
+    /// The regions with memory that the agent borrowed for them.
+    #[serde(default)]
+    pub regions: Vec<Region>,
     /// The peers, as last heard of.
     pub peers: Vec<Peer>,
     /// The latest decisions, oldest first.
@@ -118,6 +121,17 @@ pub struct Ledger {
     pub overcommitted: Bytes,
 }
 
+impl Ledger {
+    /// Returns whether each byte of the total is in exactly one class, as far as they fit.
+    pub fn adds_up(&self) -> bool {
+        let Self { total, reserved, vm_floor, vm_elastic, cache_floor, .. } = *self;
+        let Self { group_surplus, lent, free, overcommitted, .. } = *self;
+        let classes = [reserved, vm_floor, vm_elastic, cache_floor, group_surplus, lent, free];
+        let sum: u128 = classes.iter().map(|bytes| u128::from(bytes.0)).sum();
+        sum == u128::from(total.0) + u128::from(overcommitted.0)
+    }
+}
+
 /// A lease that this host has granted.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Lent {
@@ -127,6 +141,10 @@ pub struct Lent {
     /// The host that holds the lease.
     #[schema(value_type = schema::Name)]
     pub borrower: HostName,
+    /// The borrower's region that the lease is for. Absent if it is for swap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Name>)]
+    pub region: Option<RegionName>,
     /// The tenant that the lease is accounted to.
     #[schema(value_type = schema::Name)]
     pub group: Group,
@@ -171,6 +189,26 @@ pub struct Volume {
     /// The leases under the volume.
     pub leases: Vec<Held>,
     /// The last error of a page's I/O, with lender, lease and page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// A region with memory that the agent borrowed for it.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Region {
+    /// The region; a VM's region has the VM's name.
+    #[schema(value_type = schema::Name)]
+    pub region: RegionName,
+    /// The region's volume.
+    #[schema(value_type = schema::Id)]
+    pub volume: VolumeId,
+    /// The leases under the region.
+    pub leases: Vec<Held>,
+    /// The bytes in the local spill file.
+    #[serde(default)]
+    #[schema(value_type = schema::Size)]
+    pub spilled: Bytes,
+    /// The last error of a page's I/O, or the reason why the region's engine does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }
@@ -222,8 +260,10 @@ pub enum Standing {
     Listed,
     /// A host of the cluster that is up.
     Up,
-    /// A host of the cluster that is down, or has left.
+    /// A host of the cluster that is down.
     Down,
+    /// A host that left the cluster for good, less than a day ago.
+    Left,
     /// A former peer, whose leases are on their way back.
     Former,
 }
@@ -245,6 +285,9 @@ pub struct Peer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Name>)]
     pub zone: Option<Zone>,
+    /// Seconds for which the standing has been known here. Absent for peers of the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_s: Option<f64>,
     /// Seconds since the peer last answered. Absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_s: Option<f64>,
@@ -283,7 +326,7 @@ pub struct Decision {
     pub at: f64,
     /// One sentence.
     pub what: String,
-    /// The hosts, leases, volumes and VMs that the decision concerns, besides this host.
+    /// The hosts, leases, volumes, VMs and regions that it concerns, besides this host.
     #[serde(default)]
     pub about: Vec<Subject>,
 }
@@ -293,7 +336,7 @@ pub struct Decision {
 pub struct Subject {
     /// The kind of the thing.
     pub kind: SubjectKind,
-    /// The name of a host or a VM, or the id of a lease or a volume.
+    /// The name of a host, a VM or a region, or the id of a lease or a volume.
     pub name: String,
 }
 
@@ -309,6 +352,8 @@ pub enum SubjectKind {
     Volume,
     /// A VM of the host.
     Vm,
+    /// A region, of the host or of a borrower.
+    Region,
 }
 
 /// A change of the host's role.

@@ -35,6 +35,11 @@ pub struct Agent {
 }
 
 impl Socket {
+    /// Returns the socket of a command that has no option for it.
+    pub fn of_environment() -> Self {
+        Self { socket: std::env::var_os("AQUIFER_SOCKET").map(PathBuf::from) }
+    }
+
     /// Makes a client for the agent behind this socket, and sends nothing yet.
     ///
     /// # Errors
@@ -56,9 +61,20 @@ impl Agent {
     /// Asks the agent for this host's status.
     ///
     /// # Errors
-    /// If the agent does not answer within [`STATUS_LIMIT`].
+    /// If the agent does not answer within ten seconds.
     pub fn status(&self, what: &str) -> Result<Status> {
         self.call(what, STATUS_LIMIT, async |client| client.get(path::STATUS).await)
+    }
+
+    /// Calls the agent, for a caller that tells errors apart.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn ask<T, F>(&self, limit: Duration, call: impl FnOnce(Client) -> F) -> Result<T, CallError>
+    where
+        F: Future<Output = Result<T, CallError>>,
+    {
+        self.runtime.block_on(call(self.client.clone().with_timeout(limit)))
     }
 
     /// Calls the agent and waits at most `limit` for its answer.
@@ -74,7 +90,7 @@ impl Agent {
     where
         F: Future<Output = Result<T, CallError>>,
     {
-        self.runtime.block_on(call(self.client.clone().with_timeout(limit))).map_err(|error| {
+        self.ask(limit, call).map_err(|error| {
             let help = error.help();
             let failure = Failure::new(what, error);
             match help {

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 pub mod agent_call;
 pub mod cgroup;
+mod claim;
 pub mod commands;
 pub mod doctor;
 pub mod failure;

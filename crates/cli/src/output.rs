@@ -48,6 +48,12 @@ pub fn answer<T: Serialize>(
     if as_json { json(value) } else { line(text(value)) }
 }
 
+/// Returns how many columns the terminal has; `None` if standard output is none.
+pub fn width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
 /// Returns whether standard output is a terminal with colours (`NO_COLOR` unset, `TERM` not dumb).
 pub fn colours() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());

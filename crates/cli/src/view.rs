@@ -1,6 +1,8 @@
 //! An agent's status as text.
 
-use aquifer_api::status::{Decision, Event, Held, Ledger, Lent, Peer, Standing, Status, Volume};
+use aquifer_api::status::{
+    Decision, Event, Held, Ledger, Lent, Peer, Region, Standing, Status, Volume,
+};
 use aquifer_page::Bytes;
 
 use crate::table::table;
@@ -20,6 +22,7 @@ pub fn status(status: &Status) -> String {
     add("Memory by class", status.ledger.total > Bytes::ZERO, ledger(&status.ledger));
     add("Lent", !status.lent.is_empty(), lent(&status.lent));
     add("Borrowed", !status.borrowed.is_empty(), borrowed(&status.borrowed));
+    add("Regions", !status.regions.is_empty(), regions(&status.regions));
     add("Peers", !status.peers.is_empty(), peers(&status.peers));
     if !status.events.is_empty() {
         sections.push(events(&status.events));
@@ -64,8 +67,9 @@ fn whereto(volumes: &[Volume]) -> &'static str {
     }
 }
 
-fn ledger(ledger: &Ledger) -> String {
-    let classes = [
+/// Returns the classes of a host's memory under their headings, and their total.
+pub fn classes(ledger: &Ledger) -> [(&'static str, Bytes); 8] {
+    [
         ("RESERVED", ledger.reserved),
         ("VM FLOOR", ledger.vm_floor),
         ("VM ELASTIC", ledger.vm_elastic),
@@ -74,10 +78,13 @@ fn ledger(ledger: &Ledger) -> String {
         ("LENT", ledger.lent),
         ("FREE", ledger.free),
         ("TOTAL", ledger.total),
-    ];
+    ]
+}
+
+fn ledger(ledger: &Ledger) -> String {
     let over = Some(("OVERCOMMITTED", ledger.overcommitted));
     let over = over.filter(|(_, bytes)| *bytes > Bytes::ZERO);
-    let (headings, sizes): (Vec<_>, Vec<_>) = classes.into_iter().chain(over).unzip();
+    let (headings, sizes): (Vec<_>, Vec<_>) = classes(ledger).into_iter().chain(over).unzip();
     table(headings, [sizes.iter().map(ToString::to_string).collect::<Vec<_>>()])
 }
 
@@ -86,6 +93,7 @@ fn lent(leases: &[Lent]) -> String {
         vec![
             lease.lease.to_string(),
             lease.borrower.to_string(),
+            lease.region.as_ref().map_or_else(|| "swap".to_owned(), ToString::to_string),
             lease.group.to_string(),
             format!("{} of {}", lease.stored, lease.capacity),
             lease.connections.map_or_else(|| "?".to_owned(), |count| count.to_string()),
@@ -94,7 +102,7 @@ fn lent(leases: &[Lent]) -> String {
         ]
     };
     table(
-        ["LEASE", "BORROWER", "GROUP", "STORED", "CONNECTIONS", "STATE", "HEARD OF"],
+        ["LEASE", "BORROWER", "OWNER", "GROUP", "STORED", "CONNECTIONS", "STATE", "HEARD OF"],
         leases.iter().map(row),
     )
 }
@@ -122,6 +130,17 @@ fn borrowed(volumes: &[Volume]) -> String {
     table(["VOLUME", "DEVICE", "BACKEND", "SWAPPED OUT", "ON"], volumes.iter().map(row))
 }
 
+fn regions(regions: &[Region]) -> String {
+    let row = |region: &Region| {
+        let error = region.last_error.as_ref().map(|error| format!("last error: {error}"));
+        let spilled = Some(region.spilled).filter(|spilled| *spilled > Bytes::ZERO);
+        let spilled = spilled.map(|spilled| format!("{spilled} in the local spill file"));
+        let on: Vec<_> = region.leases.iter().map(held).chain(spilled).chain(error).collect();
+        vec![region.region.to_string(), on.join(", ")]
+    };
+    table(["REGION", "ON"], regions.iter().map(row))
+}
+
 fn held(lease: &Held) -> String {
     let state = if lease.state == "ok" { String::new() } else { format!(" ({})", lease.state) };
     format!("{}: {} of {}{state}", lease.lender, lease.placed, lease.capacity)
@@ -139,13 +158,14 @@ fn peers(peers: &[Peer]) -> String {
             (_, Standing::Down) => "down".to_owned(),
             (Some(error), _) => error.clone(),
             (None, Standing::Former) => "a former peer; its leases are being returned".to_owned(),
+            (None, Standing::Left) => "left; its leases are being returned".to_owned(),
             (None, Standing::Up) if peer.admits => "up; admits hosts".to_owned(),
             (None, Standing::Up) => "up".to_owned(),
             (None, Standing::Listed) => String::new(),
         };
         let heard = match (peer.heard_s, peer.standing) {
             (Some(age), _) => format!("{age:.0}s ago"),
-            (None, Standing::Up | Standing::Down) => "-".to_owned(),
+            (None, Standing::Up | Standing::Down | Standing::Left) => "-".to_owned(),
             (None, _) => "never".to_owned(),
         };
         vec![peer.host.to_string(), peer.address.clone(), heard, spare, state]

@@ -1,6 +1,6 @@
 //! The borrower's half of the controller: volumes, the leases under them, and Algorithm 3.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
@@ -10,7 +10,10 @@ use crate::pending_release::PendingReleases;
 use crate::placement::whole_extents;
 use crate::round::{Purpose, Round, Wait};
 use crate::step_context::StepContext;
-use crate::{Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, What};
+use crate::{
+    Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, Owner, RegionRequest,
+    What,
+};
 
 /// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -18,7 +21,7 @@ use crate::{Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer
 pub enum VolumeState {
     /// The agent is making it.
     Activating,
-    /// The kernel swaps to it.
+    /// The kernel swaps to it, or its region uses it.
     Active,
     /// The agent is swapping it off and removing it.
     Deactivating,
@@ -31,6 +34,9 @@ pub struct VolumeStatus {
     pub volume: VolumeId,
     /// The volume's capacity.
     pub bytes: Bytes,
+    /// The owner of its pages.
+    #[serde(rename = "region")]
+    pub owner: Owner,
     /// The reason for which this host borrowed it.
     pub cause: Cause,
     /// The volume's state.
@@ -52,6 +58,7 @@ pub struct BorrowedStatus {
 #[derive(Clone, Debug)]
 pub(crate) struct Volume {
     bytes: Bytes,
+    pub(crate) owner: Owner,
     pub(crate) group: Group,
     cause: Cause,
     pub(crate) state: VolumeState,
@@ -85,6 +92,8 @@ pub(crate) struct Borrower {
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
     pub(crate) holdings: BTreeMap<LeaseId, Holding>,
     pub(crate) pending_releases: PendingReleases,
+    /// The requests of regions that wait for their round.
+    pub(crate) requests: VecDeque<RegionRequest>,
     offers: Vec<Offer>,
     /// Lenders that this host does not ask, each with the time at which that ends.
     skipped: BTreeMap<HostName, Duration>,
@@ -97,10 +106,7 @@ pub(crate) struct Borrower {
 impl Borrower {
     pub(crate) fn restore(volumes: Vec<LiveVolume>) -> Self {
         let mut borrower = Self::default();
-        for LiveVolume { volume, bytes, group, cause, leases } in volumes {
-            borrower.add_volume(volume, bytes, group, cause, VolumeState::Active);
-            leases.into_iter().for_each(|lease| borrower.hold(volume, lease));
-        }
+        volumes.iter().for_each(|live| borrower.add_volume(live, VolumeState::Active));
         borrower
     }
 
@@ -146,8 +152,9 @@ impl Borrower {
     /// its way. Extents of a volume that lost their lease to a recall are on a disk, so they do not
     /// count as borrowed memory.
     fn nearly_full(&self, ctx: &StepContext<'_>) -> bool {
-        let all_active = self.volumes.values().all(|volume| volume.state == VolumeState::Active);
-        let (used, borrowed) = (ctx.memory().swap_used.0, self.borrowed().0);
+        let mut swap = self.volumes.values().filter(|volume| volume.owner.is_swap());
+        let all_active = swap.all(|volume| volume.state == VolumeState::Active);
+        let (used, borrowed) = (ctx.memory().swap_used.0, self.borrowed_for(Owner::is_swap).0);
         all_active && used.saturating_mul(4) > borrowed.saturating_mul(3)
     }
 
@@ -166,12 +173,17 @@ impl Borrower {
         self.skipped.insert(lender.clone(), ctx.now().saturating_add(ctx.config().cooldown));
     }
 
-    pub(crate) fn candidates(&self, without_skipped: bool, ctx: &StepContext<'_>) -> Candidates {
+    pub(crate) fn candidates(
+        &self,
+        owner: &Owner,
+        without_skipped: bool,
+        ctx: &StepContext<'_>,
+    ) -> Candidates {
         let asked = |offer: &&Offer| {
             offer.host != ctx.facts.host
                 && !(without_skipped && self.skipped.contains_key(&offer.host))
         };
-        Candidates::new(self.offers.iter().filter(asked).cloned())
+        Candidates::new(self.offers.iter().filter(asked).map(|offer| offer.to(owner)))
     }
 
     /// Returns how much more this host may borrow. Leases on their way out do not count, so that it
@@ -181,21 +193,32 @@ impl Borrower {
     }
 
     pub(crate) fn borrowed(&self) -> Bytes {
+        self.borrowed_for(|_| true)
+    }
+
+    fn borrowed_for(&self, which: impl Fn(&Owner) -> bool) -> Bytes {
         let staying = self.holdings.values().filter(|holding| holding.leaving == Leaving::No);
+        let staying = staying.filter(|holding| which(&self.volumes[&holding.volume].owner));
         staying.map(|holding| holding.borrowed.bytes).sum()
     }
 
-    pub(crate) fn add_volume(
-        &mut self,
-        id: VolumeId,
-        bytes: Bytes,
-        group: Group,
-        cause: Cause,
-        state: VolumeState,
-    ) {
-        let volume =
-            Volume { bytes, group, cause, state, returned: false, retry_at: Duration::ZERO };
-        self.volumes.insert(id, volume);
+    /// Returns whether this host borrows for swap, which makes it a borrower.
+    pub(crate) fn swaps(&self) -> bool {
+        self.volumes.values().any(|volume| volume.owner.is_swap())
+    }
+
+    pub(crate) fn add_volume(&mut self, live: &LiveVolume, state: VolumeState) {
+        let volume = Volume {
+            bytes: live.bytes,
+            owner: live.owner.clone(),
+            group: live.group.clone(),
+            cause: live.cause,
+            state,
+            returned: false,
+            retry_at: Duration::ZERO,
+        };
+        self.volumes.insert(live.volume, volume);
+        live.leases.iter().for_each(|lease| self.hold(live.volume, lease.clone()));
     }
 
     pub(crate) fn hold(&mut self, volume: VolumeId, borrowed: BorrowedLease) {
@@ -222,11 +245,14 @@ impl Borrower {
         why: String,
         ctx: &mut StepContext<'_>,
     ) {
-        if self.volumes.contains_key(&volume) {
+        let Some(made) = self.volumes.get(&volume) else { return };
+        if let Owner::Region(region) = made.owner.clone() {
+            ctx.decide(What::Unclaimed { region, volume, why });
+        } else {
             ctx.decide(What::ActivationFailed { volume, why });
             self.pause(ctx.config().cooldown, ctx);
-            self.drop_volume(volume, ctx);
         }
+        self.drop_volume(volume, ctx);
     }
 
     /// Algorithm 3 line 4. Does nothing while one of the volume's leases is being vacated; a later
@@ -248,11 +274,13 @@ impl Borrower {
 
     /// Gives the volume's leases back (Algorithm 3 lines 5 and 6): nothing uses them any more.
     pub(crate) fn deactivated(&mut self, volume: VolumeId, ctx: &mut StepContext<'_>) {
-        if self.volumes.contains_key(&volume) {
-            let leases = self.holdings.values().filter(|holding| holding.volume == volume).count();
-            ctx.decide(What::Deactivated { volume, leases });
-            self.drop_volume(volume, ctx);
-        }
+        let Some(gone) = self.volumes.get(&volume) else { return };
+        let leases = self.holdings.values().filter(|holding| holding.volume == volume).count();
+        ctx.decide(match gone.owner.clone() {
+            Owner::Swap => What::Deactivated { volume, leases },
+            Owner::Region(region) => What::RegionGone { region, volume, leases },
+        });
+        self.drop_volume(volume, ctx);
     }
 
     pub(crate) fn deactivation_failed(
@@ -269,8 +297,8 @@ impl Borrower {
         }
     }
 
-    /// Gives back one volume or all, by the operator's order. For all, it also abandons the round
-    /// for a new volume.
+    /// Gives back one volume for swap or all, by the operator's order. For all, it also abandons
+    /// the round for a new volume.
     pub(crate) fn give_back_by_hand(&mut self, which: Option<VolumeId>, ctx: &mut StepContext<'_>) {
         if which.is_none() {
             if self.round.as_ref().is_some_and(|round| matches!(round.purpose, Purpose::Volume(_)))
@@ -280,8 +308,9 @@ impl Borrower {
             self.pause(ctx.config().cooldown, ctx);
         }
         let meant = |id: &VolumeId| which.is_none_or(|volume| volume == *id);
+        let swap = self.volumes.iter_mut().filter(|(_, volume)| volume.owner.is_swap());
         let mut ready = Vec::new();
-        for (id, volume) in self.volumes.iter_mut().filter(|(id, _)| meant(id)) {
+        for (id, volume) in swap.filter(|(id, _)| meant(id)) {
             if volume.state != VolumeState::Deactivating {
                 volume.returned = true;
             }
@@ -324,11 +353,12 @@ impl Borrower {
     }
 
     pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeStatus> {
-        self.volumes.iter().map(|(&volume, &Volume { bytes, cause, state, .. })| VolumeStatus {
-            volume,
-            bytes,
-            cause,
-            state,
+        self.volumes.iter().map(|(&id, volume)| VolumeStatus {
+            volume: id,
+            bytes: volume.bytes,
+            owner: volume.owner.clone(),
+            cause: volume.cause,
+            state: volume.state,
         })
     }
 

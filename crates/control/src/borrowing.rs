@@ -6,7 +6,7 @@ use aquifer_page::{Bytes, Group, HostName, VolumeId};
 use crate::borrower::{Borrower, VolumeState};
 use crate::round::{Purpose, Round};
 use crate::step_context::StepContext;
-use crate::{Action, BorrowedLease, Cause, LiveVolume, Reason, Refusal, RequestId, What};
+use crate::{Action, BorrowedLease, Cause, LiveVolume, Owner, Reason, Refusal, RequestId, What};
 
 impl Borrower {
     /// Starts a round for a new volume.
@@ -34,12 +34,13 @@ impl Borrower {
             });
         }
         let wanted = bytes.min(room).round_up_to_extents();
-        let candidates = self.candidates(cause == Cause::Overload, ctx);
+        let candidates = self.candidates(&Owner::Swap, cause == Cause::Overload, ctx);
         if candidates.is_empty() {
             self.tell_nobody_lends(wanted, cause, ctx);
             return Ok(());
         }
-        self.round = Some(Round::new(Purpose::Volume(cause), group, wanted, candidates));
+        let purpose = Purpose::Volume(cause);
+        self.round = Some(Round::new(purpose, Owner::Swap, group, wanted, candidates));
         self.proceed(ctx);
         Ok(())
     }
@@ -59,6 +60,7 @@ impl Borrower {
         let Some(round) = self.round.take_if(|round| !waits(round)) else { return };
         match round.purpose {
             Purpose::Volume(cause) => self.activate(cause, round, ctx),
+            Purpose::Region(volume) => self.provide(volume, round, ctx),
             Purpose::Replace { .. } => self.evacuate(round, ctx),
         }
     }
@@ -139,16 +141,11 @@ impl Borrower {
             return self.pause(retry, ctx);
         }
         let volume = ctx.ids.volume();
-        self.add_volume(volume, bytes, round.group.clone(), cause, VolumeState::Activating);
-        round.got.iter().for_each(|lease| self.hold(volume, lease.clone()));
         ctx.decide(What::Activates { volume, leases: round.got.len(), bytes, wanted, cause });
-        ctx.act(Action::Activate(LiveVolume {
-            volume,
-            bytes,
-            group: round.group,
-            cause,
-            leases: round.got,
-        }));
+        let Round { owner, group, got: leases, .. } = round;
+        let live = LiveVolume { volume, bytes, owner, group, cause, leases };
+        self.add_volume(&live, VolumeState::Activating);
+        ctx.act(Action::Activate(live));
     }
 
     /// Gives back the round's leases.

@@ -6,12 +6,12 @@ use aquifer_page::{Bytes, HostName};
 
 use crate::borrower::Borrower;
 use crate::ledger::{Ledger, OwnMemory};
-use crate::lender::LenderRole;
+use crate::lender::{LenderRole, Wish};
 use crate::step_context::{Facts, Ids, StepContext};
 use crate::{
     AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease,
-    LentStatus, LiveVolume, Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What,
-    neutral,
+    LentStatus, LiveVolume, Memory, Message, Reason, Refusal, Role, Shareable, Step, VolumeStatus,
+    What, neutral,
 };
 
 /// The state that a restarted agent finds on its host.
@@ -58,10 +58,10 @@ impl Controller {
         let facts = Facts { host, config, memory, own, now };
         let borrower = Borrower::restore(found.volumes);
         let lender = LenderRole::restore(found.lent, facts.config.lends, now);
-        let role = match (borrower.volumes.is_empty(), lender.lends()) {
-            (false, _) => Role::Borrower,
-            (true, true) => Role::Lender,
-            (true, false) => Role::Neutral,
+        let role = match (borrower.swaps(), lender.lends()) {
+            (true, _) => Role::Borrower,
+            (false, true) => Role::Lender,
+            (false, false) => Role::Neutral,
         };
         Self { facts, ids: Ids(seed), role, borrower, lender }
     }
@@ -77,7 +77,8 @@ impl Controller {
         let mut ctx = StepContext { facts, ids, step: Step::default() };
         handle(event, *role, borrower, lender, &mut ctx);
         borrower.evacuate_waiting(&mut ctx);
-        let next = next_role(*role, !borrower.volumes.is_empty(), lender);
+        borrower.serve_requests(&mut ctx);
+        let next = next_role(*role, borrower.swaps(), lender);
         if next != *role {
             ctx.decide(What::RoleChanged { from: *role, to: next });
             *role = next;
@@ -116,12 +117,22 @@ impl Controller {
         self.facts.memory.shareable(&self.facts.config)
     }
 
-    /// Returns the bytes that this host would grant at present: the offer for peers that look for a
-    /// lender. Zero while it borrows, asks, is overloaded or recalls leases.
+    /// Returns the bytes that this host would grant to swap at present: the offer for peers that
+    /// look for a lender. Zero while it borrows, asks, is overloaded or recalls leases.
     pub fn spare(&self) -> Bytes {
+        self.asked(|lender, ctx| lender.spare_for_swap(busy(&self.borrower), ctx))
+    }
+
+    /// Returns the bytes that this host would grant to regions at present. Its role does not limit
+    /// these, but the memory that it has swapped out itself does.
+    pub fn spare_for_regions(&self) -> Bytes {
+        self.asked(LenderRole::spare_for_regions)
+    }
+
+    fn asked(&self, ask: impl FnOnce(&LenderRole, &StepContext<'_>) -> Bytes) -> Bytes {
         let mut ids = self.ids.clone();
         let ctx = StepContext { facts: &self.facts, ids: &mut ids, step: Step::default() };
-        self.lender.spare(busy(&self.borrower), &ctx)
+        ask(&self.lender, &ctx)
     }
 
     /// Returns the bytes of which a program can make use here while this host stays below T_upper
@@ -134,7 +145,14 @@ impl Controller {
             .upper(&self.facts.config)
             .saturating_sub(memory.used)
             .saturating_sub(promised)
-            .min(self.ledger().free)
+            .min(self.left())
+    }
+
+    /// Returns the bytes that no promise takes: VMs and caches may grow by them. M_r is for them,
+    /// too.
+    pub fn left(&self) -> Bytes {
+        let config = Config { shareable: Shareable::Dynamic, ..self.facts.config.clone() };
+        self.lender.ledger(&Facts { config, ..self.facts.clone() }).free
     }
 
     /// Returns the account of this host's memory, from the last readings and the present leases.
@@ -142,12 +160,27 @@ impl Controller {
         self.lender.ledger(&self.facts)
     }
 
+    /// Returns the account if this host promised `own`.
+    pub(crate) fn ledger_with(&self, own: OwnMemory) -> Ledger {
+        self.lender.ledger(&Facts { own, ..self.facts.clone() })
+    }
+
+    /// Returns the capacity of the leases that this host could recall.
+    pub fn recallable(&self) -> Bytes {
+        self.lender.recallable(self.facts.now)
+    }
+
     /// Returns the memory that this host promises besides its leases, from the last reading.
     pub fn own(&self) -> &OwnMemory {
         &self.facts.own
     }
 
-    /// Returns the volumes, by id.
+    /// Returns the bytes for which requests of regions wait.
+    pub(crate) fn requested(&self) -> Bytes {
+        self.borrower.requested()
+    }
+
+    /// Returns the volumes, those of regions among them, by id.
     pub fn volumes(&self) -> Vec<VolumeStatus> {
         self.borrower.volumes().collect()
     }
@@ -178,11 +211,11 @@ impl Controller {
     }
 }
 
-/// Returns why this host may not grant anything: it borrows, or it asks and an ack would make it a
-/// borrower.
+/// Returns why this host may not grant anything to swap: it borrows for swap, or it asks and an ack
+/// would make it a borrower.
 fn busy(borrower: &Borrower) -> Option<Reason> {
-    let borrows = (!borrower.volumes.is_empty()).then_some(Reason::Borrowing);
-    borrows.or(borrower.round.is_some().then_some(Reason::Asking))
+    let asks = borrower.round.as_ref().is_some_and(|round| round.owner.is_swap());
+    borrower.swaps().then_some(Reason::Borrowing).or(asks.then_some(Reason::Asking))
 }
 
 /// Returns the next role by the four edges of Fig. 3, and no others.
@@ -236,8 +269,10 @@ fn handle(
                 ctx.decide(What::BorrowRefused { bytes, cause: Cause::ByHand, refusal });
             }
         }
+        Event::BorrowFor(request) => borrower.borrow_for(request),
         Event::Return { volume } => borrower.give_back_by_hand(volume, ctx),
         Event::Drain { on } => lender.drain(on, ctx),
+        Event::Reclaim { bytes } => lender.reclaim(bytes, ctx),
         Event::Part { host } => {
             lender.part(&host, ctx);
             borrower.part(&host, ctx);
@@ -255,11 +290,13 @@ fn tick(role: Role, borrower: &mut Borrower, lender: &mut LenderRole, ctx: &mut 
     match role {
         Role::Neutral => neutral::tick(borrower, !lender.is_idle(), ctx),
         Role::Borrower => {
-            lender.recall_all(Because::Overload, ctx);
+            lender.recall_from_swap(Because::Overload, ctx);
             borrower.tick(ctx);
         }
-        Role::Lender => lender.tick(ctx),
+        Role::Lender => {}
     }
+    // In the other roles, the leases of regions.
+    lender.tick(ctx);
 }
 
 fn receive(
@@ -270,8 +307,9 @@ fn receive(
     ctx: &mut StepContext<'_>,
 ) {
     match message {
-        Message::MemBorReq { request, bytes, group } => {
-            lender.requested(from, request, bytes, group, busy(borrower), ctx);
+        Message::MemBorReq { request, bytes, owner, group } => {
+            let wish = Wish { borrower: from.clone(), request, bytes, owner, group };
+            lender.requested(wish, busy(borrower), ctx);
         }
         Message::MemBorAck { request, lease, bytes, uris } => {
             let lease = BorrowedLease { lease, lender: from.clone(), bytes, uris };

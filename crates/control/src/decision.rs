@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 use serde::Serialize;
 
 use crate::ledger::Ledger;
-use crate::{Cause, Memory, Reason, Role};
+use crate::{Cause, Memory, Owner, Reason, Role};
 
 /// One decision with its numbers. `Display` writes it as a sentence, with this host as the subject.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -54,6 +54,8 @@ pub enum Because {
     Drain,
     /// The borrower is no longer a peer of the lender.
     Parted,
+    /// VMs of the lender need the memory.
+    OwnVms,
 }
 
 /// A decision, or a fact that the host learned.
@@ -64,7 +66,7 @@ pub enum What {
     /// The role has changed (Fig. 3).
     RoleChanged { from: Role, to: Role },
     /// Sends `mem_bor_req`.
-    Asks { lender: HostName, bytes: Bytes, cause: Option<Cause> },
+    Asks { lender: HostName, bytes: Bytes, cause: Option<Cause>, owner: Owner },
     /// The lender did not answer in time.
     GivesUp { lender: HostName, bytes: Bytes, waited: Duration },
     /// The lender sent `mem_bor_rej`.
@@ -87,6 +89,20 @@ pub enum What {
     Unwanted { lender: HostName, lease: LeaseId },
     /// Does not start a round, although overload or the operator calls for one.
     BorrowRefused { bytes: Bytes, cause: Cause, refusal: Refusal },
+    /// Hands granted leases to a new region.
+    Provides { region: RegionName, volume: VolumeId, leases: usize, bytes: Bytes },
+    /// Lenders do not grant all that a new region needs, or this host does not ask for it.
+    Lacks {
+        region: RegionName,
+        volume: VolumeId,
+        wanted: Bytes,
+        got: Bytes,
+        refusal: Option<Refusal>,
+    },
+    /// The new region did not use its leases.
+    Unclaimed { region: RegionName, volume: VolumeId, why: String },
+    /// The region is gone.
+    RegionGone { region: RegionName, volume: VolumeId, leases: usize },
     /// Gives a volume back.
     Deactivates { volume: VolumeId, bytes: Bytes, by_hand: bool },
     /// The agent could not give the volume back, and the volume stays in service.
@@ -111,6 +127,7 @@ pub enum What {
         borrower: HostName,
         lease: LeaseId,
         bytes: Bytes,
+        owner: Owner,
         spare: Bytes,
         shareable: Bytes,
         /// The ledger, if it limited `spare`.
@@ -120,6 +137,7 @@ pub enum What {
     Rejects {
         borrower: HostName,
         bytes: Bytes,
+        owner: Owner,
         spare: Bytes,
         reason: Reason,
         /// The ledger, if it limited `spare`.
@@ -170,16 +188,19 @@ impl fmt::Display for Decision {
 impl Decision {
     fn lender(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Grants { borrower, lease, bytes, spare, shareable, ledger } => write!(
+            What::Grants { borrower, lease, bytes, owner, spare, shareable, ledger } => write!(
                 f,
-                "grants {bytes} to {borrower} as lease {lease}: {spare} of {shareable} shareable \
+                "grants {bytes} to {borrower}{} as lease {lease}: {spare} of {shareable} shareable \
                  is free{}, {}",
+                For(owner),
                 Limit(ledger.as_ref()),
                 self.state()
             ),
-            What::Rejects { borrower, bytes, spare, reason, ledger } => write!(
+            What::Rejects { borrower, bytes, owner, spare, reason, ledger } => write!(
                 f,
-                "rejects the request of {borrower} for {bytes}, because {}: {spare} to spare{}, {}",
+                "rejects the request of {borrower} for {bytes}{}, because {}: {spare} to spare{}, \
+                 {}",
+                For(owner),
                 Own(*reason),
                 Limit(ledger.as_ref()),
                 self.state()
@@ -195,6 +216,7 @@ impl Decision {
                     }
                     Because::Drain => f.write_str("this host is draining"),
                     Because::Parted => write!(f, "{borrower} is no longer a peer of this host"),
+                    Because::OwnVms => f.write_str("VMs of this host need the memory"),
                 }
             }
             What::Frees { borrower, lease, stored } => {
@@ -214,8 +236,8 @@ impl Decision {
 
     fn asking(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Asks { lender, bytes, cause } => {
-                write!(f, "asks {lender} for {bytes}: ")?;
+            What::Asks { lender, bytes, cause, owner } => {
+                write!(f, "asks {lender} for {bytes}{}: ", For(owner))?;
                 match cause {
                     Some(Cause::Overload) => f.write_str(&self.overload()),
                     Some(Cause::ByHand) => f.write_str("the operator ordered it"),
@@ -279,6 +301,25 @@ impl Decision {
             }
             What::ActivationFailed { volume, why } => {
                 write!(f, "cannot make volume {volume}: {why}")
+            }
+            What::Provides { region, leases, bytes, .. } => {
+                write!(f, "hands {bytes} in {leases} lease(s) to region {region}")
+            }
+            What::Lacks { region, wanted, got, refusal, .. } => {
+                write!(f, "has no {wanted} for region {region}")?;
+                match refusal {
+                    Some(Refusal::OverMax { borrowed, max }) => {
+                        write!(f, ": it has borrowed {borrowed} already, and borrow.max is {max}")
+                    }
+                    Some(_) => f.write_str(": the request must be for at least one byte"),
+                    None => write!(f, ": hosts lend {got}, which go back"),
+                }
+            }
+            What::Unclaimed { region, why, .. } => {
+                write!(f, "takes back the memory for region {region}: {why}")
+            }
+            What::RegionGone { region, leases, .. } => {
+                write!(f, "gives back {leases} lease(s) of region {region}, which is gone")
             }
             What::Unwanted { lender, lease } => {
                 write!(f, "gives lease {lease} back to {lender}: this host does not use it")
@@ -353,6 +394,18 @@ fn percent(share: f64) -> String {
     format!("{} %", (share * 1000.0).round() / 10.0)
 }
 
+/// The region that the memory is for, if it is for one.
+struct For<'a>(&'a Owner);
+
+impl fmt::Display for For<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Owner::Swap => Ok(()),
+            Owner::Region(region) => write!(f, " for region {region}"),
+        }
+    }
+}
+
 /// The ledger's figures, if it limited what the host can spare; nothing otherwise.
 struct Limit<'a>(Option<&'a Ledger>);
 
@@ -406,6 +459,7 @@ mod tests {
             lender: "b".parse().unwrap(),
             bytes: Bytes::mib(512),
             cause: Some(Cause::Overload),
+            owner: Owner::Swap,
         };
         let decision = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what };
         assert_eq!(

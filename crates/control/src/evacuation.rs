@@ -3,7 +3,7 @@
 
 use aquifer_page::{Bytes, HostName, LeaseId};
 
-use crate::borrower::{Borrower, Holding, Leaving, VolumeState};
+use crate::borrower::{Borrower, Holding, Leaving, Volume, VolumeState};
 use crate::round::{Purpose, Round};
 use crate::step_context::StepContext;
 use crate::{Action, BorrowedLease, Message, What};
@@ -70,10 +70,10 @@ impl Borrower {
             let volume = holding.volume;
             let missing = holding.borrowed.bytes.saturating_sub(holding.replaced);
             let wanted = missing.min(self.room(ctx));
-            let group = self.volumes[&volume].group.clone();
-            let candidates = self.candidates(true, ctx);
-            self.round =
-                Some(Round::new(Purpose::Replace { volume, lease }, group, wanted, candidates));
+            let purpose = Purpose::Replace { volume, lease };
+            let Volume { owner, group, .. } = self.volumes[&volume].clone();
+            let candidates = self.candidates(&owner, true, ctx);
+            self.round = Some(Round::new(purpose, owner, group, wanted, candidates));
             self.proceed(ctx);
         }
     }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, RegionName, VolumeId};
 use serde::{Deserialize, Serialize};
 
-use crate::{Decision, Memory, Message, Offer, RequestId};
+use crate::{Decision, Memory, Message, Offer, Owner, RequestId};
 
 /// The reason for which memory is borrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub struct LentLease {
     pub lease: LeaseId,
     /// The borrower.
     pub borrower: HostName,
+    /// The owner of its pages.
+    #[serde(default, rename = "region")]
+    pub owner: Owner,
     /// The tenant that the lease is accounted to.
     pub group: Group,
     /// The lease's capacity.
@@ -46,13 +49,29 @@ pub struct LentLease {
     pub request: RequestId,
 }
 
-/// A volume that outlived the agent.
+/// A request for all the memory of a new region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionRequest {
+    /// The region.
+    pub region: RegionName,
+    /// The region's volume, unique among hosts. A copy of a request names the same volume.
+    pub volume: VolumeId,
+    /// The bytes, which the controller rounds up to whole extents.
+    pub bytes: Bytes,
+    /// The tenant to account the leases to.
+    pub group: Group,
+}
+
+/// A volume that outlived the agent: one for swap, or that of a region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveVolume {
     /// The volume's id.
     pub volume: VolumeId,
     /// The volume's capacity, which does not change when spill replaces leases.
     pub bytes: Bytes,
+    /// The owner of its pages.
+    #[serde(default, rename = "region")]
+    pub owner: Owner,
     /// The tenant for which this host borrowed the volume.
     pub group: Group,
     /// The reason for which this host borrowed the volume.
@@ -90,7 +109,7 @@ pub enum Event {
         /// The message that it has handled.
         message: Message,
     },
-    /// [`Action::Activate`] is done: the kernel swaps to the volume.
+    /// [`Action::Activate`] is done: the kernel swaps to the volume, or the region uses it.
     Activated {
         /// The volume.
         volume: VolumeId,
@@ -103,8 +122,8 @@ pub enum Event {
         /// The error, for the operator.
         why: String,
     },
-    /// The volume is gone, by [`Action::Deactivate`] or otherwise. Nothing may use its leases any
-    /// more.
+    /// The volume is gone, by [`Action::Deactivate`] or otherwise, as with its region. Nothing may
+    /// use its leases any more.
     Deactivated {
         /// The volume.
         volume: VolumeId,
@@ -165,10 +184,18 @@ pub enum Event {
         /// The tenant to account the leases to.
         group: Group,
     },
+    /// A region needs memory.
+    BorrowFor(RegionRequest),
     /// The operator recalls all leases and stops lending, or allows lending again.
     Drain {
         /// Whether to drain.
         on: bool,
+    },
+    /// VMs of this host need `bytes` that it has lent. The event may be repeated: memory that is on
+    /// its way back counts.
+    Reclaim {
+        /// The bytes.
+        bytes: Bytes,
     },
     /// This host and `host` are no longer peers: this host recalls its leases from `host`, and
     /// vacates the leases that it holds from `host`. The event may be repeated, and then retries a
@@ -186,7 +213,7 @@ pub enum Event {
         /// The peer's explanation.
         why: String,
     },
-    /// The operator gives back one volume, or all.
+    /// The operator gives back one volume for swap, or all.
     Return {
         /// The volume; `None` for all.
         volume: Option<VolumeId>,
@@ -205,8 +232,8 @@ pub enum Action {
         /// The message.
         message: Message,
     },
-    /// Borrower: make a volume over these leases and swap to it. The agent answers with `Activated`
-    /// or `ActivationFailed`.
+    /// Borrower: make a volume over these leases and swap to it, or let its region use it. The
+    /// agent answers with `Activated` or `ActivationFailed`.
     Activate(LiveVolume),
     /// Borrower: swap off and remove the volume. The agent answers with `Deactivated` or
     /// `DeactivationFailed`.

@@ -10,12 +10,40 @@ use crate::loan::{Loan, LoanState};
 use crate::placement::in_whole_extents;
 use crate::step_context::{Facts, StepContext};
 use crate::{
-    Action, Because, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall,
+    Action, Because, Lent, LentLease, LentStatus, Message, Owner, Reason, RequestId, What, recall,
 };
 
 /// The number of settled requests that the lender remembers. This record keeps the lender from
 /// granting a late copy of a request again. The borrower would return such a lease at once.
 const REMEMBERED: usize = 256;
+
+/// How long VMs count on memory that this host has recalled. Borrowers move some 100 MB a second to
+/// a disk, and more to other lenders.
+const RECALL_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a host lends nothing after its own VMs needed what it had lent: they then have taken
+/// what came back.
+const KEPT_FOR_VMS: Duration = Duration::from_secs(10);
+
+/// A request of a borrower.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) borrower: HostName,
+    pub(crate) request: RequestId,
+    pub(crate) bytes: Bytes,
+    pub(crate) owner: Owner,
+    pub(crate) group: Group,
+}
+
+/// How a request repeats an earlier one.
+enum Repeated {
+    /// It is new.
+    No,
+    /// It has its lease, or is about to get it.
+    Answered,
+    /// Its lease is on its way back.
+    Rejected(Reason),
+}
 
 /// The lender's half of the controller.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +51,8 @@ pub(crate) struct LenderRole {
     loans: BTreeMap<LeaseId, Loan>,
     /// Whether this host recalls all leases and grants none.
     draining: bool,
+    /// When VMs of this host last needed memory that it had lent.
+    reclaimed: Option<Duration>,
     settled: VecDeque<(HostName, RequestId)>,
 }
 
@@ -37,22 +67,23 @@ impl LenderRole {
                 state: LoanState::Offered,
                 seen: now,
                 sent: Duration::ZERO,
+                recalled: None,
                 lease,
             };
             (loan.lease.lease, loan)
         };
         let loans = lent.into_iter().map(loan).collect();
-        Self { loans, draining: !lends, settled: VecDeque::new() }
+        Self { loans, draining: !lends, ..Self::default() }
     }
 
-    /// Returns whether no lease exists or is being set up.
+    /// Returns whether no lease for swap exists or is being set up.
     pub(crate) fn is_idle(&self) -> bool {
-        self.loans.is_empty()
+        !self.loans.values().any(Loan::is_for_swap)
     }
 
-    /// Returns whether at least one lease is set up.
+    /// Returns whether at least one lease for swap is set up, which makes this host a lender.
     pub(crate) fn lends(&self) -> bool {
-        self.loans.values().any(Loan::exists)
+        self.loans.values().any(|loan| loan.is_for_swap() && loan.exists())
     }
 
     /// Returns the sums over all leases. Leases being dropped are no longer a promise; M_u still
@@ -65,23 +96,53 @@ impl LenderRole {
         })
     }
 
+    /// Returns the capacity of the leases that this host can recall, or is about to have back. It
+    /// does not count on a borrower that has been silent on a recall for long.
+    pub(crate) fn recallable(&self, now: Duration) -> Bytes {
+        let comes = |loan: &&Loan| {
+            let asked = loan.recalled.unwrap_or(now);
+            loan.state != LoanState::Freeing && now.saturating_sub(asked) < RECALL_PATIENCE
+        };
+        self.loans.values().filter(comes).map(|loan| loan.lease.bytes).sum()
+    }
+
     fn recalling(&self) -> bool {
         self.loans.values().any(|loan| loan.state == LoanState::Recalled)
     }
 
-    /// Returns why this host would grant nothing at present, of whatever size. `busy` is set if it
-    /// borrows or asks.
+    /// Returns why this host would grant nothing at present, of whatever size. `busy` is set if its
+    /// role keeps it from lending.
     fn closed(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Option<Reason> {
         if ctx.memory().total == Bytes::ZERO {
             return Some(Reason::Starting);
         }
         let overloaded = ctx.memory().overloaded(ctx.config()).then_some(Reason::Overloaded);
         let draining = self.draining.then_some(Reason::Draining);
-        draining.or(busy).or(self.recalling().then_some(Reason::Recalling)).or(overloaded)
+        let needed = self.reclaimed.is_some_and(|at| !ctx.passed(KEPT_FOR_VMS, at));
+        let recalling = (needed || self.recalling()).then_some(Reason::Recalling);
+        draining.or(busy).or(recalling).or(overloaded)
     }
 
-    /// Returns the bytes that this host would grant at present.
-    pub(crate) fn spare(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
+    /// Returns the bytes that this host would grant to swap at present. `busy` is set if it borrows
+    /// for swap or asks.
+    pub(crate) fn spare_for_swap(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
+        self.spare(busy, ctx)
+    }
+
+    /// Returns the bytes that this host would grant to regions at present, whatever its role. What
+    /// it has swapped out may come back, so that stays free.
+    pub(crate) fn spare_for_regions(&self, ctx: &StepContext<'_>) -> Bytes {
+        self.spare(None, ctx).saturating_sub(ctx.memory().swap_used)
+    }
+
+    fn spare_for(&self, owner: &Owner, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
+        match owner {
+            Owner::Swap => self.spare_for_swap(busy, ctx),
+            Owner::Region(_) => self.spare_for_regions(ctx),
+        }
+    }
+
+    fn spare(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
         match self.closed(busy, ctx) {
             Some(_) => Bytes::ZERO,
             None => {
@@ -109,52 +170,71 @@ impl LenderRole {
         (ledger.spare(Class::Lent) < by_paper).then_some(ledger)
     }
 
-    /// Handles `mem_bor_req` (Algorithm 2 lines 2-3 and 9-13).
+    /// Handles `mem_bor_req` (Algorithm 2 lines 2-3 and 9-13). A role limits lending to swap only.
     pub(crate) fn requested(
         &mut self,
-        from: &HostName,
-        request: RequestId,
-        bytes: Bytes,
-        group: Group,
+        wish: Wish,
         busy: Option<Reason>,
         ctx: &mut StepContext<'_>,
     ) {
-        let same = |loan: &&mut Loan| loan.lease.request == request && loan.lease.borrower == *from;
-        if let Some(loan) = self.loans.values_mut().find(same) {
-            match loan.state {
-                LoanState::Opening => return,
-                LoanState::Offered | LoanState::Held => {
-                    loan.seen = ctx.now();
-                    return loan.send(loan.ack(), ctx);
-                }
-                LoanState::Recalled => {
-                    return self.reject(from, request, bytes, busy, Reason::Recalling, ctx);
-                }
-                LoanState::Freeing => {
-                    return self.reject(from, request, bytes, busy, Reason::Settled, ctx);
-                }
+        let busy = busy.filter(|_| wish.owner.is_swap());
+        match self.repeated(&wish, ctx) {
+            Repeated::Answered => {}
+            Repeated::Rejected(reason) => self.reject(&wish, busy, reason, ctx),
+            Repeated::No => match self.objection(&wish, busy, ctx) {
+                Some(reason) => self.reject(&wish, busy, reason, ctx),
+                None => self.grant(wish, busy, ctx),
+            },
+        }
+    }
+
+    /// Answers a request that this host has granted before.
+    fn repeated(&mut self, wish: &Wish, ctx: &mut StepContext<'_>) -> Repeated {
+        let same = |loan: &&mut Loan| {
+            loan.lease.request == wish.request && loan.lease.borrower == wish.borrower
+        };
+        let Some(loan) = self.loans.values_mut().find(same) else {
+            let settled = (wish.borrower.clone(), wish.request);
+            let is_settled = self.settled.contains(&settled);
+            return if is_settled { Repeated::Rejected(Reason::Settled) } else { Repeated::No };
+        };
+        match loan.state {
+            LoanState::Opening => Repeated::Answered,
+            LoanState::Offered | LoanState::Held => {
+                loan.seen = ctx.now();
+                loan.send(loan.ack(), ctx);
+                Repeated::Answered
             }
+            LoanState::Recalled => Repeated::Rejected(Reason::Recalling),
+            LoanState::Freeing => Repeated::Rejected(Reason::Settled),
         }
-        if self.settled.iter().any(|(host, settled)| host == from && *settled == request) {
-            return self.reject(from, request, bytes, busy, Reason::Settled, ctx);
-        }
-        if !in_whole_extents(bytes) {
-            return self.reject(from, request, bytes, busy, Reason::Invalid, ctx);
-        }
-        if let Some(reason) = self.closed(busy, ctx) {
-            return self.reject(from, request, bytes, busy, reason, ctx);
-        }
-        let spare = self.spare(busy, ctx);
-        if bytes > spare {
-            return self.reject(from, request, bytes, busy, Reason::NoRoom, ctx);
-        }
+    }
+
+    /// Returns why this host does not grant a new request.
+    fn objection(
+        &self,
+        wish: &Wish,
+        busy: Option<Reason>,
+        ctx: &StepContext<'_>,
+    ) -> Option<Reason> {
+        let invalid = (!in_whole_extents(wish.bytes)).then_some(Reason::Invalid);
+        let no_room = || {
+            let spare = self.spare_for(&wish.owner, busy, ctx);
+            (wish.bytes > spare).then_some(Reason::NoRoom)
+        };
+        invalid.or_else(|| self.closed(busy, ctx)).or_else(no_room)
+    }
+
+    fn grant(&mut self, wish: Wish, busy: Option<Reason>, ctx: &mut StepContext<'_>) {
+        let spare = self.spare_for(&wish.owner, busy, ctx);
         let (shareable, ledger) = (ctx.memory().shareable(ctx.config()), self.limiting(ctx));
-        let lease =
-            LentLease { lease: ctx.ids.lease(), borrower: from.clone(), group, bytes, request };
+        let Wish { borrower, request, bytes, owner, group } = wish;
+        let lease = LentLease { lease: ctx.ids.lease(), borrower, owner, group, bytes, request };
         ctx.decide(What::Grants {
-            borrower: from.clone(),
+            borrower: lease.borrower.clone(),
             lease: lease.lease,
             bytes,
+            owner: lease.owner.clone(),
             spare,
             shareable,
             ledger,
@@ -167,23 +247,17 @@ impl LenderRole {
             state: LoanState::Opening,
             seen: ctx.now(),
             sent: ctx.now(),
+            recalled: None,
         };
         self.loans.insert(loan.lease.lease, loan);
     }
 
-    fn reject(
-        &self,
-        to: &HostName,
-        request: RequestId,
-        bytes: Bytes,
-        busy: Option<Reason>,
-        reason: Reason,
-        ctx: &mut StepContext<'_>,
-    ) {
-        let spare = self.spare(busy, ctx);
+    fn reject(&self, wish: &Wish, busy: Option<Reason>, reason: Reason, ctx: &mut StepContext<'_>) {
+        let Wish { borrower, request, bytes, owner, .. } = wish.clone();
+        let spare = self.spare_for(&owner, busy, ctx);
         let ledger = (reason == Reason::NoRoom).then(|| self.limiting(ctx)).flatten();
-        ctx.decide(What::Rejects { borrower: to.clone(), bytes, spare, reason, ledger });
-        ctx.send(to, Message::MemBorRej { request, spare, reason });
+        ctx.send(&borrower, Message::MemBorRej { request, spare, reason });
+        ctx.decide(What::Rejects { borrower, bytes, owner, spare, reason, ledger });
     }
 
     /// Offers the lease, which is set up, to the borrower (Algorithm 2 lines 11-13, Fig. 4a).
@@ -210,9 +284,11 @@ impl LenderRole {
             return;
         }
         if let Some(loan) = self.loans.remove(&lease) {
-            let LentLease { borrower, request, bytes, .. } = loan.lease;
+            let LentLease { borrower, request, bytes, owner, group, .. } = loan.lease;
             ctx.decide(What::OpenFailed { borrower: borrower.clone(), lease, why });
-            self.reject(&borrower, request, bytes, busy, Reason::Failed, ctx);
+            let busy = busy.filter(|_| owner.is_swap());
+            let wish = Wish { borrower, request, bytes, owner, group };
+            self.reject(&wish, busy, Reason::Failed, ctx);
         }
     }
 
@@ -296,22 +372,38 @@ impl LenderRole {
         }
     }
 
+    /// Recalls the fewest leases whose capacity brings `bytes` back, for VMs of this host. Leases
+    /// on their way back count.
+    pub(crate) fn reclaim(&mut self, bytes: Bytes, ctx: &mut StepContext<'_>) {
+        self.reclaimed = Some(ctx.now());
+        let (leaving, staying): (Vec<_>, Vec<_>) = self
+            .loans
+            .values()
+            .filter(|loan| loan.exists())
+            .map(|loan| (loan.is_leaving(), (loan.lease.lease, loan.lease.bytes)))
+            .partition(|(is_leaving, _)| *is_leaving);
+        let leaving = leaving.into_iter().map(|(_, (_, bytes))| bytes).sum();
+        let staying = staying.into_iter().map(|(_, loan)| loan);
+        let used = ctx.memory().used;
+        for (lease, _) in recall::fewest(bytes, leaving, Bytes::ZERO, staying) {
+            self.recall_one(lease, used, Because::OwnVms, ctx);
+        }
+    }
+
     /// Sends `mem_len_fin` for the fewest leases that bring M_u below T_lower M_t. On the early
     /// signal, which does not say how much is missing, it recalls one at a time. No recall starts
     /// while the leases on their way back suffice.
     fn recall(&mut self, ctx: &mut StepContext<'_>) {
         let (used, config) = (ctx.memory().used, ctx.config());
         let (upper, lower) = (ctx.memory().upper(config), ctx.memory().lower(config));
-        let is_leaving =
-            |loan: &Loan| matches!(loan.state, LoanState::Recalled | LoanState::Freeing);
         let leaving: Bytes =
-            self.loans.values().filter(|loan| is_leaving(loan)).map(|loan| loan.stored).sum();
+            self.loans.values().filter(|loan| loan.is_leaving()).map(|loan| loan.stored).sum();
         let expected = used.saturating_sub(leaving);
-        let staying = self.loans.values().filter(|loan| loan.exists() && !is_leaving(loan));
+        let staying = self.loans.values().filter(|loan| loan.exists() && !loan.is_leaving());
         let mut staying: Vec<_> = staying.map(|loan| (loan.lease.lease, loan.stored)).collect();
         let chosen = if expected > upper {
             recall::fewest(used, leaving, lower, staying)
-        } else if used <= upper && !self.loans.values().any(is_leaving) {
+        } else if used <= upper && !self.loans.values().any(Loan::is_leaving) {
             staying.sort_by_key(|&(lease, stored)| (stored, lease));
             staying
                 .pop()
@@ -335,15 +427,20 @@ impl LenderRole {
     ) {
         if let Some(loan) = self.loans.get_mut(&lease) {
             loan.state = LoanState::Recalled;
+            loan.recalled = Some(ctx.now());
             let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
             ctx.decide(What::Recalls { borrower, lease, stored, expected, because });
             loan.send(Message::MemLenFin { lease }, ctx);
         }
     }
 
-    /// Recalls all leases, as a host must that borrows as well, whatever the cause.
-    pub(crate) fn recall_all(&mut self, because: Because, ctx: &mut StepContext<'_>) {
+    fn recall_all(&mut self, because: Because, ctx: &mut StepContext<'_>) {
         self.recall_held(because, |_| true, ctx);
+    }
+
+    /// Recalls all leases for swap, as a host must that borrows for swap as well.
+    pub(crate) fn recall_from_swap(&mut self, because: Because, ctx: &mut StepContext<'_>) {
+        self.recall_held(because, Loan::is_for_swap, ctx);
     }
 
     fn recall_held(

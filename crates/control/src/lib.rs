@@ -19,11 +19,11 @@
 //! # Invariants under any network
 //! Messages may be lost, duplicated and reordered, and either agent may restart at any moment:
 //! - **No direct step between Borrower and Lender.** The code has only the four edges of Fig. 3
-//!   (`controller::next_role`). A host grants nothing while it asks, and does not ask while it
-//!   lends.
+//!   (`controller::next_role`). For swap, a host grants nothing while it asks, and does not ask
+//!   while it lends. Roles do not limit leases for regions, either way.
 //! - **A lender frees a lease only when its borrower sent `mem_bor_fin`**, or was silent for
 //!   [`Config::grace`]. A borrower sends `mem_bor_fin` only for a lease that none of its volumes
-//!   uses.
+//!   and regions uses.
 //! - **No fin is lost, no lease leaks.** The borrower repeats each fin until the lender has it.
 //!   `mem_bor_ack` doubles as the question "do you hold this lease?". The lender repeats it to a
 //!   silent borrower, and a borrower that does not hold the lease answers `mem_bor_fin`. So if a
@@ -82,6 +82,8 @@
 //! | let a volume leave | `fit`: `fits_without` | `orders::a_volume_` |
 //! | lend beside promises to VMs | `lender`: `spare`, `limiting` | `ledger::a_host_does_not_` |
 //! | drain, and say what stays | `drain`: `drain`, `left` | `drain::a_drain_` |
+//! | give regions all they ask for or nothing | `regions`: `provide` | `regions::a_region_` |
+//! | take leases back from a lost region | `regions`: `region_gone` | `regions::the_leases_` |
 //! | let the host leave the cluster | `leave`: `leave` | `leave::a_host_` |
 
 pub mod balance;
@@ -100,9 +102,11 @@ mod memory;
 mod message;
 mod neutral;
 pub mod node;
+mod owner;
 mod pending_release;
 mod placement;
 mod recall;
+mod regions;
 pub mod restart;
 mod round;
 mod step_context;
@@ -112,10 +116,11 @@ pub use borrower::{BorrowedStatus, VolumeState, VolumeStatus};
 pub use config::{Config, ConfigError, Shareable};
 pub use controller::{Controller, Restored};
 pub use decision::{Because, Decision, Refusal, What};
-pub use event::{Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Step};
+pub use event::{Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, RegionRequest, Step};
 pub use loan::{LentStatus, LoanState};
 pub use memory::{Lent, Memory};
 pub use message::{Message, Reason, RequestId, Role};
+pub use owner::Owner;
 pub use placement::{Candidates, Offer};
 pub use round::AskingStatus;
 pub use subject::Subject;

@@ -62,12 +62,24 @@ pub(crate) struct Loan {
     pub(crate) seen: Duration,
     /// The time at which this host last sent the message or action that this loan waits for.
     pub(crate) sent: Duration,
+    /// The time of its recall.
+    pub(crate) recalled: Option<Duration>,
 }
 
 impl Loan {
-    /// Returns whether the lease is set up, so that it makes this host a lender.
+    /// Returns whether the lease is for its borrower's swap.
+    pub(crate) fn is_for_swap(&self) -> bool {
+        self.lease.owner.is_swap()
+    }
+
+    /// Returns whether the lease is set up. One for swap then makes this host a lender.
     pub(crate) fn exists(&self) -> bool {
         self.state != LoanState::Opening
+    }
+
+    /// Returns whether its memory is on its way back.
+    pub(crate) fn is_leaving(&self) -> bool {
+        matches!(self.state, LoanState::Recalled | LoanState::Freeing)
     }
 
     pub(crate) fn ack(&self) -> Message {

@@ -6,6 +6,8 @@ use aquifer_page::{Bytes, Group, LeaseId, NameError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::Owner;
+
 /// A host's role towards the others (StateFlag of \[Ge23\], Fig. 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -120,6 +122,9 @@ pub enum Message {
         request: RequestId,
         /// M_req in whole extents.
         bytes: Bytes,
+        /// The owner of the lease's pages.
+        #[serde(default, rename = "region", skip_serializing_if = "Owner::is_swap")]
+        owner: Owner,
         /// The tenant that the lease is accounted to.
         group: Group,
     },
@@ -164,6 +169,7 @@ mod tests {
         let message = Message::MemBorReq {
             request: RequestId(7),
             bytes: Bytes::mib(64),
+            owner: Owner::Swap,
             group: Group::default(),
         };
         let text = serde_json::to_string(&message).unwrap();

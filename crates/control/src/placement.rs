@@ -5,13 +5,30 @@ use std::cmp::Reverse;
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName};
 use serde::{Deserialize, Serialize};
 
+use crate::Owner;
+
 /// A peer and the memory that it offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
     /// The peer.
     pub host: HostName,
-    /// The bytes that it would grant at present.
+    /// The bytes that it would grant to swap at present.
     pub spare: Bytes,
+    /// The bytes that it would grant to regions at present: roles do not limit these.
+    pub for_regions: Bytes,
+}
+
+impl Offer {
+    /// Returns the offer of a host that would grant the same to regions as to swap.
+    pub fn new(host: HostName, spare: Bytes) -> Self {
+        Self { host, spare, for_regions: spare }
+    }
+
+    /// Returns the part of the offer that is for `owner`.
+    pub(crate) fn to(&self, owner: &Owner) -> Self {
+        let spare = if owner.is_swap() { self.spare } else { self.for_regions };
+        Self::new(self.host.clone(), spare)
+    }
 }
 
 /// The lenders still to be asked, worst-fit: the largest spare first, so that load spreads; ties go
@@ -68,7 +85,7 @@ mod tests {
     use super::*;
 
     fn offer(host: &str, mib: u64) -> Offer {
-        Offer { host: host.parse().unwrap(), spare: Bytes::mib(mib) }
+        Offer::new(host.parse().unwrap(), Bytes::mib(mib))
     }
 
     fn order(candidates: &mut Candidates, missing: u64) -> Vec<(String, u64)> {

@@ -7,13 +7,15 @@ use serde::Serialize;
 
 use crate::placement::{in_whole_extents, whole_extents};
 use crate::step_context::StepContext;
-use crate::{BorrowedLease, Candidates, Cause, Message, Offer, Reason, RequestId, What};
+use crate::{BorrowedLease, Candidates, Cause, Message, Offer, Owner, Reason, RequestId, What};
 
 /// The purpose of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A new volume.
+    /// A new volume for swap.
     Volume(Cause),
+    /// The volume of a new region.
+    Region(VolumeId),
     /// Room for the pages of a recalled lease.
     Replace { volume: VolumeId, lease: LeaseId },
 }
@@ -22,6 +24,7 @@ impl Purpose {
     pub(crate) fn cause(self) -> Option<Cause> {
         match self {
             Self::Volume(cause) => Some(cause),
+            Self::Region(_) => Some(Cause::ByHand),
             Self::Replace { .. } => None,
         }
     }
@@ -58,6 +61,7 @@ pub struct AskingStatus {
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     pub(crate) purpose: Purpose,
+    pub(crate) owner: Owner,
     pub(crate) group: Group,
     pub(crate) wanted: Bytes,
     pub(crate) got: Vec<BorrowedLease>,
@@ -79,11 +83,13 @@ pub(crate) enum Wait {
 impl Round {
     pub(crate) fn new(
         purpose: Purpose,
+        owner: Owner,
         group: Group,
         wanted: Bytes,
         candidates: Candidates,
     ) -> Self {
-        Self { purpose, group, wanted, got: Vec::new(), candidates, ask: None, yields: false }
+        let got = Vec::new();
+        Self { purpose, owner, group, wanted, got, candidates, ask: None, yields: false }
     }
 
     pub(crate) fn got_bytes(&self) -> Bytes {
@@ -99,14 +105,16 @@ impl Round {
         let Some((lender, bytes)) = self.candidates.take(missing) else { return false };
         let (since, sent) = (ctx.now(), ctx.now());
         let ask = Ask { request: ctx.ids.request(), lender, bytes, since, sent };
-        ctx.decide(What::Asks { lender: ask.lender.clone(), bytes, cause: self.purpose.cause() });
+        let (lender, cause) = (ask.lender.clone(), self.purpose.cause());
+        ctx.decide(What::Asks { lender, bytes, cause, owner: self.owner.clone() });
         ctx.send(&ask.lender, self.message(&ask));
         self.ask = Some(ask);
         true
     }
 
     fn message(&self, ask: &Ask) -> Message {
-        Message::MemBorReq { request: ask.request, bytes: ask.bytes, group: self.group.clone() }
+        let (owner, group) = (self.owner.clone(), self.group.clone());
+        Message::MemBorReq { request: ask.request, bytes: ask.bytes, owner, group }
     }
 
     /// Returns whether this is the request in flight.
@@ -148,7 +156,7 @@ impl Round {
         // Two hosts that ask each other must not do so again at the same moment.
         self.yields |= reason == Reason::Asking && lender < ctx.facts.host;
         if reason == Reason::NoRoom && whole_extents(spare) < bytes {
-            let offer = Offer { host: lender, spare };
+            let offer = Offer::new(lender, spare);
             let asked_again = offer.spare >= Bytes(aquifer_page::EXTENT_SIZE);
             self.candidates.add(offer);
             return !asked_again;

@@ -17,11 +17,28 @@ pub enum Subject {
     Volume(VolumeId),
     /// A VM of this host.
     Vm(RegionName),
+    /// A region, of this host or of the borrower.
+    Region(RegionName),
 }
 
 impl What {
-    /// Returns the other host, the lease and the volume that the decision names.
+    /// Returns the other host, the lease, the volume and the region that the decision names.
     pub fn subjects(&self) -> Vec<Subject> {
+        let region = match self {
+            Self::Asks { owner, .. } | Self::Grants { owner, .. } | Self::Rejects { owner, .. } => {
+                owner.region()
+            }
+            Self::Provides { region, .. }
+            | Self::Lacks { region, .. }
+            | Self::Unclaimed { region, .. }
+            | Self::RegionGone { region, .. } => Some(region),
+            _ => None,
+        };
+        let region = region.cloned().map(Subject::Region);
+        self.others().into_iter().chain(region).collect()
+    }
+
+    fn others(&self) -> Vec<Subject> {
         let (host, lease, volume) = match self {
             Self::RoleChanged { .. }
             | Self::NobodyLends { .. }
@@ -50,7 +67,11 @@ impl What {
             | Self::ActivationFailed { volume, .. }
             | Self::Deactivates { volume, .. }
             | Self::DeactivationFailed { volume, .. }
-            | Self::Deactivated { volume, .. } => (None, None, Some(volume)),
+            | Self::Deactivated { volume, .. }
+            | Self::Provides { volume, .. }
+            | Self::Lacks { volume, .. }
+            | Self::Unclaimed { volume, .. }
+            | Self::RegionGone { volume, .. } => (None, None, Some(volume)),
         };
         let host = host.cloned().map(Subject::Host);
         let lease = lease.copied().map(Subject::Lease);

@@ -72,6 +72,10 @@ impl Known {
     pub fn is_alive(&self) -> bool {
         self.state != State::Down
     }
+
+    fn has_left(&self) -> bool {
+        !self.is_alive() && self.news.as_ref().is_some_and(|news| news.leaves)
+    }
 }
 
 /// One host's part in the gossip.
@@ -244,16 +248,24 @@ impl Gossip {
 
     /// Returns the other hosts of the cluster, by name.
     pub fn others(&self) -> Vec<Known> {
+        self.known(|known| !known.has_left())
+    }
+
+    /// Returns the hosts that left the cluster for good less than a day ago, by name.
+    pub fn left(&self) -> Vec<Known> {
+        self.known(Known::has_left)
+    }
+
+    fn known(&self, which: impl Fn(&Known) -> bool) -> Vec<Known> {
         let known = |member: &foca::Member<Member>| Known {
             member: member.id().clone(),
             state: member.state(),
             news: self.board.of(&member.id().host),
         };
-        let left = |known: &Known| known.news.as_ref().is_some_and(|news| news.leaves);
         let all = self.foca.iter_membership_state().map(known);
-        let mut others: Vec<_> = all.filter(|known| known.is_alive() || !left(known)).collect();
-        others.sort_by(|a, b| a.member.cmp(&b.member));
-        others
+        let mut all: Vec<_> = all.filter(which).collect();
+        all.sort_by(|a, b| a.member.cmp(&b.member));
+        all
     }
 
     /// Returns the last life of each other host, also of those that have left.

@@ -8,8 +8,11 @@ use std::io::{self, Read, Write};
 
 use aquifer_page::{ExtentIndex, LeaseId};
 use aquifer_region_client::Run;
+use aquifer_volume::LeaseTarget;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::error::RegionError;
 
 /// The longest message, and the longest data, in bytes.
 const LONGEST: usize = 1 << 20;
@@ -59,6 +62,9 @@ pub enum Frame {
     },
     /// To the source engine: send these pages. It returns `Pages`, and `Done` at the end.
     Want(Vec<Run>),
+    /// The region's present leases, before `Extents`; a list of [`LeaseTarget`] in JSON follows.
+    /// They may differ from those in the offer.
+    Leases,
 }
 
 /// The kind of a round, by what goes to the other engine and what to the volume.
@@ -106,6 +112,31 @@ pub struct Extent {
     pub lease: LeaseId,
     /// The extent's slot in the lease.
     pub slot: u32,
+}
+
+/// Returns the leases that the destination has once it has heard those of the source. A lease that
+/// is new to it gets the next generation, as all others did when the region was created there.
+pub(crate) fn leases_here(
+    before: &[LeaseTarget],
+    sent: &[u8],
+) -> Result<Vec<LeaseTarget>, RegionError> {
+    let sent: Vec<LeaseTarget> = serde_json::from_slice(sent).map_err(|error| {
+        RegionError::Misuse(format!("the source host sent no list of leases: {error}"))
+    })?;
+    let here = |mut lease: LeaseTarget| {
+        let known = before.iter().find(|known| known.is_same_lease(&lease));
+        known.cloned().unwrap_or_else(|| {
+            next_generation(&mut lease);
+            lease
+        })
+    };
+    Ok(sent.into_iter().map(here).collect())
+}
+
+/// Makes the claim that of the owner on its next host, which exists beside the source host. Lenders
+/// admit one process of each generation.
+pub(crate) fn next_generation(lease: &mut LeaseTarget) {
+    lease.claim.iter_mut().for_each(|claim| claim.generation = claim.generation.saturating_add(1));
 }
 
 /// Sends a message in postcard, with its data.

@@ -22,7 +22,32 @@ impl Volume {
     /// [`VolumeError::LeaseInUse`] if the volume has the lease. Otherwise when the lender cannot be
     /// reached or refuses the handshake, or when the export contradicts the lease.
     pub fn add_lease(&self, target: LeaseTarget) -> Result<(), VolumeError> {
+        self.add_recorded_lease(target, |_| Ok(()))
+    }
+
+    /// Adds a lease as [`add_lease`](Self::add_lease) does. Calls `record` once the lease is known
+    /// to be usable, and before an extent can be placed there. The recorded lease has the
+    /// incarnation that its pages have now.
+    ///
+    /// # Errors
+    /// As [`add_lease`](Self::add_lease), and the error of `record`. The volume is then unchanged.
+    pub fn add_recorded_lease<E: From<VolumeError>>(
+        &self,
+        target: LeaseTarget,
+        record: impl FnOnce(&LeaseTarget) -> Result<(), E>,
+    ) -> Result<(), E> {
         let _adding = lock(&self.adding_lease);
+        let (target, holder, clean) = self.prepare(target)?;
+        record(&target)?;
+        self.lay_over(target, holder, clean.len() as u32, |index| clean[index as usize]);
+        Ok(())
+    }
+
+    /// Connects to a new lease and checks it. Returns which of its slots are all zeroes.
+    fn prepare(
+        &self,
+        mut target: LeaseTarget,
+    ) -> Result<(LeaseTarget, RemoteHolder, Vec<bool>), VolumeError> {
         if self.leases.find(target.lease).is_some() {
             return Err(VolumeError::LeaseInUse(self.id(), target.lease));
         }
@@ -59,8 +84,10 @@ impl Volume {
                     .map_err(|error| unusable(error.to_string()))?,
             );
         }
-        self.lay_over(target, holder, total, |index| clean[index as usize]);
-        Ok(())
+        if let Some(claim) = &mut target.claim {
+            claim.incarnation = claim.incarnation.or(holder.incarnation());
+        }
+        Ok((target, holder, clean))
     }
 
     /// Adds a lease that an earlier process had [added](Self::add_lease). The workers connect at

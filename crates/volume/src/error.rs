@@ -63,6 +63,12 @@ pub enum VolumeError {
         /// The number of extents that it still holds.
         extents: u64,
     },
+    /// No extent may move at present.
+    #[error(
+        "volume {0}: no extent can move while the volume is handed over to another host; \
+         repeat the request afterwards"
+    )]
+    Held(VolumeId),
     /// The lease cannot be used.
     #[error("cannot use lease {lease} of {lender}: {why}")]
     Unusable {

@@ -166,6 +166,26 @@ impl Lease {
         Some(Slot { lease: self.clone(), index })
     }
 
+    /// Discards what an unused slot may hold. An earlier process may have died between the move of
+    /// an extent and the discard of its old slot. Returns false if no such slot is left, or the
+    /// lender does not answer.
+    pub(crate) fn discard_leftover(self: &Arc<Self>, worker: WorkerId) -> bool {
+        if !self.answers() {
+            return false;
+        }
+        let Some(index) = lock(&self.slots).dirty.pop() else { return false };
+        let slot = Slot { lease: self.clone(), index };
+        let discarded = slot.discard(worker, 0, EXTENT_SIZE).is_ok();
+        slot.give_back(discarded);
+        discarded
+    }
+
+    /// Notes that unused slots may hold anything, as another process has used the lease.
+    pub(crate) fn distrust(&self) {
+        let Slots { clean, dirty, .. } = &mut *lock(&self.slots);
+        dirty.append(clean);
+    }
+
     /// Starts or stops giving out slots. Returns whether that changed anything.
     pub(crate) fn set_open(&self, open: bool) -> bool {
         let mut slots = lock(&self.slots);

@@ -19,6 +19,8 @@ use crate::volume::Volume;
 
 /// Bytes copied while I/O on the extent waits: 4 ms at 1 Gb/s.
 const CHUNK: u64 = 512 << 10;
+/// The interval between reports of an evacuation that another caller requested.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// The pause of a background move after each piece: shortest and longest.
 const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -77,8 +79,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError::UnknownLease`] and [`VolumeError::Evacuating`]. Otherwise when the lender
-    /// fails, or no other lease has room. No data is lost: moved extents stay moved, the others
-    /// stay, and the lease is in use again.
+    /// fails, or no other lease has room, or the volume is [held still](Self::hold_still). No data
+    /// is lost: moved extents stay moved, the others stay, and the lease is in use again.
     pub fn evacuate(
         &self,
         lease: LeaseId,
@@ -92,17 +94,99 @@ impl Volume {
         // Waits for a move in flight, which may have taken a slot of the lease before it was
         // closed.
         drop(self.mover());
-        let result = self.empty(&source, &mut progress);
-        match &result {
-            Ok(_) => {
-                self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, &source));
-                source.holder.close();
-            }
-            Err(_) => {
-                source.set_open(true);
-            }
+        let emptied = self.empty(&source, &mut progress);
+        let result = emptied.and_then(|done| self.give_up(&source).map(|()| done));
+        if result.is_err() {
+            source.set_open(true);
         }
         result
+    }
+
+    /// Discards what an empty lease may still hold, and removes the lease. Without it the volume
+    /// must have another lease or a spill file: nobody would add one.
+    fn give_up(&self, source: &Arc<Lease>) -> Result<(), VolumeError> {
+        loop {
+            // Held for one slot at a time, as writes may wait for the mover.
+            let _mover = self.mover();
+            if self.is_held() {
+                return Err(VolumeError::Held(self.id()));
+            }
+            if source.discard_leftover(self.mover_worker()) {
+                continue;
+            }
+            let mut leases = self.leases.list_mut();
+            if leases.len() == 1 && self.leases.spill.is_none() {
+                return Err(self.no_room());
+            }
+            leases.retain(|other| !Arc::ptr_eq(other, source));
+            drop(leases);
+            source.holder.close();
+            return Ok(());
+        }
+    }
+
+    /// Removes an unused lease from the volume, without a request to its lender.
+    ///
+    /// # Errors
+    /// [`VolumeError::StillUsed`].
+    pub fn remove_unused(&self, lease: LeaseId) -> Result<(), VolumeError> {
+        let Some(unused) = self.leases.find(lease) else { return Ok(()) };
+        match unused.taken() {
+            0 => {
+                self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, &unused));
+                unused.holder.close();
+                Ok(())
+            }
+            extents => Err(VolumeError::StillUsed {
+                volume: self.id(),
+                lease: unused.to_string(),
+                extents,
+            }),
+        }
+    }
+
+    /// Evacuates a lease as [`evacuate`](Self::evacuate) does, however often callers repeat it.
+    /// While another thread moves the extents, this function follows that, and takes over if it
+    /// fails. A lease that the volume does not have counts as evacuated.
+    ///
+    /// # Errors
+    /// As [`evacuate`](Self::evacuate).
+    pub fn release(
+        &self,
+        lease: LeaseId,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<(), VolumeError> {
+        let Some(source) = self.leases.find(lease) else { return Ok(()) };
+        // Once it is gone, a lease with this id is a new one, which stays.
+        while self.leases.list().iter().any(|known| Arc::ptr_eq(known, &source)) {
+            match self.evacuate(lease, &mut progress) {
+                Ok(_) | Err(VolumeError::UnknownLease(..)) => return Ok(()),
+                Err(VolumeError::Evacuating(..)) => {
+                    while let Some(now) = self.evacuating(lease) {
+                        progress(now);
+                        thread::sleep(PROGRESS_PERIOD);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps every extent in its place until [`let_move`](Self::let_move). Waits for the move in
+    /// flight, which it calls off. Moves fail meanwhile.
+    pub fn hold_still(&self) {
+        self.held.store(true, Ordering::SeqCst);
+        drop(self.mover());
+    }
+
+    /// Lets extents move again.
+    pub fn let_move(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
     }
 
     /// Returns the progress of a lease's evacuation; `None` if none is in progress.
@@ -162,6 +246,9 @@ impl Volume {
         let mut tried = vec![source.clone()];
         let mut last = None;
         loop {
+            if self.is_held() {
+                return Err(VolumeError::Held(self.id()));
+            }
             let to = match self.leases.take(self.mover_worker(), &mut tried) {
                 Ok(Some(to)) => to,
                 Ok(None) => return Err(last.unwrap_or_else(|| self.no_room())),
@@ -204,6 +291,9 @@ impl Volume {
             return Ok(false);
         };
         let Ok(mut buffer) = self.mover_buffer.try_lock() else { return Ok(false) };
+        if self.is_held() {
+            return Ok(false);
+        }
         let taken = lease.take(self.mover_worker());
         let Some(to) = taken.map_err(|error| self.holder_error(index, 0, lease, error))? else {
             return Ok(false);
@@ -230,9 +320,10 @@ impl Volume {
         source: &Arc<Lease>,
         to: &Slot,
         buffer: &mut [u8],
-        go_on: impl FnMut() -> bool,
+        mut go_on: impl FnMut() -> bool,
     ) -> Result<Bytes, Halt> {
         let (worker, extent) = (self.mover_worker(), &self.extents[index]);
+        let go_on = || !self.is_held() && go_on();
         let Some(from) = begin(extent, source, to) else {
             to.give_back(true);
             return Ok(Bytes::ZERO);

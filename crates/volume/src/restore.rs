@@ -37,4 +37,10 @@ impl Volume {
         *extent.alone() = Place::At(slot);
         Ok(())
     }
+
+    /// Notes that another process has used the leases, so that unused slots may hold anything. The
+    /// volume then discards them when it places extents there.
+    pub fn distrust_unused(&self) {
+        self.leases.list().iter().for_each(|lease| lease.distrust());
+    }
 }

@@ -149,6 +149,14 @@ impl LeaseTarget {
             }
     }
 
+    /// Returns whether the other target is this lease, told again. The claim of a recorded lease
+    /// may know more than that of the request which added it.
+    pub fn is_same_lease(&self, other: &Self) -> bool {
+        self.lease == other.lease
+            && self.is_same_place(other)
+            && (self.capacity, &self.encryption) == (other.capacity, &other.encryption)
+    }
+
     /// Returns the source of connections to the lease, with this host's credentials and the claim.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::iter;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
@@ -18,6 +18,7 @@ use crate::lease::Lease;
 use crate::mover;
 use crate::placement::Leases;
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
+use crate::target::LeaseTarget;
 
 /// The number of full lenders in a row that one write may meet.
 const MOST_RELOCATIONS: usize = 4;
@@ -36,6 +37,8 @@ pub struct Volume {
     pub(crate) mover_buffer: Mutex<Box<[u8]>>,
     /// The number of threads that wait for the mover and must not wait long.
     pub(crate) hurried: AtomicUsize,
+    /// No extent may move.
+    pub(crate) held: AtomicBool,
     pub(crate) events: Arc<Events>,
     /// Held while a lease is added: one at a time.
     pub(crate) adding_lease: Mutex<()>,
@@ -74,6 +77,7 @@ impl Volume {
             leases: Leases::new(spill.transpose()?),
             mover_buffer: Mutex::new(mover::buffer()),
             hurried: AtomicUsize::new(0),
+            held: AtomicBool::new(false),
             events: Arc::default(),
             adding_lease: Mutex::new(()),
             counters: Counters::default(),
@@ -341,6 +345,11 @@ impl Volume {
             last_error: last_error.map(|error| error.text),
             events: self.events_after(0),
         }
+    }
+
+    /// Returns the volume's leases.
+    pub fn targets(&self) -> Vec<LeaseTarget> {
+        self.leases.list().iter().filter_map(|lease| lease.target.clone()).collect()
     }
 
     /// Returns the remembered events with a higher number, without asking a lender.

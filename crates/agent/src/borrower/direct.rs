@@ -8,7 +8,7 @@ use aquifer_blockdev::nvme::initiator::{self, HostIdentity, Options, Record, Wis
 use aquifer_blockdev::nvme::{Root, SubsystemUri};
 use aquifer_blockdev::process::client;
 use aquifer_blockdev::swap;
-use aquifer_control::{BorrowedLease, Cause, LiveVolume};
+use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner};
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
@@ -123,6 +123,7 @@ impl DirectVolumes {
         let live = |Volume { record, note, .. }: Volume| LiveVolume {
             volume: record.id,
             bytes: record.capacity,
+            owner: Owner::Swap,
             group: note.group,
             cause: note.cause,
             leases: vec![BorrowedLease {

@@ -1,33 +1,43 @@
-//! The borrowing half: volumes over leases of other hosts.
+//! The borrowing half: volumes and regions over leases of other hosts.
 //!
 //! A pooled volume spans any number of leases and has a process of its own. A direct volume uses
-//! one lease through the kernel's own initiator.
+//! one lease through the kernel's own initiator. A region's engine has its volume.
 //!
 //! - `reach`: chooses how to reach a lease, from the lender's offer and the configuration.
 //! - `direct`: volumes without a process.
+//! - `regions`: regions with borrowed leases. `hand_over`: leases on their way to a new region.
 
 mod direct;
+mod hand_over;
 mod reach;
+mod regions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use aquifer_api::status::LeaseHealth;
 use aquifer_api::{Problem, order, status};
 use aquifer_blockdev::process::message::VolumeProcessStatus;
 use aquifer_blockdev::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_blockdev::swap;
-use aquifer_control::{BorrowedLease, Cause, LiveVolume};
+use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner, VolumeStatus};
+use aquifer_group::Agreements;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId, lock};
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
 use self::direct::DirectVolumes;
 use self::reach::{Reach, Way};
+pub(crate) use self::regions::is_borrowed;
+use self::regions::{Regions, RunningEngines};
 use crate::config::{Attach, Config};
 use crate::peers::Peers;
+
+/// How long the maker of a region may take until the region exists with its leases.
+const HAND_OVER: Duration = Duration::from_secs(60);
 
 /// The memory that this host has borrowed. Calls block for as long as a swapoff or a move takes.
 #[derive(Debug)]
@@ -38,6 +48,7 @@ pub struct Borrower {
     /// The pooled volumes.
     volumes: Mutex<BTreeMap<VolumeId, VolumeRecord>>,
     direct: DirectVolumes,
+    regions: Regions,
 }
 
 /// The agent's data in a volume's record, for the next agent.
@@ -74,6 +85,8 @@ impl Borrower {
             config: config.clone(),
             reach: Reach::new(config, peers),
             direct: DirectVolumes::open(state, exe.clone())?,
+            regions: Regions::open(state.join("regions"), Box::new(RunningEngines))
+                .map_err(|error| error.to_string())?,
             exe,
             volumes: Mutex::new(volumes),
         };
@@ -87,7 +100,7 @@ impl Borrower {
         lock(&self.volumes)
     }
 
-    /// Returns all volumes; at the start these are the previous agent's.
+    /// Returns all volumes, with those of regions; at the start these are the previous agent's.
     pub fn restored(&self) -> Vec<LiveVolume> {
         let mut all: Vec<_> = self.volumes().values().filter_map(live).collect();
         for direct in self.direct.live() {
@@ -97,14 +110,27 @@ impl Borrower {
                 None => all.push(direct),
             }
         }
+        all.extend(self.regions.live());
         all
     }
 
-    /// Creates a volume and swaps to it, at `priority` or else at the configured one.
+    /// Creates a volume and swaps to it, at `priority` or else at the configured one. For a region,
+    /// waits until it has the leases.
     ///
     /// # Errors
     /// Says why the volume cannot be created; no part of the volume remains then.
     pub fn activate(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {
+        let done = match volume.owner {
+            Owner::Swap => self.activate_swap(volume, priority),
+            Owner::Region(_) => self.regions.wait_for(volume, HAND_OVER),
+        };
+        if done.is_err() {
+            self.reach.forget(volume.leases.iter().map(|lease| lease.lease));
+        }
+        done
+    }
+
+    fn activate_swap(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {
         if self.config.borrow.attach == Attach::Direct
             && let [lease] = &*volume.leases
             && let Way::Direct(uri) = self.reach.way(lease, Attach::Direct)?
@@ -116,11 +142,7 @@ impl Borrower {
         }
         let leases: Result<_, _> =
             volume.leases.iter().map(|lease| self.reach.target(lease)).collect();
-        let done = leases.and_then(|leases| self.serve(volume, leases, priority));
-        if done.is_err() {
-            self.reach.forget(volume.leases.iter().map(|lease| lease.lease));
-        }
-        done
+        leases.and_then(|leases| self.serve(volume, leases, priority))
     }
 
     /// Starts the process of a pooled volume, with swap at `priority` or else at the configured
@@ -187,6 +209,9 @@ impl Borrower {
         lease: LeaseId,
         onto: &[BorrowedLease],
     ) -> (Vec<LeaseId>, Result<(), String>) {
+        if self.regions.has(volume) {
+            return self.evacuate_region(volume, lease, onto);
+        }
         let state = &self.config.state;
         let direct = self.direct.live().into_iter().find(|live| live.volume == volume);
         let (unused, ready) = match &direct {
@@ -210,6 +235,91 @@ impl Borrower {
         (unused, moved)
     }
 
+    fn evacuate_region(
+        &self,
+        volume: VolumeId,
+        lease: LeaseId,
+        onto: &[BorrowedLease],
+    ) -> (Vec<LeaseId>, Result<(), String>) {
+        let live = self.regions.live().into_iter().find(|live| live.volume == volume);
+        let target = |lease: &BorrowedLease| {
+            let live = live.as_ref().ok_or_else(|| "the region is gone".to_owned())?;
+            self.target_for(live, lease)
+        };
+        let targets = onto.iter().map(|lease| (lease.lease, target(lease))).collect();
+        let (unused, moved) = self.regions.evacuate(volume, lease, targets);
+        self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
+        (unused, moved)
+    }
+
+    /// Describes a lease to the region of a volume. A group's agreement says how to encrypt.
+    fn target_for(&self, live: &LiveVolume, lease: &BorrowedLease) -> Result<LeaseTarget, String> {
+        let mut target = self.reach.target(lease)?;
+        let agreements = Agreements::of(&self.config.groups.agreements);
+        if let Some(agreement) = agreements.find(&live.group).map_err(|error| error.to_string())? {
+            target.encryption = agreement.lease_encryption();
+        }
+        if let (Some(region), Some(claim)) = (live.owner.region(), &mut target.claim) {
+            claim.name = format!("region '{region}' of host {}", self.config.host);
+            // Also while no process serves the region.
+            claim.keeps = true;
+        }
+        Ok(target)
+    }
+
+    /// Begins to hand a region's leases over.
+    pub fn expect(&self, live: &LiveVolume) {
+        if !live.owner.is_swap() {
+            self.regions.expect(live.volume);
+        }
+    }
+
+    /// Ends the hand-over to a region: its maker cannot get the leases.
+    pub fn refuse(&self, live: &LiveVolume) {
+        self.regions.refuse(live.volume);
+    }
+
+    /// Describes the leases for a region to its maker.
+    ///
+    /// # Errors
+    /// Says which lease cannot be used.
+    pub fn provide(&self, live: &LiveVolume) -> Result<order::Provided, Problem> {
+        let targets: Result<Vec<_>, _> =
+            live.leases.iter().map(|lease| self.target_for(live, lease)).collect();
+        let leases = targets
+            .and_then(|targets| serde_json::to_value(targets).map_err(|error| error.to_string()));
+        leases
+            .map(|leases| order::Provided { leases, identity: self.config.tls.clone() })
+            .map_err(|error| Problem { error, help: None })
+    }
+
+    /// Ends the hand-over to a region, which exists or will not. Returns whether this host still
+    /// held the leases for it.
+    ///
+    /// # Errors
+    /// Says why this host does not find the region.
+    pub fn settle(&self, live: &VolumeStatus, exists: bool) -> Result<bool, String> {
+        match live.owner.region() {
+            Some(region) => self.regions.settle(region, live.volume, exists),
+            None => Ok(false),
+        }
+    }
+
+    /// Returns the directory of the regions that this agent looks at.
+    pub fn regions_directory(&self) -> &Path {
+        self.regions.directory()
+    }
+
+    /// Returns the volumes of regions that are gone.
+    pub fn gone(&self) -> Vec<VolumeId> {
+        self.regions.gone()
+    }
+
+    /// Forgets the regions whose leases this host no longer holds.
+    pub fn keep_regions(&self, is_held: impl Fn(VolumeId) -> bool) {
+        self.regions.keep(is_held);
+    }
+
     /// Reads the record of a pooled volume again, which lists its leases.
     fn refresh(&self, volume: VolumeId) {
         if let Ok(record) = client::record(&self.config.state, volume) {
@@ -227,6 +337,9 @@ impl Borrower {
     /// Tells whether a volume has left this lease without an order of this agent: the previous
     /// agent ordered it, and the volume's process finished later.
     pub fn has_left(&self, volume: VolumeId, lease: LeaseId) -> bool {
+        if self.regions.has(volume) {
+            return self.regions.has_left(volume, lease) == Some(true);
+        }
         if self.direct.live().iter().any(|direct| direct.volume == volume) {
             return false;
         }
@@ -244,7 +357,7 @@ impl Borrower {
         let added = |lease: &&BorrowedLease| match self.reach.target(lease).and_then(add) {
             Ok(()) => true,
             Err(error) => {
-                cannot_be_used(lease, &error);
+                cannot_be_used(lease.lease, &error);
                 false
             }
         };
@@ -264,7 +377,7 @@ impl Borrower {
             match self.reach.target(lease) {
                 Ok(target) => targets.push(target),
                 Err(error) => {
-                    cannot_be_used(lease, &error);
+                    cannot_be_used(lease.lease, &error);
                     unused.push(lease.lease);
                 }
             }
@@ -326,9 +439,9 @@ impl Borrower {
         Ok(held.saturating_sub(room))
     }
 
-    /// Returns the leases of all volumes, by lender.
+    /// Returns the leases of all volumes and regions, by lender.
     pub fn leases_by_lender(&self) -> BTreeMap<HostName, Vec<LeaseId>> {
-        let mut lenders: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        let mut lenders = self.regions.leases_by_lender();
         for target in self.volumes().values().flat_map(|record| &record.spec.leases) {
             lenders.entry(target.lender.clone()).or_default().push(target.lease);
         }
@@ -365,6 +478,11 @@ impl Borrower {
         pooled.chain(self.direct.status()).collect()
     }
 
+    /// Asks the engine of each region with borrowed leases for their state.
+    pub fn regions(&self) -> Vec<status::Region> {
+        self.regions.status()
+    }
+
     fn volume_status(&self, record: &VolumeRecord) -> status::Volume {
         let mut shown = status::Volume {
             volume: record.spec.volume,
@@ -385,8 +503,8 @@ impl Borrower {
     }
 }
 
-fn cannot_be_used(replacement: &BorrowedLease, error: &str) {
-    tracing::warn!(lease = %replacement.lease, "cannot use the replacement lease: {error}");
+fn cannot_be_used(replacement: LeaseId, error: &str) {
+    tracing::warn!(lease = %replacement, "cannot use the replacement lease: {error}");
 }
 
 fn device(record: &VolumeRecord) -> String {
@@ -397,19 +515,25 @@ fn tell(
     shown: &mut status::Volume,
     VolumeProcessStatus { swap_used, volume, .. }: VolumeProcessStatus,
 ) {
-    let extents = |count: u64| Bytes(count * EXTENT_SIZE);
     shown.swap_used = swap_used;
     shown.spilled = volume.spill.map_or(Bytes::ZERO, |spill| extents(spill.used_extents));
     shown.last_error = volume.last_error;
-    let held = |lease: LeaseStatus| status::Held {
+    shown.leases = volume.leases.into_iter().map(held).collect();
+}
+
+fn extents(count: u64) -> Bytes {
+    Bytes(count * EXTENT_SIZE)
+}
+
+fn held(lease: LeaseStatus) -> status::Held {
+    status::Held {
         lease: lease.lease,
         lender: lease.lender,
         capacity: extents(lease.extents),
         placed: extents(lease.used_extents),
         state: lease.state.to_string(),
         health: health(&lease.state),
-    };
-    shown.leases = volume.leases.into_iter().map(held).collect();
+    }
 }
 
 fn health(state: &LeaseState) -> LeaseHealth {
@@ -434,6 +558,7 @@ fn live(record: &VolumeRecord) -> Option<LiveVolume> {
     Some(LiveVolume {
         volume: record.spec.volume,
         bytes: record.spec.capacity,
+        owner: Owner::Swap,
         group,
         cause,
         leases: record.spec.leases.iter().map(lease).collect(),

@@ -198,7 +198,7 @@ impl Started {
         Now { steady: self.begun.elapsed(), wall: wall() }
     }
 
-    /// Returns what is known of the other hosts.
+    /// Returns what is known of the other hosts, and of those that left.
     pub(crate) fn others(&mut self) -> BTreeMap<HostName, Follow> {
         let known = self.machine.others();
         self.contacts.retain(|host, _| known.iter().all(|known| known.member.host != *host));
@@ -214,7 +214,12 @@ impl Started {
             };
             (host.clone(), down)
         });
-        unheard.chain(known.iter().map(follow)).collect()
+        let left = self.machine.left();
+        let left = left.iter().map(|known| {
+            let (host, follow) = follow(known);
+            (host, Follow { standing: Standing::Left, ..follow })
+        });
+        unheard.chain(left).chain(known.iter().map(follow)).collect()
     }
 
     async fn perform(
@@ -248,8 +253,8 @@ impl Started {
         let others = self.others();
         *lock(&self.lives) = self.machine.lives();
         peers.follow(&others);
-        let addresses: BTreeMap<_, _> =
-            others.into_iter().map(|(host, follow)| (host, follow.address)).collect();
+        let stay = others.into_iter().filter(|(_, follow)| follow.standing != Standing::Left);
+        let addresses: BTreeMap<_, _> = stay.map(|(host, follow)| (host, follow.address)).collect();
         match self.saving.as_ref().map(JoinHandle::is_finished) {
             Some(false) => return,
             Some(true) if !self.saved().await => self.passed_on = None,
@@ -310,12 +315,13 @@ fn note(change: &Change, events: &Events, agent: &Handle) {
 }
 
 fn follow(known: &Known) -> (HostName, Follow) {
-    let news = known.news.as_ref().filter(|_| known.is_alive());
+    let (news, is_alive) = (known.news.as_ref(), known.is_alive());
+    let about = news.map(|news| news.about.clone()).unwrap_or_default();
     let follow = Follow {
         address: known.member.address,
-        standing: if known.is_alive() { Standing::Up } else { Standing::Down },
-        about: news.map(|news| news.about.clone()).unwrap_or_default(),
-        spare: news.map(News::spare),
+        standing: if is_alive { Standing::Up } else { Standing::Down },
+        about: About { admits: about.admits && is_alive, ..about },
+        spare: news.filter(|_| is_alive).map(News::spare),
     };
     (known.member.host.clone(), follow)
 }

@@ -12,7 +12,8 @@ use serde::Deserialize;
 pub struct LendConfig {
     /// Whether the agent lends at all.
     pub enabled: bool,
-    /// M_r: memory kept for this host's own programs, so that M_s = M_t - M_r (\[Ge23\], eq. 1).
+    /// M_r: memory kept for this host's own programs, VMs and caches, so that M_s = M_t - M_r
+    /// (\[Ge23\], eq. 1). What they have counts against M_r first, and each byte once.
     /// `None` means M_s = M_t - M_u (eq. 2).
     pub reserved: Option<Bytes>,
     /// How long the agent keeps the lease of a silent borrower.

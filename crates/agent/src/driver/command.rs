@@ -4,11 +4,15 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use aquifer_api::Problem;
+use aquifer_api::cluster::Summary;
 use aquifer_api::message::{Access, Offer, Renew};
-use aquifer_api::order::{Borrow, Borrowed, Drain, Draining, Return, Returned};
+use aquifer_api::order::{
+    Borrow, BorrowFor, Borrowed, Claim, Drain, Draining, Provided, Return, Returned, Settle,
+};
 use aquifer_api::status::Status;
 use aquifer_control::Message;
-use aquifer_page::{HostName, LeaseId};
+use aquifer_page::{Bytes, HostName, LeaseId};
+use aquifer_vm::memory::Room;
 use tokio::sync::{mpsc, oneshot};
 
 /// The answer to a peer's message: a refusal or, for `mem_len_fin`, why the borrower last failed to
@@ -73,6 +77,11 @@ pub enum Command {
         /// Receives the status.
         reply: oneshot::Sender<Status>,
     },
+    /// The question for what this host tells other hosts of its memory.
+    Summary {
+        /// Receives the summary.
+        reply: oneshot::Sender<Summary>,
+    },
     /// The operator's order to borrow.
     Borrow {
         /// The amount and the swap priority.
@@ -80,12 +89,43 @@ pub enum Command {
         /// Receives the volume once the kernel swaps to it, or the reason for a failure.
         reply: oneshot::Sender<Result<Borrowed, Problem>>,
     },
+    /// The question of a region's maker for memory.
+    BorrowFor {
+        /// The region and its needs.
+        order: BorrowFor,
+        /// Receives the leases, or the reason for a failure.
+        reply: oneshot::Sender<Result<Provided, Problem>>,
+    },
+    /// The word of a region's maker that the region exists, or will not.
+    Settle {
+        /// The region's volume.
+        order: Settle,
+        /// Receives whether this host holds the leases.
+        reply: oneshot::Sender<Result<(), Problem>>,
+    },
     /// The operator's order to return borrowed memory.
     Return {
         /// The volume, or all volumes.
         order: Return,
         /// Receives the volumes once they are gone, or the reason for a failure.
         reply: oneshot::Sender<Result<Returned, Problem>>,
+    },
+    /// The claim of a command that is about to give memory to a VM or a region.
+    Claim {
+        /// The memory.
+        order: Claim,
+        /// Receives the promise, or the reason against it.
+        reply: oneshot::Sender<Result<(), Problem>>,
+    },
+    /// The balancer's question by how much VMs may grow.
+    Room {
+        /// Receives the room; `None` if the ledger counts no VM.
+        reply: oneshot::Sender<Option<Room>>,
+    },
+    /// The balancer's order to recall lent memory, because VMs are to grow by it.
+    Reclaim {
+        /// The bytes.
+        bytes: Bytes,
     },
     /// The operator's order to leave the cluster: this host no longer lends or borrows.
     Leave {

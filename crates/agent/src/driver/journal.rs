@@ -65,6 +65,7 @@ fn subject(subject: control::Subject) -> Subject {
         control::Subject::Lease(lease) => (SubjectKind::Lease, lease.to_string()),
         control::Subject::Volume(volume) => (SubjectKind::Volume, volume.to_string()),
         control::Subject::Vm(vm) => (SubjectKind::Vm, vm.to_string()),
+        control::Subject::Region(region) => (SubjectKind::Region, region.to_string()),
     };
     Subject { kind, name }
 }

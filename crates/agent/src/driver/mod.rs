@@ -3,15 +3,19 @@
 //! One task owns the node and waits for nothing but the next input. Slow work (a message, a
 //! swapoff, a move) runs beside it and returns as an input.
 //!
-//! - `command`: requests to the agent. `reply`: the channels for their answers.
+//! - `command`: requests to the agent. `reply`: the channels for their answers. `claim`: requests
+//!   for memory of VMs and regions.
 //! - `readings`: what the driver reads for the node in each period.
-//! - `perform`: the execution of the node's outputs.
-//! - `journal`: the latest decisions. `report`: the answers to `status` and `drain`.
+//! - `perform`: the execution of the node's outputs. `regions`: memory for regions.
+//! - `journal`: the latest decisions. `report`: the answers to `status`, `drain` and
+//!   other hosts.
 
+mod claim;
 mod command;
 mod journal;
 mod perform;
 mod readings;
+mod regions;
 mod reply;
 mod report;
 
@@ -122,8 +126,10 @@ impl Driver {
             Ok(readings) => {
                 self.parts.own.refresh();
                 self.input(Input::Period(readings));
+                self.parts.borrower.keep_regions(|volume| self.node.holds(volume));
                 if let Some(gossip) = &self.parts.gossip {
-                    gossip.tell(self.node.controller().spare());
+                    let controller = self.node.controller();
+                    gossip.tell(controller.spare().max(controller.spare_for_regions()));
                 }
             }
             Err(error) => tracing::error!("cannot read the memory figures: {error}"),
@@ -152,7 +158,8 @@ impl Driver {
                 self.input(Input::Renewal { from, leases, io_timeout_ms, ticket });
             }
             Command::Offer { from, reply } => {
-                let memory = (self.node.controller().spare(), self.node.room());
+                let controller = self.node.controller();
+                let memory = (controller.spare(), controller.spare_for_regions(), self.node.room());
                 let _ = reply.send(self.parts.peers.offer(&from, memory));
             }
             Command::Drain { order, reply } => {
@@ -166,17 +173,23 @@ impl Driver {
                 let _ = reply.send(self.parts.lender.access(lease, &from));
             }
             Command::Status { reply } => self.report(reply),
+            Command::Summary { reply } => self.summarize(reply),
             Command::Borrow { order, reply } => {
                 let ticket = self.replies.keep(Reply::Borrowed(reply));
                 let (bytes, priority) = (order.bytes, order.priority);
                 self.input(Input::Borrow { bytes, priority, ticket });
             }
+            Command::BorrowFor { order, reply } => self.borrow_for(order, reply),
+            Command::Settle { order, reply } => drop(reply.send(self.settle(order))),
             Command::Return { order, reply } => {
                 let ticket = self.replies.keep(Reply::Returned(reply));
                 self.input(Input::Return { volume: order.volume, ticket });
             }
+            Command::Claim { order, reply } => self.claim(order, reply),
+            Command::Room { reply } => drop(reply.send(self.room())),
+            Command::Reclaim { bytes } => self.input(Input::Reclaim(bytes)),
             Command::Leave { reply } => {
-                let ticket = self.replies.keep(Reply::Left(reply));
+                let ticket = self.replies.keep(Reply::Done(reply));
                 self.input(Input::Leave { ticket });
             }
         }

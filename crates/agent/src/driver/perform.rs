@@ -36,6 +36,7 @@ impl Driver {
             Action::Send { to, message } => self.say(to, message),
             Action::Activate(live) => {
                 let (volume, priority) = (live.volume, self.node.priority_of(live.volume));
+                borrower.expect(&live);
                 self.beside(work, move || match borrower.activate(&live, priority) {
                     Ok(()) => Some(Event::Activated { volume }),
                     Err(why) => Some(Event::ActivationFailed { volume, why }),
@@ -115,9 +116,9 @@ impl Driver {
 
     fn ask_offers(&self) {
         let (peers, lender) = (self.parts.peers.clone(), self.parts.lender.clone());
-        let ends = self.ends.clone();
+        let (ends, needed) = (self.ends.clone(), self.node.requested());
         tokio::spawn(async move {
-            let lenders = peers.offers().await;
+            let lenders = peers.offers(needed).await;
             ends.send(Input::Offers { lenders, stored: lender.stored_by_lease() })
         });
     }
@@ -136,14 +137,16 @@ impl Driver {
         }
     }
 
-    /// Looks at the volumes on a blocking thread, because each is another process.
+    /// Looks at volumes and regions on a blocking thread, because each is another process.
     fn look_at_volumes(&mut self) {
-        if !self.parts.borrower.is_active() {
+        if self.node.controller().volumes().is_empty() {
             return self.input(Input::Volumes(Vec::new()));
         }
         let borrower = self.parts.borrower.clone();
         self.later(move || {
-            Input::Volumes(borrower.status().into_iter().map(readings::volume).collect())
+            let volumes = borrower.status().into_iter().map(readings::volume);
+            let regions = borrower.regions().into_iter().map(readings::region);
+            Input::Volumes(volumes.chain(regions).collect())
         });
     }
 

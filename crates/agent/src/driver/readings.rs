@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use aquifer_api::status::{Held, LeaseHealth, Volume};
+use aquifer_api::status::{Held, LeaseHealth, Region, Volume};
 use aquifer_control::Memory;
 use aquifer_control::node::{Found, Health, LeaseReading, Readings, VolumeReading};
 use aquifer_page::Bytes;
@@ -20,7 +20,7 @@ impl Driver {
         let found = wanted.vacated.map(|mut vacated| {
             vacated.retain(|(volume, lease)| borrower.has_left(*volume, *lease));
             let vacated = vacated.into_iter().map(|(_, lease)| lease).collect();
-            Found { vacated, dead: borrower.dead() }
+            Found { vacated, dead: borrower.dead(), gone: borrower.gone() }
         });
         Ok(Readings {
             memory,
@@ -64,7 +64,26 @@ impl Driver {
 
 /// Converts a volume's status to the node's type.
 pub(super) fn volume(volume: Volume) -> VolumeReading {
-    let lease = |held: Held| LeaseReading {
+    VolumeReading {
+        volume: volume.volume,
+        spilled: volume.spilled,
+        last_error: volume.last_error,
+        leases: volume.leases.into_iter().map(lease).collect(),
+    }
+}
+
+/// Converts a region's status to the node's type.
+pub(super) fn region(region: Region) -> VolumeReading {
+    VolumeReading {
+        volume: region.volume,
+        spilled: region.spilled,
+        last_error: region.last_error,
+        leases: region.leases.into_iter().map(lease).collect(),
+    }
+}
+
+fn lease(held: Held) -> LeaseReading {
+    LeaseReading {
         lease: held.lease,
         lender: held.lender,
         placed: held.placed,
@@ -73,11 +92,5 @@ pub(super) fn volume(volume: Volume) -> VolumeReading {
             LeaseHealth::Lost => Health::Lost,
             LeaseHealth::Ok | LeaseHealth::Full | LeaseHealth::Moving => Health::Ok,
         },
-    };
-    VolumeReading {
-        volume: volume.volume,
-        spilled: volume.spilled,
-        last_error: volume.last_error,
-        leases: volume.leases.into_iter().map(lease).collect(),
     }
 }

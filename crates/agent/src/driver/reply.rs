@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use aquifer_api::Problem;
-use aquifer_api::order::{Borrowed, Returned};
+use aquifer_api::order::{Borrowed, Provided, Returned};
 use aquifer_api::status::Peer;
 use aquifer_control::node::{Answer, Contact, Ticket, nobody_lends};
 use aquifer_page::{HostName, LeaseId};
@@ -25,8 +25,10 @@ pub(super) enum Reply {
     Heard(HostName, Sender<Heard>),
     Renewed(Sender<Vec<LeaseId>>),
     Borrowed(Sender<Result<Borrowed, Problem>>),
+    Provided(Sender<Result<Provided, Problem>>),
     Returned(Sender<Result<Returned, Problem>>),
-    Left(Sender<Result<(), Problem>>),
+    /// To a claim, or to the order to leave the cluster.
+    Done(Sender<Result<(), Problem>>),
 }
 
 impl Replies {
@@ -45,8 +47,9 @@ impl Reply {
             Self::Heard(_, reply) => reply.is_closed(),
             Self::Renewed(reply) => reply.is_closed(),
             Self::Borrowed(reply) => reply.is_closed(),
+            Self::Provided(reply) => reply.is_closed(),
             Self::Returned(reply) => reply.is_closed(),
-            Self::Left(reply) => reply.is_closed(),
+            Self::Done(reply) => reply.is_closed(),
         }
     }
 }
@@ -54,7 +57,12 @@ impl Reply {
 impl Driver {
     /// Sends an answer in the words of the API.
     pub(super) fn answer(&mut self, ticket: Ticket, answer: Answer) {
-        let Some(reply) = self.replies.waiting.remove(&ticket) else { return };
+        let Some(reply) = self.replies.waiting.remove(&ticket) else {
+            if let Answer::Provided(live) = answer {
+                self.parts.borrower.refuse(&live);
+            }
+            return;
+        };
         let Parts { borrower, peers, .. } = &self.parts;
         // The requester may be gone; the failed send does not matter then.
         match (reply, answer) {
@@ -73,14 +81,20 @@ impl Driver {
             (Reply::Borrowed(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
+            (Reply::Provided(reply), Answer::Provided(live)) => self.provide(live, reply),
+            (Reply::Provided(reply), Answer::NobodyLends(wanted)) => {
+                let error = nobody_lends(wanted, &contacts(peers.status()));
+                drop(reply.send(Err(error)));
+            }
+            (Reply::Provided(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
             (Reply::Returned(reply), Answer::Returned(volumes)) => {
                 drop(reply.send(Ok(Returned { volumes })));
             }
             (Reply::Returned(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
-            (Reply::Left(reply), Answer::Left) => drop(reply.send(Ok(()))),
-            (Reply::Left(reply), Answer::Failed(error)) => {
+            (Reply::Done(reply), Answer::Left | Answer::Claimed) => drop(reply.send(Ok(()))),
+            (Reply::Done(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
             // The node answers each request with its own kind of answer.

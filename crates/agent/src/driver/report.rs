@@ -1,8 +1,13 @@
-//! The driver's answers to `status` and `drain`.
+//! The driver's answers to `status`, to `drain`, and to other hosts.
 
+use std::collections::BTreeMap;
+
+use aquifer_api::cluster::Summary;
 use aquifer_api::order::{Draining, Left};
 use aquifer_api::status::{HostMemory, LeaseHealth, Ledger, Lent, Peer, Status};
 use aquifer_control as control;
+use aquifer_page::{Bytes, HostName};
+use aquifer_vm::process::client;
 use tokio::sync::oneshot;
 
 use super::Driver;
@@ -38,6 +43,7 @@ impl Driver {
             ledger: ledger(self.node.ledger()),
             lent: self.lent(),
             borrowed: Vec::new(),
+            regions: Vec::new(),
             peers: self.peers(),
             decisions: self.parts.journal.decisions(),
             events: self.parts.events.all(),
@@ -47,12 +53,41 @@ impl Driver {
         let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
         tokio::task::spawn_blocking(move || {
             status.borrowed = borrower.status();
+            status.regions = borrower.regions();
             let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
-            for held in held.filter(|held| lost.contains(&held.lease)) {
+            let regions = status.regions.iter_mut().flat_map(|region| &mut region.leases);
+            for held in held.chain(regions).filter(|held| lost.contains(&held.lease)) {
                 "lost by its lender".clone_into(&mut held.state);
                 held.health = LeaseHealth::Lost;
             }
             let _ = reply.send(status);
+        });
+    }
+
+    /// Answers with what other hosts may know. A blocking thread lists the VMs.
+    pub(super) fn summarize(&self, reply: oneshot::Sender<Summary>) {
+        let (config, controller) = (&self.parts.config, self.node.controller());
+        let lent = controller.lent().into_iter().map(|lent| lent.lease);
+        let borrowed = controller.borrowed().into_iter().map(|held| held.lease);
+        let mut summary = Summary {
+            host: config.host.clone(),
+            address: config.listen.to_string(),
+            admits: self.parts.gossip.as_ref().is_some_and(Gossip::admits),
+            zone: config.zone.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            role: controller.role(),
+            ledger: ledger(self.node.ledger()),
+            lent: by_host(lent.map(|lease| (lease.borrower, lease.bytes))),
+            borrowed: by_host(borrowed.map(|lease| (lease.lender, lease.bytes))),
+            vms: None,
+            pressure: self.node.memory().pressure,
+            draining: self.node.is_draining() && config.lend.enabled,
+        };
+        let state = config.state.clone();
+        tokio::task::spawn_blocking(move || {
+            let vms = client::list(&state).inspect_err(|error| tracing::debug!("{error}"));
+            summary.vms = vms.ok().and_then(|vms| u32::try_from(vms.len()).ok());
+            let _ = reply.send(summary);
         });
     }
 
@@ -82,6 +117,7 @@ impl Driver {
         let status = |lent: control::LentStatus| Lent {
             lease: lent.lease.lease,
             borrower: lent.lease.borrower,
+            region: lent.lease.owner.into(),
             group: lent.lease.group,
             capacity: lent.lease.bytes,
             stored: stored.get(&lent.lease.lease).copied().unwrap_or_default(),
@@ -93,6 +129,15 @@ impl Driver {
         };
         self.node.controller().lent().into_iter().map(status).collect()
     }
+}
+
+fn by_host(leases: impl Iterator<Item = (HostName, Bytes)>) -> BTreeMap<HostName, Bytes> {
+    let mut sums: BTreeMap<HostName, Bytes> = BTreeMap::new();
+    for (host, bytes) in leases {
+        let sum = sums.entry(host).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+    sums
 }
 
 /// Converts a ledger to the API's type.

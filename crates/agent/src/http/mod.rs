@@ -28,6 +28,7 @@ pub use serve::{Endpoints, bind};
 use crate::cluster::{Admission, Leaving};
 use crate::driver::Handle;
 use crate::groups::Groups;
+use crate::peers::Peers;
 use crate::vms::Vms;
 
 /// The components that answer requests.
@@ -35,6 +36,8 @@ use crate::vms::Vms;
 pub struct Served {
     /// The driver, for memory lent and borrowed.
     pub handle: Handle,
+    /// The other hosts.
+    pub peers: Peers,
     /// The VMs that move.
     pub vms: Vms,
     /// The groups of this host.
@@ -60,6 +63,12 @@ impl FromRef<Served> for Admission {
 impl FromRef<Served> for Handle {
     fn from_ref(served: &Served) -> Self {
         served.handle.clone()
+    }
+}
+
+impl FromRef<Served> for Peers {
+    fn from_ref(served: &Served) -> Self {
+        served.peers.clone()
     }
 }
 
@@ -123,15 +132,20 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(peers::mem_len_fin))
         .routes(routes!(peers::renew))
         .routes(routes!(peers::offer))
+        .routes(routes!(peers::summary))
         .routes(routes!(peers::access))
         .routes(routes!(peers::arrive))
         .routes(routes!(peers::join))
         .routes(routes!(peers::left))
         .routes(routes!(orders::status))
+        .routes(routes!(orders::cluster))
         .routes(routes!(orders::groups))
         .routes(routes!(orders::borrow))
+        .routes(routes!(orders::borrow_for))
+        .routes(routes!(orders::settle))
         .routes(routes!(orders::give_back))
         .routes(routes!(orders::drain, orders::draining))
+        .routes(routes!(orders::claim))
         .routes(routes!(orders::migrate))
         .routes(routes!(orders::leave))
 }
@@ -287,12 +301,17 @@ mod tests {
             path::MEM_LEN_FIN,
             path::RENEW,
             path::OFFER,
+            path::SUMMARY,
             path::ACCESS,
             path::STATUS,
+            path::CLUSTER,
             path::GROUPS,
             path::BORROW,
+            path::REGION_BORROW,
+            path::REGION_SETTLE,
             path::RETURN,
             path::DRAIN,
+            path::CLAIM,
             path::ARRIVE,
             path::MIGRATE,
             path::JOIN,
@@ -301,7 +320,7 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 18, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 23, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

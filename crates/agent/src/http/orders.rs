@@ -1,9 +1,12 @@
 //! Endpoints for the operator, on the unix socket. Doc comments of handlers are text of
 //! `docs/reference/openapi.json`.
 
+use aquifer_api::Done;
+use aquifer_api::cluster::ClusterHost;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
-    Awaited, Borrow, Borrowed, Departed, Drain, Draining, Leave, Migrate, Return, Returned,
+    Awaited, Borrow, BorrowFor, Borrowed, Claim, Departed, Drain, Draining, Leave, Migrate,
+    Provided, Return, Returned, Settle,
 };
 use aquifer_api::status::Status;
 use axum::Json;
@@ -13,6 +16,7 @@ use super::{Body, Failure, FromLocal, Refusals};
 use crate::cluster::Leaving;
 use crate::driver::{Command, Handle};
 use crate::groups::Groups;
+use crate::peers::Peers;
 use crate::vms::Vms;
 
 /// Returns the state of this host.
@@ -23,6 +27,19 @@ pub(super) async fn status(
     _: FromLocal,
 ) -> Result<Json<Status>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
+}
+
+/// Returns all hosts of the cluster, each asked now. A host that does not answer is in the list,
+/// too, with the reason.
+#[utoipa::path(get, path = "/v1/cluster", tag = "orders",
+    responses((status = 200, description = "The answer.", body = Vec<ClusterHost>), Refusals))]
+pub(super) async fn cluster(
+    State(handle): State<Handle>,
+    State(peers): State<Peers>,
+    _: FromLocal,
+) -> Result<Json<Vec<ClusterHost>>, Failure> {
+    let own = handle.ask(|reply| Command::Summary { reply }).await?;
+    Ok(Json(peers.cluster(own).await))
 }
 
 /// Returns the groups of this host, their agreements and their sharing.
@@ -44,6 +61,29 @@ pub(super) async fn borrow(
     Body(order): Body<Borrow>,
 ) -> Result<Json<Borrowed>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Borrow { order, reply }).await??))
+}
+
+/// Borrows memory for a region that is about to be made. The answer has all the leases.
+#[utoipa::path(post, path = "/v1/regions/borrow", tag = "orders", request_body = BorrowFor,
+    responses((status = 200, description = "The answer.", body = Provided), Refusals))]
+pub(super) async fn borrow_for(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<BorrowFor>,
+) -> Result<Json<Provided>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::BorrowFor { order, reply }).await??))
+}
+
+/// Says that a region exists with the leases borrowed for it, or will not.
+#[utoipa::path(post, path = "/v1/regions/settle", tag = "orders", request_body = Settle,
+    responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
+pub(super) async fn settle(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Settle>,
+) -> Result<Json<Done>, Failure> {
+    handle.ask(|reply| Command::Settle { order, reply }).await??;
+    Ok(Json(Done {}))
 }
 
 /// Gives borrowed memory back. The answer comes when it is done.
@@ -76,6 +116,18 @@ pub(super) async fn draining(
     _: FromLocal,
 ) -> Result<Json<Draining>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Drain { order: None, reply }).await?))
+}
+
+/// Promises memory of this host to a VM or a region that is about to get it.
+#[utoipa::path(post, path = "/v1/claim", tag = "orders", request_body = Claim,
+    responses((status = 200, description = "The memory is promised.", body = Done), Refusals))]
+pub(super) async fn claim(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Claim>,
+) -> Result<Json<Done>, Failure> {
+    handle.ask(|reply| Command::Claim { order, reply }).await??;
+    Ok(Json(Done {}))
 }
 
 /// Makes a peer wait for a VM of this host. The VM's supervisors on both hosts do the rest.

@@ -1,6 +1,7 @@
-//! Endpoints for other hosts: the five messages of \[Ge23\], renewals, offers, access to leases,
-//! and arriving VMs. Doc comments of handlers are text of `docs/reference/openapi.json`.
+//! Endpoints for other hosts: the five messages of \[Ge23\], renewals, offers, summaries, access to
+//! leases, and arriving VMs. Doc comments of handlers are text of `docs/reference/openapi.json`.
 
+use aquifer_api::cluster::Summary;
 use aquifer_api::message::{
     Access, Arrive, Awaits, Join, Joined, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq,
     MemLenFin, Offer, Renew, Renewed,
@@ -16,6 +17,7 @@ use axum::http::StatusCode;
 use super::{Body, Failure, FromPeer, Refusals};
 use crate::cluster::Admission;
 use crate::driver::{Command, Handle};
+use crate::peers::Peers;
 use crate::vms::Vms;
 
 type Answer = Result<Json<Done>, Failure>;
@@ -31,9 +33,10 @@ async fn hear(handle: &Handle, FromPeer(from): FromPeer, message: Message) -> An
 pub(super) async fn mem_bor_req(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(MemBorReq { request, bytes, group }): Body<MemBorReq>,
+    Body(MemBorReq { request, bytes, region, group }): Body<MemBorReq>,
 ) -> Answer {
-    hear(&handle, from, Message::MemBorReq { request, bytes, group }).await
+    let owner = region.into();
+    hear(&handle, from, Message::MemBorReq { request, bytes, owner, group }).await
 }
 
 /// A lender grants a request.
@@ -102,6 +105,18 @@ pub(super) async fn offer(
     FromPeer(from): FromPeer,
 ) -> Result<Json<Offer>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Offer { from, reply }).await??))
+}
+
+/// Returns what this host has, lends and borrows, for an operator of another host.
+#[utoipa::path(get, path = "/v1/summary", tag = "peers",
+    responses((status = 200, description = "The answer.", body = Summary), Refusals))]
+pub(super) async fn summary(
+    State(handle): State<Handle>,
+    State(peers): State<Peers>,
+    FromPeer(from): FromPeer,
+) -> Result<Json<Summary>, Failure> {
+    peers.admit(&from)?;
+    Ok(Json(handle.ask(|reply| Command::Summary { reply }).await?))
 }
 
 /// Returns the data that a lease's borrower needs to use it over NVMe.

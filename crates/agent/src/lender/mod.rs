@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use aquifer_api::message::{Access, AccessSecrets};
-use aquifer_control::LentLease;
+use aquifer_control::{LentLease, Owner};
 use aquifer_nvme::auth::Secret;
 use aquifer_page::{Bytes, HostName, LeaseId};
 use aquifer_store::LeaseRecord;
@@ -58,6 +58,9 @@ trait Leases: fmt::Debug + Send + Sync {
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     request: String,
+    /// The owner of the pages; absent in records of older agents, which lent to swap only.
+    #[serde(default, rename = "region")]
+    owner: Owner,
     /// `None` in the record of an agent without NVMe.
     #[serde(default)]
     access: Option<Access>,
@@ -104,7 +107,8 @@ impl Lender {
         if let Some(record) = self.leases.record(lent.lease) {
             return Ok(self.leases.uris(&record));
         }
-        let note = Note { request: lent.request.to_string(), access: Some(self.new_access()?) };
+        let (request, owner) = (lent.request.to_string(), lent.owner.clone());
+        let note = Note { request, owner, access: Some(self.new_access()?) };
         let record = LeaseRecord {
             id: lent.lease,
             group: lent.group.clone(),
@@ -171,11 +175,13 @@ impl Lender {
 
 /// Converts a record to a lease; `None` if no agent wrote the record.
 fn lent(record: &LeaseRecord) -> Option<LentLease> {
+    let note = note(record)?;
     Some(LentLease {
         lease: record.id,
         borrower: record.borrower.clone(),
+        owner: note.owner,
         group: record.group.clone(),
         bytes: record.capacity,
-        request: note(record)?.request.try_into().ok()?,
+        request: note.request.try_into().ok()?,
     })
 }

@@ -63,6 +63,11 @@ impl OwnReader {
         lock(&self.0.latest).clone()
     }
 
+    /// Returns whether what this process makes counts.
+    pub(crate) fn counts(&self, pid: u32) -> bool {
+        Members::of(self.0.cgroup.as_ref()).has([pid])
+    }
+
     /// Starts a reading on a blocking thread, unless one is in progress.
     pub(crate) fn refresh(&self) {
         if !self.0.reading.swap(true, Ordering::AcqRel) {

@@ -1,8 +1,6 @@
 //! A volume while its process serves it as a block device.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread;
-use std::time::Duration;
 
 use aquifer_page::{LeaseId, WorkerId, lock};
 use aquifer_transport::tls::Identity;
@@ -15,9 +13,6 @@ use super::{ProcessError, swap_off};
 use crate::backend::{self, Attached, Options};
 use crate::safety::SafetyReport;
 use crate::swap;
-
-/// Interval at which a client gets the progress of an evacuation that another client requested.
-const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 
 /// Number of threads without connections of their own. While a silent lender blocks other threads,
 /// they serve the pages of other lenders. Each takes half a megabyte of locked memory.
@@ -93,26 +88,13 @@ impl Serving {
         Ok(())
     }
 
-    /// Moves all extents off a lease and releases it. While another caller moves them, this
-    /// function follows that move, and takes over if it fails. A lease that the volume does not
-    /// have counts as released.
+    /// Moves all extents off a lease and releases it; see [`Volume::release`].
     pub(super) fn evacuate(
         &self,
         lease: LeaseId,
-        mut progress: impl FnMut(aquifer_volume::Progress),
+        progress: impl FnMut(aquifer_volume::Progress),
     ) -> Result<(), VolumeError> {
-        loop {
-            match self.volume.evacuate(lease, &mut progress) {
-                Ok(_) | Err(VolumeError::UnknownLease(..)) => break,
-                Err(VolumeError::Evacuating(..)) => {
-                    while let Some(now) = self.volume.evacuating(lease) {
-                        progress(now);
-                        thread::sleep(PROGRESS_PERIOD);
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        self.volume.release(lease, progress)?;
         self.note_leases(|leases| leases.retain(|target| target.lease != lease));
         Ok(())
     }

@@ -15,7 +15,7 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Faults", &["simulate"], &["crashes", "cuts", "outage"]),
     ("Memory", &[], &["size", "memory", "max-memory", "min", "max", "weight", "reserve", "cache"]),
     ("Memory", &[], &["huge-pages", "quota", "local", "remote", "share", "section", "group"]),
-    ("Memory", &[], &["slack", "least-slack", "surplus-periods", "reclaim"]),
+    ("Memory", &[], &["slack", "least-slack", "surplus-periods", "reclaim", "overcommit"]),
     ("Paging", &[], &["policy", "scheme", "prefetch", "workers", "emulate-link", "one-at-a-time"]),
     ("Device", &[], &["swap", "priority", "backend", "direct", "queues"]),
     ("Lenders", &[], &["lender", "borrow", "lend", "take-over"]),
@@ -23,6 +23,7 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Security", &[], &["unencrypted", "encryption"]),
     ("Timeouts", &[], &["io-timeout", "fault-timeout", "timeout", "retry", "max-downtime"]),
     ("Output", &[], &["json", "report", "watch", "stages"]),
+    ("Output", &["status"], &["cluster"]),
     ("Paths", &[], &["run-dir", "socket", "groups", "config", "dir", "cluster-dir", "vm-dir"]),
 ];
 

@@ -5,18 +5,20 @@ mod exec;
 mod limit;
 mod manuals;
 mod pages;
+mod plan;
 mod show;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use aquifer_page::{Bytes, RegionName};
-use aquifer_region::process::{Files, RegionStatus, client};
+use aquifer_region::process::{Files, RegionSpec, RegionStatus, client};
 use aquifer_vm::process::client as vms;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::Common;
+use crate::claim::Overcommit;
 use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -89,6 +91,8 @@ pub struct Create {
     size: Bytes,
     #[command(flatten)]
     cached: Cached,
+    #[command(flatten)]
+    overcommit: Overcommit,
 }
 
 /// List the regions of this host
@@ -119,9 +123,13 @@ pub struct Resize {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
+            "aquifer region create items --size 4G --cache 1G",
+            "Create 4 GiB that this host's agent borrows, with at most 1 GiB of local RAM",
+        ),
+        (
             "aquifer region create items --size 4G --cache 1G \
              --lender nbds://b/ --tls /etc/aquifer/tls",
-            "Create 4 GiB of memory with at most 1 GiB of local RAM",
+            "Create the same, with its lender named",
         ),
         (
             "aquifer region exec -- memcached -u root -m 4096 -e /run/aquifer/regions/items",
@@ -254,14 +262,20 @@ impl Which {
 
 impl Create {
     fn run(self, common: &Common) -> Result<()> {
-        let Self { name, size, cached } = self;
+        let Self { name, size, cached, overcommit } = self;
         let what = || format!("creating region '{name}'");
         let _progress = Progress::spinner(what());
-        let spec = cached.spec(common, (name.clone(), None), size)?;
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
-        let status = client::create(&exe, &directory, &spec).or_fail(what)?;
-        let file = Files::new(&directory, &name).region();
+        let claim = cached.claim(&name, size);
+        let plan = cached.plan(common, (name.clone(), None), size)?;
+        // After the plan, as lenders may take longer to answer than a claim counts.
+        let claimed = overcommit.claim(common, &what(), claim)?;
+        let files = Files::new(&directory, &name);
+        let create = |spec: &RegionSpec| client::create(&exe, &directory, spec).or_fail(what);
+        let status = plan.make(create, || _ = client::remove(&files))?;
+        claimed.keep();
+        let file = files.region();
         output::answer(common.json, &Created { file, status }, |created| {
             created.file.display().to_string()
         })

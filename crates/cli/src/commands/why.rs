@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use aquifer_api::path;
 use aquifer_api::status::{Decision, Status, Subject, SubjectKind};
 use aquifer_vm::process::client as vms;
 use clap::Args;
@@ -18,11 +16,12 @@ use crate::view;
 
 /// Explain the agent's latest decisions
 ///
-/// Shows the latest decisions that concern a host, a VM, a lease or a volume, newest last, each
-/// with its time and numbers. The agent keeps 200 decisions until it ends, and its log keeps all.
+/// Shows the latest decisions that concern a host, a VM, a region, a lease or a volume, newest
+/// last, each with its time and numbers. The agent keeps 200 decisions until it ends, and its log
+/// keeps all.
 #[derive(Debug, Args)]
 pub struct Why {
-    /// Name of a host or a VM, or id of a lease or a volume
+    /// Name of a host, a VM or a region, or id of a lease or a volume
     ///
     /// The name of this host stands for all decisions, as no name does.
     name: Option<String>,
@@ -40,25 +39,19 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// How long the agent may take to answer.
-const LIMIT: Duration = Duration::from_secs(10);
-
 impl Why {
     /// Shows the decisions about a name.
     ///
     /// # Errors
     /// If the agent does not answer, or knows nothing of this name.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let agent = self.socket.agent(common)?;
-        let status: Status = agent.call("asking for the decisions", LIMIT, async |client| {
-            client.get(path::STATUS).await
-        })?;
+        let status = self.socket.agent(common)?.status("asking for the decisions")?;
         let name = self.name.filter(|name| *name != status.host.as_str());
         let known = known(&status, common);
         if let Some(name) = &name
             && !known.iter().any(|subject| subject.name == *name)
         {
-            let why = "this host knows no host, VM, lease or volume of this name";
+            let why = "this host knows no host, VM, region, lease or volume of this name";
             let failure = Failure::new(format!("explaining '{name}'"), why);
             return Err(failure.help(names(&status, &known)));
         }
@@ -81,13 +74,19 @@ fn known(status: &Status, common: &Common) -> BTreeSet<Subject> {
     for lent in &status.lent {
         known.insert(of(SubjectKind::Lease, &lent.lease));
         known.insert(of(SubjectKind::Host, &lent.borrower));
+        known.extend(lent.region.iter().map(|region| of(SubjectKind::Region, region)));
     }
     for volume in &status.borrowed {
         known.insert(of(SubjectKind::Volume, &volume.volume));
-        for held in &volume.leases {
-            known.insert(of(SubjectKind::Lease, &held.lease));
-            known.insert(of(SubjectKind::Host, &held.lender));
-        }
+    }
+    for region in &status.regions {
+        known.insert(of(SubjectKind::Region, &region.region));
+        known.insert(of(SubjectKind::Volume, &region.volume));
+    }
+    let swap = status.borrowed.iter().flat_map(|volume| &volume.leases);
+    for held in swap.chain(status.regions.iter().flat_map(|region| &region.leases)) {
+        known.insert(of(SubjectKind::Lease, &held.lease));
+        known.insert(of(SubjectKind::Host, &held.lender));
     }
     let vms = vms::list(&common.run_dir).unwrap_or_default();
     known.extend(vms.iter().map(|files| of(SubjectKind::Vm, files.name())));
@@ -101,6 +100,7 @@ fn names(status: &Status, known: &BTreeSet<Subject>) -> String {
         (SubjectKind::Vm, "VMs"),
         (SubjectKind::Lease, "leases"),
         (SubjectKind::Volume, "volumes"),
+        (SubjectKind::Region, "regions"),
     ];
     let own = (SubjectKind::Host, status.host.to_string());
     let list = |(kind, plural): (SubjectKind, &str)| {

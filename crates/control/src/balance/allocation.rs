@@ -22,7 +22,8 @@ pub(super) fn allocate(
     vm_states: &[VmState<'_>],
     config: &Config,
 ) -> Vec<Allocation> {
-    let free = section.down(host.sections_free);
+    // Lent memory comes back before any VM gives for another.
+    let free = section.down(host.sections_free).saturating_add(section.down(host.recallable));
     let mut allocator = Allocator {
         vm_states,
         section,
@@ -53,7 +54,7 @@ struct Allocator<'a> {
     vm_states: &'a [VmState<'a>],
     section: Section,
     free: u64,
-    /// The free sections and those given so far.
+    /// The free sections, those that can be recalled, and those given so far.
     pot: u64,
     allocations: Vec<Allocation>,
 }

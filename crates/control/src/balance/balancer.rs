@@ -37,13 +37,13 @@ impl Balancer {
     /// Call it once a period with all VMs of the host, including VMs that do not answer. The
     /// balancer forgets a VM that is missing from `readings`; of two readings of one VM the first
     /// counts. The plan assumes that nothing else resizes VMs meanwhile. After the plan, the sum of
-    /// all sizes is at most the present sum plus [`Host::sections_free`].
+    /// all sizes is at most the present sum plus [`Host::sections_free`] and [`Host::recallable`].
     pub fn step(&mut self, host: &Host, readings: &[Reading]) -> Plan {
         let mut names = BTreeSet::new();
         let readings = readings.iter().filter(|reading| names.insert(&reading.vm));
         let Some(section) = Section::new(host.section) else {
             let decisions = readings.map(|reading| untouched(reading, Why::NoSection)).collect();
-            return Plan { moves: Vec::new(), decisions };
+            return Plan { decisions, ..Plan::default() };
         };
         let mut histories = BTreeMap::new();
         let mut vm_states = Vec::new();
@@ -53,8 +53,13 @@ impl Balancer {
             histories.insert(reading.vm.clone(), history);
         }
         self.histories = histories;
-        let allocations = allocate(host, section, &vm_states, &self.config);
-        self.plan(host, section, &vm_states, &allocations)
+        let mut allocations = allocate(host, section, &vm_states, &self.config);
+        let recall = recalled(host, section, &allocations);
+        if recall > 0 {
+            take_what_is_free(section.down(host.sections_free), &vm_states, &mut allocations);
+        }
+        let plan = self.plan(host, section, &vm_states, &allocations);
+        Plan { recall: section.bytes(recall), ..plan }
     }
 
     fn plan(
@@ -81,6 +86,7 @@ impl Balancer {
         Plan {
             moves: moves.into_iter().map(|(_, one)| one).collect(),
             decisions: decisions.collect(),
+            recall: Bytes::ZERO,
         }
     }
 
@@ -195,7 +201,26 @@ fn because(vm_state: &VmState<'_>, allocation: &Allocation, waits: bool) -> Opti
     vm_state.want.filter(|_| allocation.gets > 0).map(|want| Because::Grows { want, waits })
 }
 
-/// Returns for each VM whether it must wait for others to shrink before it can grow. Free sections
+/// Returns how many lent sections the growth takes beyond the free ones.
+fn recalled(host: &Host, section: Section, allocations: &[Allocation]) -> u64 {
+    let gets = allocations.iter().fold(0, |sum: u64, one| sum.saturating_add(one.gets));
+    gets.saturating_sub(section.down(host.sections_free)).min(section.down(host.recallable))
+}
+
+/// Lets VMs that are to grow by recalled memory take what is free at once, urgent needs first. They
+/// are planned again for the rest: a borrower may take long to give memory back, or be dead.
+fn take_what_is_free(mut free: u64, vm_states: &[VmState<'_>], allocations: &mut [Allocation]) {
+    for urgent in [true, false] {
+        for i in (0..allocations.len()).filter(|&i| vm_states[i].urgent() == urgent) {
+            if free > 0 {
+                allocations[i].gets = allocations[i].gets.min(free);
+                free -= allocations[i].gets;
+            }
+        }
+    }
+}
+
+/// Returns for each VM whether it must wait for recalls, or for others to shrink. Free sections
 /// go to urgent needs first, then in the order of the readings.
 fn must_wait(mut free: u64, vm_states: &[VmState<'_>], allocations: &[Allocation]) -> Vec<bool> {
     let mut waits = vec![false; allocations.len()];

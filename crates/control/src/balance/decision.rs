@@ -146,7 +146,7 @@ impl SizeDecision {
                 if size.saturating_add(wanted) > *to {
                     write!(f, ", not by the {wanted} it wants, because no more is free")?;
                 }
-                write!(f, "{}: {want}", if waits { ", after other VMs shrink" } else { "" })
+                write!(f, "{}: {want}", if waits { ", once there is memory" } else { "" })
             }
             Why::Lacks { want, wanted, reserve } => {
                 write!(
@@ -215,7 +215,7 @@ mod tests {
             decision(why).to_string(),
             "db has 2GiB, uses 1.8GiB + 256MiB in swap + 64MiB kept by its kernel, needs 2.6GiB \
              with 512MiB free, target 2.6GiB: grows to 2.2GiB, not by the 640MiB it wants, \
-             because no more is free, after other VMs shrink: it swapped 96MiB"
+             because no more is free, once there is memory: it swapped 96MiB"
         );
         assert_eq!(
             decision(Why::Silent).to_string(),

@@ -16,6 +16,9 @@ pub struct Plan {
     pub moves: Vec<Move>,
     /// One decision for each VM, in the order of the readings.
     pub decisions: Vec<SizeDecision>,
+    /// The lent memory to recall, because VMs are to grow by it.
+    #[serde(default)]
+    pub recall: Bytes,
 }
 
 /// One resize, by whole sections.
@@ -39,8 +42,8 @@ pub enum Because {
     Grows {
         /// The reason to grow.
         want: Want,
-        /// True if the free sections do not cover the growth, so that it must wait for the plan's
-        /// shrinks.
+        /// True if the free sections do not cover the growth, so that it must wait for recalls or
+        /// for the plan's shrinks.
         waits: bool,
     },
     /// The VM gives memory.
@@ -117,7 +120,7 @@ impl fmt::Display for Move {
                 write!(f, "{vm} grows from {from} to {to}: {want}")
             }
             Because::Grows { want, waits: true } => {
-                write!(f, "{vm} grows from {from} to {to} after other VMs shrink: {want}")
+                write!(f, "{vm} grows from {from} to {to} once there is memory: {want}")
             }
             Because::Shrinks { give } => write!(f, "{vm} shrinks from {from} to {to}: {give}"),
         }

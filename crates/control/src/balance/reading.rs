@@ -11,6 +11,10 @@ pub struct Host {
     /// The memory that VMs may still grow by, without the reserves promised to single VMs
     /// ([`Limits::reserve`]).
     pub sections_free: Bytes,
+    /// The memory that the host has lent, and can recall for its VMs. They may grow by it, too,
+    /// once it is back.
+    #[serde(default)]
+    pub recallable: Bytes,
     /// The unit of resizes: virtio-mem's block size, or a multiple of it. With zero, nothing moves.
     pub section: Bytes,
     /// Whether the host itself is short of memory. VMs then grow only to their min and for wishes,

@@ -6,7 +6,7 @@
 //! what they use.
 //!
 //! - `own`: the readings of VMs, regions, groups and exports.
-//! - `class`: the classes.
+//! - `class`: the classes. `claims`: what VMs and regions are about to have.
 //!
 //! # Invariants
 //! - The classes sum to M_t, plus [`Ledger::overcommitted`] if the promises exceed M_t.
@@ -16,12 +16,14 @@
 //!
 //! `tests/control/ledger.rs` tests them under random readings and random sequences of changes.
 
+mod claims;
 mod class;
 mod own;
 
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub use claims::{CLAIM_LIFE, Claim, Claims, Purpose, Shortage};
 pub use class::Class;
 pub use own::{
     CacheLimit, DiskCache, ExportMemory, GroupMemory, OwnMemory, RegionMemory, VmMemory,
@@ -84,6 +86,11 @@ impl Ledger {
     /// Returns the bytes in no other class.
     pub fn free(&self) -> Bytes {
         self.free
+    }
+
+    /// Returns the bytes that this host promises to its own VMs, regions and groups.
+    pub fn local(&self) -> Bytes {
+        sum([self.vm_floor, self.vm_elastic, self.cache_floor, self.group_surplus])
     }
 
     /// Returns the bytes in a class.

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::Work;
-use crate::ledger::OwnMemory;
-use crate::{Event, Memory, Message, Offer};
+use crate::ledger::{Claim, OwnMemory};
+use crate::{Event, Memory, Message, Offer, RegionRequest};
 
 /// The number of a request that waits for an [`Answer`](super::Answer). The agent chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,7 +89,14 @@ pub enum Input {
         /// For the answer.
         ticket: Ticket,
     },
-    /// The operator returns one volume, or all.
+    /// A new region needs memory of other hosts.
+    BorrowFor {
+        /// The region and its needs.
+        request: RegionRequest,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// The operator returns one volume for swap, or all.
     Return {
         /// The volume; `None` for all.
         volume: Option<VolumeId>,
@@ -103,6 +110,17 @@ pub enum Input {
         /// The bytes stored in all leases.
         stored: Bytes,
     },
+    /// A command is about to give memory of this host to a VM or a region.
+    Claim {
+        /// The memory. With no bytes, the command has failed, and claims nothing any more.
+        claim: Claim,
+        /// Whether it gets the memory in any case.
+        overcommit: bool,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// VMs of this host need this much of what it has lent.
+    Reclaim(Bytes),
     /// The operator makes this host leave its cluster for good.
     Leave {
         /// For the answer.
@@ -143,8 +161,10 @@ pub struct Wanted {
 pub struct Found {
     /// Of the leases in [`Wanted::vacated`], those that their volumes do not use.
     pub vacated: Vec<LeaseId>,
-    /// The volumes without a process or a connection.
+    /// The volumes for swap without a process or a connection.
     pub dead: Vec<VolumeId>,
+    /// The volumes of regions that are gone.
+    pub gone: Vec<VolumeId>,
 }
 
 /// One look at a volume.

@@ -8,10 +8,12 @@
 //! - `offers`: when to ask peers for offers, and input that waits for them.
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
+//! - `regions`: memory for regions. `claim`: the check before a VM or a region gets memory.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
+mod claim;
 mod drain;
 mod fit;
 mod hear;
@@ -23,6 +25,7 @@ mod orders;
 mod output;
 mod part;
 mod period;
+mod regions;
 mod settle;
 mod watch;
 
@@ -39,10 +42,11 @@ pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
 
-use crate::ledger::Ledger;
+use crate::ledger::{Claims, Ledger, OwnMemory};
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
 use offers::Offers;
 use orders::Orders;
+use regions::Requests;
 use watch::Watch;
 
 /// What a node knows of its host besides the settings of its controller.
@@ -68,8 +72,10 @@ pub struct Node {
     work: HashSet<Work>,
     offers: Offers,
     orders: Orders,
+    requests: Requests,
     lending: Lending,
     borrowing: Borrowing,
+    own: Own,
     /// Time of the last attempt to settle leases with former peers.
     parted: Option<Duration>,
     /// Whether this host has left the cluster: it neither lends nor borrows any more.
@@ -77,6 +83,14 @@ pub struct Node {
     /// Programs that the kernel has killed for lack of memory, at the last reading.
     oom_kills: Option<u64>,
     outputs: Vec<Output>,
+}
+
+/// The memory of VMs, regions and groups of this host.
+#[derive(Clone, Debug, Default)]
+struct Own {
+    /// The last reading. The controller gets it with the claims.
+    read: OwnMemory,
+    claims: Claims,
 }
 
 /// What the node remembers of borrowers besides their leases.
@@ -129,8 +143,10 @@ impl Node {
             work: HashSet::new(),
             offers: Offers::default(),
             orders: Orders::default(),
+            requests: Requests::new(),
             lending: Lending { draining, drained: draining, ..Lending::default() },
             borrowing: Borrowing::default(),
+            own: Own::default(),
             parted: None,
             has_left: false,
             oom_kills: None,
@@ -157,8 +173,11 @@ impl Node {
             Input::Said { to, message, end } => self.said(to, message, end),
             Input::Done { work, event } => self.done(&work, event),
             Input::Borrow { bytes, priority, ticket } => self.borrow(bytes, priority, ticket),
+            Input::BorrowFor { request, ticket } => self.borrow_for(request, ticket),
             Input::Return { volume, ticket } => self.give_back(volume, ticket),
             Input::Drain { on, stored } => self.drain(on, stored),
+            Input::Claim { claim, overcommit, ticket } => self.claim(claim, overcommit, ticket),
+            Input::Reclaim(bytes) => self.step(Event::Reclaim { bytes }),
             Input::Leave { ticket } => self.leave(ticket),
         }
         std::mem::take(&mut self.outputs)
@@ -200,6 +219,7 @@ impl Node {
 
     fn decided(&mut self, decision: &Decision) {
         self.outputs.extend(self.orders.note(decision));
+        self.note_lack(decision);
         if let What::RoleChanged { from, to } = decision.what {
             self.outputs.push(Output::RoleChanged { from, to });
         }
@@ -218,7 +238,9 @@ impl Node {
     fn begin(&mut self, action: Action) {
         let work = Work::of(&action);
         if self.work.insert(work.clone()) {
+            let provided = regions::provided(&action);
             self.outputs.push(Output::Begin(work, action));
+            provided.iter().for_each(|live| self.answer_with(live));
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use aquifer_page::{Bytes, HostName, LeaseId};
 
 use super::{Node, Output, Ticket};
-use crate::{Event, Message, Offer, Role};
+use crate::{Event, Message, Offer, RegionRequest, Role};
 
 /// The node asks peers for offers once M_u exceeds this share of T_upper x M_t. The answers are
 /// then there when needed, and an idle host asks no peer.
@@ -26,12 +26,25 @@ pub(super) enum Waiting {
     Hear(HostName, Message, Ticket),
     /// The operator borrows.
     Borrow(Bytes),
+    /// A region needs memory.
+    BorrowFor(RegionRequest),
+    /// A former peer holds pages of regions.
+    Part(HostName),
 }
 
 impl Offers {
     /// Forgets the orders to borrow that wait for offers.
     pub(super) fn cancel_borrowing(&mut self) {
         self.waiting.retain(|waiting| !matches!(waiting, Waiting::Borrow(_)));
+    }
+
+    /// Returns the bytes for regions that wait for offers.
+    pub(super) fn requested(&self) -> Bytes {
+        let bytes = self.waiting.iter().map(|waiting| match waiting {
+            Waiting::BorrowFor(request) => request.bytes,
+            Waiting::Hear(..) | Waiting::Borrow(_) | Waiting::Part(_) => Bytes::ZERO,
+        });
+        bytes.fold(Bytes::ZERO, Bytes::saturating_add)
     }
 }
 
@@ -43,6 +56,7 @@ impl Node {
         let may_borrow = config.borrows && self.controller.role() != Role::Lender;
         (short && may_borrow)
             || self.controller.borrowed().iter().any(|lease| lease.leaving)
+            || self.controller.requested() > Bytes::ZERO
             || !self.offers.waiting.is_empty()
     }
 
@@ -69,6 +83,8 @@ impl Node {
         for waiting in std::mem::take(&mut self.offers.waiting) {
             match waiting {
                 Waiting::Hear(from, message, ticket) => self.take_in(from, message, ticket),
+                Waiting::BorrowFor(request) => self.step(Event::BorrowFor(request)),
+                Waiting::Part(host) => self.step(Event::Part { host }),
                 Waiting::Borrow(bytes) => {
                     let group = self.controller.facts().config.group.clone();
                     self.step(Event::Borrow { bytes, group });

@@ -182,8 +182,9 @@ impl Node {
     }
 
     pub(super) fn give_back(&mut self, which: Option<VolumeId>, ticket: Ticket) {
-        let volumes: BTreeSet<_> =
-            self.controller.volumes().iter().map(|volume| volume.volume).collect();
+        let volumes = self.controller.volumes().into_iter();
+        let swap = volumes.filter(|volume| volume.owner.is_swap());
+        let volumes: BTreeSet<_> = swap.map(|volume| volume.volume).collect();
         let left = match which {
             None => volumes,
             Some(volume) if volumes.contains(&volume) => BTreeSet::from([volume]),

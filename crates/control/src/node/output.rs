@@ -35,7 +35,7 @@ pub enum Output {
         role: Role,
         /// The decision, as a sentence about this host.
         what: String,
-        /// The hosts, leases, volumes and VMs that it concerns.
+        /// The hosts, leases, volumes, VMs and regions that it concerns.
         about: Vec<Subject>,
     },
     /// Keep the change of the role for the status.
@@ -89,11 +89,16 @@ pub enum Answer {
     Renewed(Vec<LeaseId>),
     /// To a borrowing: the kernel swaps to this volume.
     Borrowed(VolumeId),
+    /// To a region's request: these leases are for it. The agent hands them over, and then reports
+    /// the end of [`Action::Activate`].
+    Provided(LiveVolume),
     /// To a borrowing: no lender has memory for these bytes. [`nobody_lends`](super::nobody_lends)
     /// explains it.
     NobodyLends(Bytes),
     /// To a return: these volumes are gone.
     Returned(Vec<VolumeId>),
+    /// To a claim: the memory is promised.
+    Claimed,
     /// To the order to leave the cluster: this host shares no memory, and will not.
     Left,
     /// To an order: it failed.

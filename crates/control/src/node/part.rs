@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use aquifer_page::HostName;
 
+use super::offers::Waiting;
 use super::{EventKind, Node, Output};
 use crate::Event;
 
@@ -30,7 +31,11 @@ impl Node {
             if is_first {
                 self.outputs.push(Output::Warning(self.former_peer(&host)));
             }
-            self.step(Event::Part { host });
+            match self.lends_to_regions(&host) {
+                // Only another lender can take these pages.
+                true => self.with_offers(Waiting::Part(host)),
+                false => self.step(Event::Part { host }),
+            }
         }
     }
 

@@ -35,7 +35,7 @@ impl Node {
         let Readings { memory, own, stored, connected, oom_kills, ended_vms, found } = readings;
         self.memory = memory;
         // At once: this host may grant a request while the period waits for offers.
-        self.controller.note_own(own);
+        self.note_own(own);
         if let Some(connected) = connected {
             self.note_connections(&connected.into_iter().collect());
         }
@@ -152,6 +152,7 @@ impl Node {
         for lease in vacated {
             self.step(Event::Evacuated { lease, unused: Vec::new() });
         }
+        found.gone.into_iter().for_each(|volume| self.region_gone(volume));
         for volume in found.dead {
             if !self.work.contains(&Work::Volume(volume)) {
                 let what = format!("removes volume {volume}: its process has died");

@@ -281,10 +281,33 @@ fn a_plan_that_nobody_carries_out_is_made_again() {
 }
 
 #[test]
+fn lent_memory_comes_back_before_another_vm_gives() {
+    let mut machine = machine(5120, [("a", Vm::new(1024, 500)), ("b", Vm::new(4096, 100))]);
+    machine.periods(10);
+    machine.vm("a").load = 1000;
+    let readings = ["a", "b"].map(|vm| machine.vm(vm).reading(vm));
+    let host = |recallable| Host {
+        sections_free: Bytes::mib(128),
+        recallable: Bytes::mib(recallable),
+        section: SECTION,
+        short: false,
+    };
+    let plan = |recallable| {
+        let plan = Balancer::new(Config::default()).step(&host(recallable), &readings);
+        (said(&plan.moves), plan.recall)
+    };
+    let gives = ["b 3968>3840 Surplus", "a 1024>1280 Tight waits"].map(str::to_owned);
+    assert_eq!(plan(0), (gives.to_vec(), Bytes::ZERO));
+    // It takes what is free meanwhile.
+    assert_eq!(plan(1024), (vec!["a 1024>1152 Tight".to_owned()], Bytes::mib(128)));
+}
+
+#[test]
 fn figures_that_cannot_be_are_not_believed() {
     let mut reading = Vm::new(4096, 100).reading("a");
     reading.available = reading.total + Bytes(1);
-    let host = Host { sections_free: Bytes::ZERO, section: SECTION, short: true };
+    let host =
+        Host { sections_free: Bytes::ZERO, recallable: Bytes::ZERO, section: SECTION, short: true };
     let plan = Balancer::new(Config::default()).step(&host, &[reading.clone(), reading]);
     assert_eq!(plan.decisions.len(), 1, "a VM counts once, however often it is read");
     assert_eq!(plan.decisions[0].why, Why::Silent);
@@ -293,7 +316,12 @@ fn figures_that_cannot_be_are_not_believed() {
 #[test]
 fn memory_not_yet_counted_by_the_guest_is_no_need() {
     let mut balancer = Balancer::new(Config::default());
-    let host = Host { sections_free: Bytes::gib(8), section: SECTION, short: false };
+    let host = Host {
+        sections_free: Bytes::gib(8),
+        recallable: Bytes::ZERO,
+        section: SECTION,
+        short: false,
+    };
     let vm = Vm { kept: 50, ..Vm::new(1024, 900) };
     let plan = balancer.step(&host, &[vm.reading("a")]);
     let mut reading = vm.reading("a");

@@ -63,11 +63,15 @@ fn host() -> impl Strategy<Value = Host> {
         1 => Just(Bytes::gib(1)),
         1 => (0..1u64 << 30).prop_map(Bytes),
     ];
-    (size(), section, prop::bool::weighted(0.1)).prop_map(|(sections_free, section, short)| Host {
-        sections_free,
-        section,
-        short,
-    })
+    let lent = prop_oneof![2 => Just(Bytes::ZERO), 1 => size()];
+    (size(), lent, section, prop::bool::weighted(0.1)).prop_map(
+        |(sections_free, recallable, section, short)| Host {
+            sections_free,
+            recallable,
+            section,
+            short,
+        },
+    )
 }
 
 fn config() -> impl Strategy<Value = Config> {
@@ -97,7 +101,8 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
     let mut sizes: BTreeMap<&RegionName, Bytes> =
         firsts.iter().map(|(vm, reading)| (*vm, reading.size)).collect();
     let mut free = u128::from(host.sections_free.0);
-    let mut shrunk = false;
+    let (mut shrunk, mut recalled) = (false, false);
+    assert!(plan.recall <= host.recallable, "{plan:?}");
     for one in &plan.moves {
         let reading = firsts[&one.vm];
         let limits = reading.limits;
@@ -107,7 +112,11 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
         if one.to > one.from {
             let Because::Grows { waits, .. } = one.because else { panic!("{one}") };
             assert!(one.to <= limits.max, "{one}");
-            assert!(!waits || shrunk, "{one} waits for nothing");
+            assert!(!waits || shrunk || plan.recall > Bytes::ZERO, "{one} waits for nothing");
+            // What is recalled comes after what is free.
+            if waits && !std::mem::replace(&mut recalled, true) {
+                free += u128::from(plan.recall.0);
+            }
             // In this order, each VM has the memory to grow by when its move begins.
             let grows = u128::from(one.to.0 - one.from.0);
             assert!(grows <= free, "{one} with {free} free");
@@ -125,7 +134,10 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
         |sizes: &mut dyn Iterator<Item = Bytes>| sizes.map(|size| u128::from(size.0)).sum::<u128>();
     let before = all(&mut firsts.values().map(|reading| reading.size));
     let after = all(&mut sizes.values().copied());
-    assert!(after <= before + u128::from(host.sections_free.0), "{plan:?}");
+    let most = before + u128::from(host.sections_free.0) + u128::from(plan.recall.0);
+    assert!(after <= most, "{plan:?}");
+    let grows = plan.moves.iter().any(|one| one.to > one.from);
+    assert!(grows || plan.recall == Bytes::ZERO, "it recalls for nobody: {plan:?}");
     for decision in &plan.decisions {
         assert_eq!(sizes[&decision.vm], decision.to, "{decision}");
         assert!(decision.to_string().starts_with(decision.vm.as_str()));

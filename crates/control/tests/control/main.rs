@@ -16,6 +16,7 @@ mod ledger;
 mod network;
 mod node;
 mod protocol;
+mod regions;
 mod restart;
 mod sim;
 mod tenant;

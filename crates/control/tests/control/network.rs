@@ -19,6 +19,8 @@ enum Happening {
     FinishJob { host: usize, at: usize, well: bool },
     Crash { host: usize, jobs_happened: bool },
     Borrow { host: usize, extents: u64 },
+    BorrowForRegion { host: usize, extents: u64, again: bool },
+    RemoveRegions { host: usize },
     FinishMove { host: usize, at: usize },
     Return { host: usize },
     Drain { host: usize, on: bool },
@@ -41,6 +43,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     let job = (host.clone(), at.clone(), prop::bool::weighted(0.8));
     let moved = (host.clone(), at.clone());
     let parted = (host.clone(), host.clone());
+    let region = (host.clone(), 1..12u64, prop::bool::weighted(0.2));
     prop_oneof![
         6 => tick.prop_map(|(host, load, heard_of, millis)| {
             Happening::Tick { host, load, heard_of, millis }
@@ -55,6 +58,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (host.clone(), 1..12u64).prop_map(|(host, extents)| {
             Happening::Borrow { host, extents }
         }),
+        1 => region.prop_map(|(host, extents, again)| {
+            Happening::BorrowForRegion { host, extents, again }
+        }),
+        1 => host.clone().prop_map(|host| Happening::RemoveRegions { host }),
         1 => host.clone().prop_map(|host| Happening::Return { host }),
         1 => moved.prop_map(|(host, at)| Happening::FinishMove { host, at }),
         1 => (host.clone(), any::<bool>()).prop_map(|(host, on)| Happening::Drain { host, on }),
@@ -79,6 +86,10 @@ fn happen(network: &mut Network, happening: Happening) {
             let event = Event::Borrow { bytes: Bytes::mib(64 * extents), group: Group::default() };
             network.step(host % hosts, event);
         }
+        Happening::BorrowForRegion { host, extents, again } => {
+            network.borrow_for_region(host % hosts, extents, again);
+        }
+        Happening::RemoveRegions { host } => network.remove_regions(host % hosts),
         Happening::FinishMove { host, at } => network.finish_move(host % hosts, at),
         Happening::Drain { host, on } => network.step(host % hosts, Event::Drain { on }),
         Happening::Part { host, other } => {
@@ -90,8 +101,8 @@ fn happen(network: &mut Network, happening: Happening) {
     }
 }
 
-/// Removes the load, returns the volumes borrowed by hand, and heals the network. Returns whether
-/// all hosts came to rest.
+/// Removes the load and the regions, returns the volumes borrowed by hand, and heals the network.
+/// Returns whether all hosts came to rest.
 fn comes_to_rest(network: &mut Network, seconds: usize) -> bool {
     let idle = vec![Load { used: 10, ..Load::default() }; network.hosts.len()];
     network.settle();
@@ -100,6 +111,7 @@ fn comes_to_rest(network: &mut Network, seconds: usize) -> bool {
         network.step(host, Event::Return { volume: None });
     }
     for _ in 0..seconds {
+        (0..network.hosts.len()).for_each(|host| network.remove_regions(host));
         network.healthy_second(&idle);
         if network.at_rest() {
             return true;

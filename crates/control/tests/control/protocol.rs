@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aquifer_control::{
     Action, Cause, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory, Message,
-    Offer, Reason, Refusal, RequestId, Restored, Role, What,
+    Offer, Owner, Reason, Refusal, RequestId, Restored, Role, What,
 };
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
@@ -179,10 +179,8 @@ fn a_recall_that_overtakes_its_ack_leaves_nothing_in_use() {
 fn half_way() -> (Host, RequestId) {
     let mut host = Host::new(config());
     let offers = vec![("b", 640), ("c", 512)];
-    let lenders = offers
-        .into_iter()
-        .map(|(host, mib)| Offer { host: name(host), spare: Bytes::mib(mib) })
-        .collect();
+    let lenders =
+        offers.into_iter().map(|(host, mib)| Offer::new(name(host), Bytes::mib(mib))).collect();
     let memory = Memory { total: TOTAL, used: Bytes::gib(9), ..Memory::default() };
     let (_, request, bytes) =
         host.event(Event::Tick { memory, stored: BTreeMap::new(), lenders }).request_sent();
@@ -321,7 +319,7 @@ fn the_early_signal_starts_a_request_or_recalls_one_lease() {
         Memory { total: TOTAL, used: Bytes::gib(2), pressure: true, ..Memory::default() };
     let reading = |lenders| Event::Tick { memory: pressure, stored: BTreeMap::new(), lenders };
     let mut host = Host::new(config());
-    host.event(reading(vec![Offer { host: name("b"), spare: Bytes::gib(4) }])).request_sent();
+    host.event(reading(vec![Offer::new(name("b"), Bytes::gib(4))])).request_sent();
     let mut host = Host::new(config());
     host.tick(20, &[]);
     host.lend("b", 1, Bytes::gib(1));
@@ -370,6 +368,7 @@ fn a_restored_host_that_borrows_and_lends_recalls_its_leases() {
     let lease = LentLease {
         lease: LeaseId(5),
         borrower: name("c"),
+        owner: Owner::Swap,
         group: Group::default(),
         bytes: Bytes::gib(1),
         request: RequestId(5),
@@ -377,6 +376,7 @@ fn a_restored_host_that_borrows_and_lends_recalls_its_leases() {
     let volume = LiveVolume {
         volume: VolumeId(6),
         bytes: Bytes::gib(1),
+        owner: Owner::Swap,
         group: Group::default(),
         cause: Cause::Overload,
         leases: Vec::new(),

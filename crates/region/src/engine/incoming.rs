@@ -21,8 +21,10 @@ pub struct Incoming {
     has_states: bool,
     /// Whether each page came from the source. Other pages that are here do not count.
     came: Vec<bool>,
-    /// Whether the volume has each page, perhaps an older version.
+    /// Whether the volume has each page, in its current version.
     stored: Vec<bool>,
+    /// Whether the volume may have an older version of each page, or nothing of it.
+    unsure: Vec<bool>,
 }
 
 impl Engine {
@@ -46,6 +48,7 @@ impl Engine {
         let pages = self.table.pages() as usize;
         incoming.came.resize(pages, false);
         incoming.stored.resize(pages, false);
+        incoming.unsure.resize(pages, false);
         match frame {
             Frame::Pages(run) => self.take_pages(incoming, *run, data),
             Frame::Purge(all) => all.iter().try_for_each(|run| {
@@ -54,6 +57,7 @@ impl Engine {
                 self.purge((run.first..run.end()).collect())
             }),
             Frame::States(first) => self.take_states(incoming, *first, data),
+            Frame::Leases => self.take_leases(data),
             Frame::Extents(extents) => {
                 extents.iter().try_for_each(|extent| self.take_extent(incoming, extent))
             }
@@ -146,7 +150,9 @@ impl Engine {
             let state = data[((page - first) / 4) as usize] >> ((page - first) % 4 * 2) & 3;
             let (stored, dirty) = (state & 1 != 0, state & 2 != 0);
             let at = page as usize;
-            incoming.stored[at] = stored;
+            // As after a crash: only a clean page is proof that the volume has data.
+            incoming.stored[at] = stored && !dirty;
+            incoming.unsure[at] = stored && dirty;
             let is = self.table.get(page);
             let is = match is.place {
                 // The page's current version was left behind.
@@ -176,10 +182,12 @@ impl Engine {
         }
         let at = |page: u64| page * PAGE_SIZE as u64 - of.extent.offset();
         let stored = runs((first..last).filter(|page| incoming.stored[*page as usize]));
+        let unsure = runs((first..last).filter(|page| incoming.unsure[*page as usize]));
         let place = (of.lease, of.slot);
         self.lenders.extent_map.note(of.extent, Some(place));
-        let written = stored.iter().map(|run| at(run.start)..at(run.end));
-        Ok(self.lenders.volume.restore(of.extent, place, written, [])?)
+        let within = |run: &Range<u64>| at(run.start)..at(run.end);
+        let (stored, unsure) = (stored.iter().map(within), unsure.iter().map(within));
+        Ok(self.lenders.volume.restore(of.extent, place, stored, unsure)?)
     }
 
     /// Fetches pages that are likely to be touched soon, until the cache is full or the engine

@@ -108,6 +108,9 @@ impl Engine {
         engine
             .recover(&extent_map)
             .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
+        if config.foreign {
+            engine.lenders.volume.hold_still();
+        }
         Ok(engine)
     }
 

@@ -24,6 +24,7 @@ mod discard;
 mod evict;
 mod fault;
 mod incoming;
+mod leases;
 mod lenders;
 mod lifecycle;
 mod link;
@@ -130,7 +131,7 @@ impl Engine {
     }
 
     /// Refuses a change during a hand-over, or while the region is another host's.
-    fn may_change(&self) -> Result<(), RegionError> {
+    pub(crate) fn may_change(&self) -> Result<(), RegionError> {
         if self.is_frozen() {
             return Err(RegionError::Misuse(
                 "the region is being handed over to another host".to_owned(),

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{PAGE_SIZE, is_zero};
@@ -90,9 +89,9 @@ impl Engine {
     /// then refuse the earlier hosts.
     pub fn own(&self) {
         self.lenders.volume.end_older_generations();
+        self.freeze(false);
         let mut cache = lock(&self.cache);
         cache.outgoing = None;
-        self.frozen.store(false, Ordering::Relaxed);
         self.signals.fill_done.notify_all();
         self.signals.short.notify_all();
     }
@@ -109,9 +108,7 @@ impl Engine {
             return Ok(Sent { cleaned, resident, dirty: cleaned, ..Sent::default() });
         }
         if matches!(round, Round::Last | Round::Leave | Round::Rest) {
-            let cache = lock(&self.cache);
-            self.frozen.store(true, Ordering::Relaxed);
-            drop(cache);
+            self.freeze(true);
             self.wait_for_pages_in_flight()?;
         }
         let plan = self.plan(round)?;
@@ -235,7 +232,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends the states of all pages, and the places of the extents.
+    /// Sends the states of all pages, the leases, and the places of the extents in them.
     fn send_states(&self, sink: &mut Sink<'_>) -> io::Result<()> {
         let mut first = 0;
         while first < self.table.pages() {
@@ -258,6 +255,7 @@ impl Engine {
             sink(&Frame::States(first), &states)?;
             first = end;
         }
+        sink(&Frame::Leases, &serde_json::to_vec(&self.lenders.volume.targets())?)?;
         let extents = self.lenders.extent_map.all().map(|(extent, (lease, slot))| Extent {
             extent,
             lease,

@@ -76,8 +76,17 @@ impl Engine {
             let last = (first + PAGES_PER_EXTENT).min(self.table.pages());
             let at = |page: u64| page * PAGE_SIZE as u64 - extent.offset();
             let within = |pages: &Range<u64>| at(pages.start)..at(pages.end);
-            let stored = runs((first..last).filter(|page| self.table.get(*page).stored));
-            let left = runs((first..last).filter(|page| unsure.contains(page)));
+            // The volume may have nothing of a page that is dirty or still with the source host,
+            // whatever the table says: an earlier engine may have found it zero, or never have
+            // written it.
+            let proves = |page: &u64| {
+                let is = self.table.get(*page);
+                is.stored && !is.dirty && !is.awaiting_source
+            };
+            let is_left =
+                |page: &u64| unsure.contains(page) || self.table.get(*page).stored && !proves(page);
+            let stored = runs((first..last).filter(proves));
+            let left = runs((first..last).filter(is_left));
             let (stored, left) = (stored.iter().map(within), left.iter().map(within));
             self.lenders.volume.restore(extent, place, stored, left).map_err(io::Error::other)?;
             // Another host may have stored pages there since. A page that stays only takes the

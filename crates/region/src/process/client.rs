@@ -1,5 +1,7 @@
 //! Requests to regions: their creation, status and changes. All calls block.
 
+mod leases;
+
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,6 +13,7 @@ use aquifer_control_socket::{Answers, CallError, first_word};
 use aquifer_page::{Bytes, Group};
 use aquifer_region_client::Run;
 
+pub use self::leases::{add_lease, evacuate};
 use super::files::{Files, GroupFiles, RegionSpec};
 use super::message::{RegionStatus, Request, Response};
 use super::pages::{self, Extent, PageState, Pages};
@@ -19,6 +22,7 @@ use super::regions;
 use super::run::SUBCOMMAND;
 use crate::engine::{Merged, Proposal, waiting_programs};
 use crate::error::RegionError;
+use crate::handover;
 
 /// The timeout of requests that an engine answers from memory.
 const ANSWERING: Duration = Duration::from_secs(15);
@@ -57,11 +61,7 @@ pub fn create_foreign(
     spec: &RegionSpec,
 ) -> Result<RegionStatus, RegionError> {
     let mut spec = spec.clone();
-    // The next generation, to exist beside the source host. Lenders admit one process of each
-    // generation.
-    for claim in spec.leases.iter_mut().filter_map(|lease| lease.claim.as_mut()) {
-        claim.generation += 1;
-    }
+    spec.leases.iter_mut().for_each(handover::next_generation);
     create_as(program, directory, &spec, true)
 }
 
@@ -366,11 +366,20 @@ fn is_ever_free(files: &Files) -> bool {
 
 /// Does the same as [`done`], and waits for the next engine if one has died.
 fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
-    let deadline = Instant::now() + RESTART;
+    despite_deaths(|_| done(files, request))
+}
+
+/// Repeats a request while no engine serves, as the next one may serve soon. `ask` clears its
+/// argument, the time of the first failure, at each sign of life.
+fn despite_deaths<T>(
+    mut ask: impl FnMut(&mut Option<Instant>) -> Result<T, RegionError>,
+) -> Result<T, RegionError> {
+    let mut dead = None;
     loop {
-        match done(files, request) {
-            Err(RegionError::Unserved { .. } | RegionError::Io { .. })
-                if Instant::now() < deadline =>
+        match ask(&mut dead) {
+            Err(error)
+                if is_death(&error)
+                    && dead.get_or_insert_with(Instant::now).elapsed() < RESTART =>
             {
                 thread::sleep(Duration::from_millis(50));
             }
@@ -379,11 +388,21 @@ fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
     }
 }
 
+/// Returns whether an engine has died, or not begun to serve. One that is silent lives.
+fn is_death(error: &RegionError) -> bool {
+    use io::ErrorKind::{TimedOut, WouldBlock};
+    match error {
+        RegionError::Unserved { .. } => true,
+        RegionError::Io { source, .. } => !matches!(source.kind(), TimedOut | WouldBlock),
+        _ => false,
+    }
+}
+
 /// Returns the timeout of a request.
 fn io_timeout(request: &Request) -> Duration {
     match request {
         Request::Status | Request::Send | Request::Receive | Request::Own => ANSWERING,
-        // These requests move pages; the remaining ones may move all pages.
+        // This request moves pages. The remaining ones may move all pages, or wait for a lender.
         Request::Share { .. } => 4 * ANSWERING,
         _ => WORKING,
     }
@@ -421,7 +440,15 @@ fn asked(
     request: &Request,
     io_timeout: Duration,
 ) -> Result<(Response, UnixStream), RegionError> {
-    let failed = |error| match error {
+    let failed = |error| unanswered(files, error, io_timeout);
+    let mut answers = Answers::to(&files.control(), request, io_timeout).map_err(failed)?;
+    let answer = answers.receive().map_err(failed)?;
+    Ok((answer, answers.into_stream().map_err(failed)?))
+}
+
+/// Returns the error for a request that an engine did not answer.
+fn unanswered(files: &Files, error: CallError, io_timeout: Duration) -> RegionError {
+    match error {
         CallError::Absent(_, error)
             if error.kind() == io::ErrorKind::NotFound && !files.record().exists() =>
         {
@@ -439,8 +466,5 @@ fn asked(
                 "the engine of region '{name}' did not answer within {io_timeout:?}"
             ))(error)
         }
-    };
-    let mut answers = Answers::to(&files.control(), request, io_timeout).map_err(failed)?;
-    let answer = answers.receive().map_err(failed)?;
-    Ok((answer, answers.into_stream().map_err(failed)?))
+    }
 }

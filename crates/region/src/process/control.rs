@@ -22,7 +22,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// A region with its engine in this process.
 pub(super) struct Serving {
     pub(super) files: Files,
-    spec: Mutex<RegionSpec>,
+    pub(super) spec: Mutex<RegionSpec>,
+    /// Held while the record gets or loses a lease, together with the volume.
+    pub(super) changing_leases: Mutex<()>,
     pub(super) engine: Arc<Engine>,
     member: Member,
     since: Instant,
@@ -31,7 +33,8 @@ pub(super) struct Serving {
 impl Serving {
     pub(super) fn new(files: Files, spec: RegionSpec, engine: Arc<Engine>) -> Self {
         let member = Member::new(files.clone(), engine.clone());
-        Self { files, spec: Mutex::new(spec), engine, member, since: Instant::now() }
+        let (spec, changing_leases) = (Mutex::new(spec), Mutex::default());
+        Self { files, spec, changing_leases, engine, member, since: Instant::now() }
     }
 
     /// Puts the cache within the limits that it shares with others.
@@ -79,10 +82,20 @@ impl Serving {
     /// Records the size for a later engine. The lock is not held while pages leave, as other
     /// requests read the specification.
     fn note_cache(&self, cache: Bytes) -> Result<RegionSpec, RegionError> {
+        self.note(|spec| spec.cache = cache)
+    }
+
+    /// Changes the record. If it cannot be written, nothing has changed.
+    pub(super) fn note(
+        &self,
+        change: impl FnOnce(&mut RegionSpec),
+    ) -> Result<RegionSpec, RegionError> {
         let mut spec = lock(&self.spec);
-        spec.cache = cache;
-        self.files.write(&spec)?;
-        Ok(spec.clone())
+        let mut changed = spec.clone();
+        change(&mut changed);
+        self.files.write(&changed)?;
+        *spec = changed.clone();
+        Ok(changed)
     }
 
     /// Discards all pages, if no program has the region mapped.
@@ -139,6 +152,11 @@ impl Serving {
                 self.engine.share(&proposals).map_or_else(failed, Response::Merged)
             }
             Request::Unshare => done(self.engine.unshare_all()),
+            Request::AddLease { lease } => done(self.add_lease(*lease)),
+            Request::Evacuate { lease } => done(self.evacuate(lease, |now| {
+                // A client that disconnects does not cancel its request.
+                _ = client.answer(&Response::Evacuating(now));
+            })),
             Request::Own => done(self.own()),
             Request::Send | Request::Receive => return self.hand_over(&request, client),
         };

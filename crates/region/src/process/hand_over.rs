@@ -98,7 +98,12 @@ impl Serving {
                 }
                 _ if failed.is_some() => {}
                 frame => {
-                    let taken = self.engine.take_in(&mut incoming, &frame, &data);
+                    let noted = match frame {
+                        Frame::Leases => self.note_sent_leases(&data),
+                        _ => Ok(()),
+                    };
+                    let taken =
+                        noted.and_then(|()| self.engine.take_in(&mut incoming, &frame, &data));
                     failed = taken.err().map(|error| error.to_string());
                 }
             }

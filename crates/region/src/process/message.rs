@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, LeaseId};
 use aquifer_region_client::Run;
-use aquifer_volume::VolumeStatus;
+use aquifer_volume::{LeaseTarget, Progress, VolumeStatus};
 use serde::{Deserialize, Serialize};
 
 use super::RegionSpec;
@@ -36,6 +36,18 @@ pub(super) enum Request {
     },
     /// Unshare all pages.
     Unshare,
+    /// Add a lease. A lease that the region has is not added again.
+    AddLease {
+        lease: Box<LeaseTarget>,
+    },
+    /// Move all extents off a lease and release it. The answers are `Evacuating` during the move,
+    /// then `Done`.
+    ///
+    /// Any client may repeat it at any time. While the lease moves, the repeated request follows
+    /// that move. A lease that the region does not have counts as moved.
+    Evacuate {
+        lease: LeaseId,
+    },
     /// Discard all pages, and end.
     Remove,
     /// Hand the region over. Frames follow on this connection, and the hand-over ends with it.
@@ -53,8 +65,14 @@ pub(super) enum Response {
     Status(Box<RegionStatus>),
     Done,
     Merged(Merged),
-    InUse { programs: String },
-    Failed { error: String },
+    /// Progress of an evacuation; another answer follows.
+    Evacuating(Progress),
+    InUse {
+        programs: String,
+    },
+    Failed {
+        error: String,
+    },
 }
 
 /// The status of a region.

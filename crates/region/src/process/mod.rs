@@ -31,6 +31,7 @@ mod control;
 mod file_lock;
 mod files;
 mod hand_over;
+mod leases;
 mod message;
 mod pages;
 mod preload_library;

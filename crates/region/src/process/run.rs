@@ -111,6 +111,7 @@ fn engine(files: &Files) -> Result<(), RegionError> {
     let engine = Arc::new(open(files, &spec)?);
     let threads = engine.start().map_err(fail())?;
     let serving = Arc::new(Serving::new(files.clone(), spec, engine.clone()));
+    serving.note_incarnations()?;
     serving.join()?;
     let growing = serving.clone();
     thread::Builder::new().name("quota".to_owned()).spawn(move || growing.grow()).map_err(fail())?;

@@ -7,6 +7,7 @@ mod handover;
 #[cfg(target_arch = "x86_64")]
 mod kvm;
 mod model;
+mod process;
 mod remapped;
 mod sharing;
 mod upkeep;

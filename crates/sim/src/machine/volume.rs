@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use aquifer_control::node::{Health, LeaseReading, VolumeReading};
-use aquifer_control::{BorrowedLease, Cause, LiveVolume};
+use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner};
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
 use crate::event::HostNumber;
@@ -52,7 +52,7 @@ impl Volume {
     pub(crate) fn live(&self, volume: VolumeId) -> LiveVolume {
         let leases = self.places.values().map(|place| place.borrowed.clone()).collect();
         let (bytes, group, cause) = (self.bytes, self.group.clone(), self.cause);
-        LiveVolume { volume, bytes, group, cause, leases }
+        LiveVolume { volume, bytes, owner: Owner::Swap, group, cause, leases }
     }
 
     pub(crate) fn placed(&self) -> Bytes {

@@ -154,8 +154,7 @@ impl Simulation {
         call: CallId,
         offer: Option<(HostNumber, Bytes)>,
     ) {
-        let offer =
-            offer.map(|(lender, spare)| Offer { host: self.hosts[lender].name.clone(), spare });
+        let offer = offer.map(|(lender, spare)| Offer::new(self.hosts[lender].name.clone(), spare));
         let Some(agent) = &mut self.hosts[host].agent else { return };
         let Some(sampling) = &mut agent.sampling else { return };
         sampling.awaited.remove(&call);

@@ -13,6 +13,7 @@ use aquifer_procfs::{available_memory, total_memory};
 
 use super::budget::{Accounts, Budget, Kind};
 use super::figures::{self, Figures};
+use super::growth::{GrowthLimit, Room, within};
 use super::resize::{Order, Resized};
 use crate::error::VmError;
 use crate::process::{Files, client, side_by_side};
@@ -44,6 +45,8 @@ pub struct Moved {
 pub struct BalancerStep {
     /// The moves to make, and the reasons against others.
     pub plan: Plan,
+    /// The moves of the plan that began. The others wait for memory, or were refused.
+    pub begun: Vec<Move>,
     /// Moves of earlier steps that have ended since the last one.
     pub moved: Vec<Moved>,
     /// VMs without figures, and why: mostly their supervisor or QEMU does not answer. Each counts
@@ -93,32 +96,42 @@ impl Balancing {
     }
 
     /// Reads all VMs and decides; if `act`, also starts the resizes, each on a thread of its own.
-    /// The caller calls this once a period.
+    /// The caller calls this once a period. VMs grow within the budget, and within `limit`.
     ///
     /// # Errors
     /// [`VmError`] if the budget or the limits cannot be read, or a thread cannot start.
-    pub fn step(&mut self, act: bool) -> Result<BalancerStep, VmError> {
-        let mut moved = Vec::new();
+    pub fn step(
+        &mut self,
+        act: bool,
+        limit: Option<&dyn GrowthLimit>,
+    ) -> Result<BalancerStep, VmError> {
+        let (mut moved, mut begun) = (Vec::new(), Vec::new());
         while let Ok(ended) = self.ended.1.try_recv() {
             moved.push(self.note(ended));
         }
         self.resting.retain(|_, until| *until > Instant::now());
         let accounts = Budget::of(&self.run_dir).accounts()?;
-        let host = Host {
-            sections_free: accounts.local.free.saturating_sub(accounts.promised),
-            section: accounts.section,
-            short: is_short(),
-        };
+        let unpromised = accounts.local.free.saturating_sub(accounts.promised);
+        let Room { free, recallable } = within(unpromised, limit.and_then(GrowthLimit::room));
+        let host =
+            Host { sections_free: free, recallable, section: accounts.section, short: is_short() };
         let readings = self.read(&accounts)?;
         let plan = self.balancer.step(&host, &readings);
         if act {
-            // A VM that waits for others is planned again as soon as they have given.
+            // A VM that waits for memory is planned again as soon as there is some.
             let ready = |is: &&Move| !matches!(is.because, Because::Grows { waits: true, .. });
-            plan.moves.iter().filter(ready).try_for_each(|is| self.begin(is))?;
+            let admitted = |is: &&Move| is.to < is.from || limit.is_none_or(|all| all.admits(is));
+            for is in plan.moves.iter().filter(ready).filter(admitted) {
+                self.begin(is)?;
+                begun.push(is.clone());
+            }
+            if let Some(limit) = limit.filter(|_| plan.recall > Bytes::ZERO) {
+                limit.recall(plan.recall);
+            }
         }
         let silent =
             self.silent.iter().map(|(vm, silent)| (vm.clone(), silent.why.clone())).collect();
-        Ok(BalancerStep { plan, moved, silent })
+        Ok(BalancerStep { plan, begun, moved, silent })
     }
 
     /// Waits up to `at_most` until a move that a step started ends.

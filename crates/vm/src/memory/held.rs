@@ -20,7 +20,8 @@ pub struct HeldMemory {
     pub pid: Option<u32>,
 }
 
-/// Returns the VMs whose memory is in RAM of this host. The memory of the others is a region.
+/// Returns the VMs whose memory is in RAM of this host that the kernel has not set aside. The
+/// memory of the others is a region, or huge pages: the kernel counts all of those as used.
 ///
 /// # Errors
 /// [`VmError::Io`] if the VMs or the budget cannot be read.
@@ -30,7 +31,9 @@ pub fn held(run_dir: &Path) -> Result<Vec<HeldMemory>, VmError> {
     }
     let vms = Budget::of(run_dir).accounts()?.vms.into_iter();
     let local = vms.filter(|(_, share)| share.kind == Kind::Local);
-    local.map(|(name, share)| of(&Files::new(run_dir, &name), &share)).collect()
+    let local = local.map(|(name, share)| (Files::new(run_dir, &name), share));
+    let in_small_pages = local.filter(|(files, _)| !files.has_huge_pages());
+    in_small_pages.map(|(files, share)| of(&files, &share)).collect()
 }
 
 fn of(files: &Files, share: &Share) -> Result<HeldMemory, VmError> {

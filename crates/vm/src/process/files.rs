@@ -14,6 +14,7 @@ use super::message::{Origin, Record};
 use crate::error::VmError;
 use crate::memory::{self, Limits};
 use crate::migrate::{HandedOver, Incoming};
+use crate::{Backing, VmSpec};
 
 /// The files of a VM, `RUN_DIR/vms/NAME/…`, and of its region beside them.
 #[derive(Clone, Debug)]
@@ -122,6 +123,12 @@ impl Files {
     /// Returns whether another program started the VM.
     pub(crate) fn is_adopted(&self) -> bool {
         self.read().is_ok_and(|record| matches!(record.origin, Origin::Adopted { .. }))
+    }
+
+    /// Returns whether the VM's memory is in huge pages, which the kernel set aside before.
+    pub(crate) fn has_huge_pages(&self) -> bool {
+        let is_huge = |vm: &VmSpec| matches!(vm.backing, Backing::Local { huge: Some(_) });
+        self.read().is_ok_and(|record| matches!(record.origin, Origin::Started(vm) if is_huge(&vm)))
     }
 
     /// Returns whether the VM may hold memory: it runs, is about to, or its record cannot be read.

@@ -65,6 +65,16 @@ fn extents_move_to_other_leases_with_their_data_and_no_more() {
 }
 
 #[test]
+fn a_volume_keeps_its_last_lease_even_if_that_is_empty() {
+    let (volume, _lenders) = volume(config(3), &[2]);
+    let error = volume.evacuate(LeaseId(1), |_| ()).unwrap_err();
+    assert!(matches!(error, VolumeError::NoRoom(_)), "{error}");
+    fill(&volume, 2, 1);
+    check(&volume, 2, 1);
+    assert_eq!(volume.status().leases[0].state, LeaseState::Ok);
+}
+
+#[test]
 fn extents_without_a_lender_are_spilled_and_usable_from_there() {
     let dir = tempfile::tempdir().unwrap();
     let (volume, _lenders) = volume(spilling(2, &dir), &[2]);

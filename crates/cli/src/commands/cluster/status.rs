@@ -19,6 +19,8 @@ use crate::table::table;
 /// Lists each host, its zone, whether it is up, and the memory that it could lend, rounded down.
 /// The hosts tell each other: any of them knows all. A host that dies is known to be down within 5
 /// seconds, and forgotten a day later.
+///
+/// 'aquifer status --cluster' calls each host, and shows what its memory is promised to.
 #[derive(Debug, Args)]
 pub struct Status {
     #[command(flatten)]
@@ -89,6 +91,7 @@ fn text(cluster: &Cluster) -> String {
         let state = match member.standing {
             Standing::Up => "up",
             Standing::Down => "down",
+            Standing::Left => "left",
             Standing::Listed => "in the configuration",
             Standing::Former => "a former peer",
         };

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
+use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, OwnerId, RegionName};
 use aquifer_region::process::{Files, RegionSpec};
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
-use aquifer_volume::VolumeConfig;
+use aquifer_volume::{LeaseTarget, VolumeConfig};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
+use super::plan::Plan;
+use crate::agent_call::Socket;
 use crate::commands::Common;
 use crate::commands::group::Groups;
 use crate::commands::region::directory;
@@ -19,15 +22,16 @@ use crate::lender_uri::LenderUri;
 
 /// Memory that is in the pool, with local RAM as its cache.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("place").args(["lenders", "emulate_link"]).multiple(true)))]
 pub(crate) struct Cached {
     /// Maximum local RAM that caches its pages
-    #[arg(long, value_name = "SIZE", requires = "place")]
+    #[arg(long, value_name = "SIZE")]
     cache: Bytes,
     /// Group that it joins; see 'aquifer group'
     #[arg(long, value_name = "GROUP", default_value_t = Group::default())]
     group: Group,
     /// Lender of its pages, as in 'aquifer volume attach'; repeat for more
+    ///
+    /// Without it, this host's agent borrows the memory from other hosts.
     #[arg(long = "lender", value_name = "URI", requires = "cache")]
     lenders: Vec<LenderUri>,
     /// Eviction policy: round-robin, clock, fifo, random or sieve
@@ -62,6 +66,8 @@ pub(crate) struct Cached {
     groups: Groups,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -94,8 +100,7 @@ impl FromArgMatches for MaybeCached {
         match needless(matches) {
             None => Ok(Self(None)),
             Some(option) => {
-                let why =
-                    format!("--{option} needs memory in the pool: give --cache and --lender too\n");
+                let why = format!("--{option} needs memory in the pool: give --cache too\n");
                 Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, why))
             }
         }
@@ -120,6 +125,19 @@ fn needless(matches: &ArgMatches) -> Option<String> {
 }
 
 impl Cached {
+    /// Returns the claim for the cache of this region, which the command is about to make.
+    pub(crate) fn claim(&self, name: &RegionName, size: Bytes) -> Claim {
+        Claim {
+            name: name.clone(),
+            purpose: ClaimPurpose::Cache,
+            group: self.group.clone(),
+            bytes: self.cache.min(size),
+            reserve: Bytes::ZERO,
+            pid: Some(std::process::id()),
+            overcommit: false,
+        }
+    }
+
     /// Refuses a group that this host does not know: a VM in it would share with no other.
     ///
     /// # Errors
@@ -148,24 +166,26 @@ impl Cached {
         self.cache
     }
 
-    /// Asks all lenders for their capacity, and returns the region to make. With `owner`, lenders
-    /// take it for the region that had their memory under this id before a reboot.
+    /// Asks all lenders for their capacity, or this host's agent for memory, and returns the region
+    /// to make. With `owner`, lenders take it for the region that had their memory under this id
+    /// before a reboot.
     ///
     /// # Errors
-    /// If the group refuses the region, if the region exists, if a lender cannot be reached, or if
-    /// the lenders have too little memory.
-    pub(crate) fn spec(
+    /// If the group refuses the region, if the region exists, if a lender or the agent cannot be
+    /// reached, or if there is too little memory.
+    pub(crate) fn plan(
         self,
         common: &Common,
         (name, owner): (RegionName, Option<OwnerId>),
         size: Bytes,
-    ) -> Result<RegionSpec> {
+    ) -> Result<Plan> {
         let agreement = self
             .groups
             .all()
             .find(&self.group)
             .or_fail(|| format!("joining group '{}'", self.group))?;
-        if agreement.is_none() && self.group != Group::default() && !self.lenders.is_empty() {
+        let is_remote = !self.lenders.is_empty() || self.emulate_link.is_none();
+        if agreement.is_none() && self.group != Group::default() && is_remote {
             let why = format!(
                 "{} is missing: the region's pages get their own keys, and are never shared",
                 self.groups.all().file(&self.group).display()
@@ -183,16 +203,18 @@ impl Cached {
             let what = format!("creating region '{name}'");
             return Err(Failure::new(what, RegionError::Exists(name)));
         }
+        let encrypt = |lease: &mut LeaseTarget| match &agreement {
+            _ if self.trust.unencrypted => lease.encryption = None,
+            // For a local lender, too: its other borrowers of the group encrypt in the same way.
+            Some(agreement) => lease.encryption = agreement.lease_encryption(),
+            None => {}
+        };
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
         for uri in &self.lenders {
             let mut lender =
                 ClaimedLender::find(uri, &self.trust, None, Purpose::Region(&name, owner))?;
-            if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unencrypted) {
-                // For a local lender, too: its other borrowers of the group encrypt in the same
-                // way.
-                lender.lease.encryption = agreement.lease_encryption();
-            }
+            encrypt(&mut lender.lease);
             missing = missing.saturating_sub(lender.lease.capacity.0);
             lenders.push(lender);
         }
@@ -201,11 +223,13 @@ impl Cached {
             return Err(Failure::new(format!("finding room for '{name}'"), why)
                 .help("add another --lender, or choose a smaller size"));
         }
+        let agent =
+            (self.lenders.is_empty() && self.emulate_link.is_none()).then(|| self.socket.clone());
         let scheme = match self.scheme {
             SchemeName::OnDemand => Scheme::OnDemand,
             SchemeName::PreEvict => Scheme::PreEvict,
         };
-        Ok(RegionSpec {
+        let spec = RegionSpec {
             group: self.group,
             policy: self.policy,
             scheme,
@@ -222,6 +246,10 @@ impl Cached {
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),
             ..RegionSpec::new(name, size, self.cache)
-        })
+        };
+        match agent {
+            None => Ok(Plan::new(spec)),
+            Some(agent) => Plan::with_agent(common, agent, spec, encrypt),
+        }
     }
 }

@@ -84,14 +84,14 @@ impl VmBalancer {
         let mut left = self.turns.periods;
         while !interrupted.load(Ordering::Relaxed) && left != Some(0) {
             let next = Instant::now() + self.turns.period;
-            let mut turn = balancing.step(!self.turns.dry_run).or_fail(what)?;
+            let mut turn = balancing.step(!self.turns.dry_run, None).or_fail(what)?;
             say(common, &turn, &mut said).or_fail(what)?;
             // A finished resize starts the next step at once, which hands freed memory on.
             while Instant::now() < next && !interrupted.load(Ordering::Relaxed) {
                 let pause =
                     next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
                 if let Some(moved) = balancing.wait(pause) {
-                    turn = balancing.step(!self.turns.dry_run).or_fail(what)?;
+                    turn = balancing.step(!self.turns.dry_run, None).or_fail(what)?;
                     turn.moved.insert(0, moved);
                     say(common, &turn, &mut said).or_fail(what)?;
                 }
@@ -109,7 +109,7 @@ fn say(
     said: &mut BTreeMap<RegionName, Discriminant<Why>>,
 ) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let BalancerStep { plan, moved, silent } = turn;
+    let BalancerStep { plan, moved, silent, .. } = turn;
     if common.json {
         let done = |moved: &Moved| moved.end.as_ref().err().map(ToString::to_string);
         let moved = moved.iter().map(|is| Done {

@@ -1,15 +1,19 @@
 //! The options of a VM, and its start.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use aquifer_page::{Bytes, OwnerId, RegionName};
+use aquifer_api::order::{Claim, ClaimPurpose};
+use aquifer_page::{Bytes, Group, OwnerId, RegionName};
+use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Limits, UNLIMITED};
-use aquifer_vm::process::VmStatus;
 use aquifer_vm::process::client::{self, NewVm};
+use aquifer_vm::process::{Files, VmStatus};
 use aquifer_vm::{Accelerator, Backing, VmSpec};
 use clap::{Args, ValueEnum};
 
 use super::limits::Bounds;
+use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
 use crate::commands::region::{self, Cached, MaybeCached};
 use crate::failure::{Failure, OrFail, Result};
@@ -31,6 +35,8 @@ pub(super) struct Guest {
     bounds: Bounds,
     #[command(flatten)]
     cached: MaybeCached,
+    #[command(flatten)]
+    overcommit: Overcommit,
     /// Use huge pages of this size, 2M or 1G
     ///
     /// The host must have reserved them (vm.nr_hugepages). By default pages are 4 KiB.
@@ -153,12 +159,21 @@ impl Guest {
         let max_memory = self.max_memory.unwrap_or(memory);
         let _progress = Progress::spinner(what());
         cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
+        let claim = match (&cached.0, self.huge_pages) {
+            // The kernel has set huge pages aside already.
+            (None, Some(_)) => None,
+            (Some(cached), _) => Some(cached.claim(name, max_memory)),
+            (None, None) => Some(claim(name, memory, limits.reserve)),
+        };
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
         let owner = by.and_then(|by| by.owner);
         let region = cached
             .0
-            .map(|cached| cached.spec(common, (name.clone(), owner), max_memory))
+            .map(|cached| cached.plan(common, (name.clone(), owner), max_memory))
             .transpose()?;
+        // After the plan, as lenders may take longer to answer than a claim counts.
+        let claimed =
+            claim.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
         let backing = match region {
             Some(_) => Backing::Region,
             None => Backing::Local { huge: self.huge_pages },
@@ -182,8 +197,33 @@ impl Guest {
             extra: self.extra,
         };
         let exe = std::env::current_exe().or_fail(what)?;
-        let (memory, definition) = (region.as_ref(), by.map(|by| by.file));
-        let vm = NewVm { spec: &spec, memory, limits: &limits, definition };
-        client::start(&exe, run_dir, vm).or_fail(what)
+        let files = Files::new(run_dir, name);
+        let start = |memory: Option<&RegionSpec>| {
+            let definition = by.map(|by| by.file);
+            let vm = NewVm { spec: &spec, memory, limits: &limits, definition };
+            client::start(&exe, run_dir, vm).or_fail(what)
+        };
+        let status = match region {
+            Some(plan) => plan.make(
+                |region| start(Some(region)),
+                || _ = client::stop(&files, true, Duration::ZERO),
+            )?,
+            None => start(None)?,
+        };
+        claimed.into_iter().for_each(Claimed::keep);
+        Ok(status)
+    }
+}
+
+/// Returns the claim for the memory of a VM that the command is about to start.
+fn claim(name: &RegionName, bytes: Bytes, reserve: Bytes) -> Claim {
+    Claim {
+        name: name.clone(),
+        purpose: ClaimPurpose::Vm,
+        group: Group::default(),
+        bytes,
+        reserve,
+        pid: Some(std::process::id()),
+        overcommit: false,
     }
 }

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, RegionName};
+use aquifer_api::order::{Claim, ClaimPurpose};
+use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_vm::memory::{Direction, Order, Resized, Short, Spread, Times};
 use aquifer_vm::process::{Files, client};
 use clap::Args;
 use serde::Serialize;
 
+use crate::claim::Overcommit;
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
 use crate::output;
@@ -36,6 +38,8 @@ pub struct Resize {
     /// Fail instead of rounding the size of --memory
     #[arg(long)]
     exact: bool,
+    #[command(flatten)]
+    overcommit: Overcommit,
     /// How long to retry if the guest stops short; 0s: not at all
     #[arg(long, value_name = "TIME", default_value = "10s",
         value_parser = humantime::parse_duration)]
@@ -59,6 +63,20 @@ impl Resize {
         &self.name
     }
 
+    /// Returns the claim for the new size. The agent counts it if it counts the VM: one in the pool
+    /// takes no RAM of this host beyond its cache.
+    fn claim(&self) -> Claim {
+        Claim {
+            name: self.name.clone(),
+            purpose: ClaimPurpose::Vm,
+            group: Group::default(),
+            bytes: self.memory,
+            reserve: Bytes::ZERO,
+            pid: None,
+            overcommit: false,
+        }
+    }
+
     pub(super) fn run(self, common: &Common, files: &Files) -> Result<ExitCode> {
         let what = || format!("resizing VM '{}'", self.name);
         let progress = Progress::spinner(what());
@@ -70,12 +88,16 @@ impl Resize {
             urgent: false,
             stages: self.stages,
         };
+        let claimed = self.overcommit.claim(common, &what(), self.claim())?;
         let exe = std::env::current_exe().or_fail(what)?;
         let tell = |size: Bytes| progress.say(format!("{}: it has {size} now", what()));
         let resized = client::resize(&exe, files, &order, tell);
         let resized = resized.map_err(|error| Failure::new(what(), error))?;
         drop(progress);
         let is_short = resized.why.is_some();
+        if !is_short {
+            claimed.keep();
+        }
         let answer = Answer { vm: self.name, resized };
         output::answer(common.json, &answer, text)?;
         Ok(if is_short { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -19,7 +19,8 @@ struct Scene {
 
 impl Scene {
     fn set() -> Self {
-        let cluster = Cluster::admitted([Spec::new("a"), Spec::new("b").memory(Bytes::gib(1))]);
+        let b = Spec::new("b").memory(Bytes::gib(1)).set("vms", "balance", true);
+        let cluster = Cluster::admitted([Spec::new("a"), b]);
         cluster["b"].start();
         cluster["b"].wait_until_ready();
         let socket = format!("unix:{}", cluster.dir().join("lender").display());
@@ -51,7 +52,7 @@ impl Scene {
     fn ask(&self, number: u8, size: Bytes) -> Decision {
         let before = self.host().status().decisions.len();
         let request = format!("{number:032}").try_into().unwrap();
-        let request = MemBorReq { request, bytes: size, group: Group::default() };
+        let request = MemBorReq { request, bytes: size, region: None, group: Group::default() };
         let a = Identity::load(&self.cluster["a"].tls());
         a.post(self.host(), path::MEM_BOR_REQ, &request).unwrap();
         wait_for("b decides", || self.host().status().decisions.into_iter().nth(before))
@@ -109,6 +110,49 @@ fn the_cache_of_a_region_is_not_lent() {
 }
 
 #[test]
+fn a_region_gets_no_memory_that_is_lent() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let host = scene.host();
+    let grants = scene.ask(1, Bytes::mib(768));
+    assert!(grants.what.starts_with("grants 768MiB to a"), "{}", grants.what);
+    let mut load = host.load(Bytes::mib(180));
+    load.filled();
+    wait_until("less is free than the cache takes", || scene.ledger().free < Bytes::mib(96));
+
+    let lender = ["--size", "128M", "--cache", "96M", "--lender", scene._export.uri()];
+    let create = [&["region", "create", "items"][..], &lender].concat();
+    let refused = Answer::of(&mut host.inside(&create));
+    let numbers = "it takes 96MiB of this host's RAM, and ";
+    let lent = "768MiB are lent, 768MiB of them recallable";
+    refused.must_fail(1, &["creating region 'items'", numbers, lent, "host drain", "--overcommit"]);
+    assert!(scene.why_json("items")[0].starts_with("refuses memory to items"));
+    assert_eq!(scene.ledger().cache_floor, Bytes::ZERO, "a refused claim counts for nothing");
+
+    // The operator insists. A second region has no room either.
+    scene.done(&[&create[..], &["--overcommit"]].concat());
+    wait_until("the cache counts", || scene.ledger().cache_floor == Bytes::mib(96));
+    assert!(scene.ledger().overcommitted > Bytes::ZERO);
+    scene.done(&["region", "rm", "items"]);
+    wait_until("the cache is free", || scene.ledger().cache_floor == Bytes::ZERO);
+
+    // Nobody counts what runs outside the cgroup that the agent watches, or without an agent.
+    let create_outside = || {
+        let created = Answer::of(&mut host.aquifer(&create));
+        assert_eq!(created.code, Some(0), "{created:?}");
+        let removed = Answer::of(&mut host.aquifer(&["region", "rm", "items"]));
+        assert_eq!(removed.code, Some(0), "{removed:?}");
+    };
+    create_outside();
+    load.free();
+    host.kill_agent();
+    create_outside();
+    host.restart();
+}
+
+#[test]
 fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     let has_qemu = std::process::Command::new("qemu-system-x86_64").arg("--version").output();
     if lacks_rights() || has_qemu.is_err() {
@@ -147,6 +191,16 @@ fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     let first = text.lines().next().unwrap();
     assert!(first.ends_with(&rejects.what) && first.contains("Z  "), "{text}");
     scene.why(&["nobody"]).must_fail(1, &["nobody", "hosts: b, a", "VMs: web", &lease]);
+
+    // Neither this VM nor another gets what is promised.
+    let run = |words: &[&str]| Answer::of(&mut scene.host().inside(words));
+    let lent = "64MiB are lent";
+    run(&["vm", "resize", "web", "--memory", "1G"])
+        .must_fail(1, &["resizing VM 'web'", "it takes 512MiB of this", lent, "--overcommit"]);
+    run(&["vm", "start", "two", "--memory", "600M", "--accel", "tcg"])
+        .must_fail(1, &["starting VM 'two'", "it takes 600MiB of this", lent, "--overcommit"]);
+    assert_eq!(scene.ledger().vm_elastic, Bytes::mib(256), "a refusal changes nothing");
+    assert!(!scene.host().log_text().contains("panicked"), "the balancer asks the ledger");
 
     scene.done(&["vm", "stop", "--force", "web"]);
     wait_until("the VM's memory is lent again", || {

@@ -72,7 +72,12 @@ fn lend(lender: &Host, to: &Identity) -> Lent {
 }
 
 fn request() -> MemBorReq {
-    MemBorReq { request: RequestId(1), bytes: Bytes::mib(64), group: Group::default() }
+    MemBorReq {
+        request: RequestId(1),
+        bytes: Bytes::mib(64),
+        region: None,
+        group: Group::default(),
+    }
 }
 
 const ASK_STATUS: &[u8] = b"GET /v1/status HTTP/1.1\r\nhost: b\r\n\r\n";

@@ -3,7 +3,7 @@
 //! Each file has one subject; `framework` has the common parts.
 
 mod forgetful;
-mod framework;
+pub mod framework;
 mod groups;
 mod isolation;
 mod limits;

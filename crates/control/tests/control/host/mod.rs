@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::{
-    Action, Config, Controller, Event, LentLease, LiveVolume, Memory, Message, Offer, Reason,
-    RequestId, Role, Step,
+    Action, Config, Controller, Event, LentLease, LiveVolume, Memory, Message, Offer, Owner,
+    Reason, RegionRequest, RequestId, Role, Step,
 };
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 
@@ -51,10 +51,8 @@ impl Host {
         self.now += Duration::from_secs(1);
         let memory =
             Memory { total: TOTAL, used: Bytes(TOTAL.0 * used / 100), swap_used, pressure: false };
-        let lenders = lenders
-            .iter()
-            .map(|(host, gib)| Offer { host: name(host), spare: Bytes::gib(*gib) })
-            .collect();
+        let lenders =
+            lenders.iter().map(|(host, gib)| Offer::new(name(host), Bytes::gib(*gib))).collect();
         let stored = self.stored.clone();
         self.event(Event::Tick { memory, stored, lenders })
     }
@@ -125,7 +123,24 @@ impl Host {
 }
 
 pub fn req(request: u128, bytes: Bytes) -> Message {
-    Message::MemBorReq { request: RequestId(request), bytes, group: Group::default() }
+    Message::MemBorReq {
+        request: RequestId(request),
+        bytes,
+        owner: Owner::Swap,
+        group: Group::default(),
+    }
+}
+
+/// Returns the request of the region `items` for memory.
+pub fn for_region(volume: u128, bytes: Bytes) -> RegionRequest {
+    let (region, volume) = ("items".parse().expect("a name"), VolumeId(volume));
+    RegionRequest { region, volume, bytes, group: Group::default() }
+}
+
+/// Returns a borrower's request for the region `items`.
+pub fn region_req(request: u128, bytes: Bytes) -> Message {
+    let owner = Owner::Region("items".parse().expect("a name"));
+    Message::MemBorReq { request: RequestId(request), bytes, owner, group: Group::default() }
 }
 
 pub fn ack(request: RequestId, lease: u128, bytes: Bytes) -> Message {

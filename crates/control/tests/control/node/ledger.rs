@@ -33,7 +33,7 @@ fn rejection(shell: &Shell) -> (Bytes, Reason) {
 }
 
 /// Returns the decisions of the last input, each with its subjects.
-fn decisions(shell: &Shell) -> Vec<(String, Vec<Subject>)> {
+pub(super) fn decisions(shell: &Shell) -> Vec<(String, Vec<Subject>)> {
     let decisions = shell.outputs.iter().filter_map(|output| match output {
         Output::Decision { what, about, .. } => Some((what.clone(), about.clone())),
         _ => None,

@@ -2,7 +2,7 @@
 
 use aquifer_control::node::{Answer, EventKind, Input, Output, Said, Work};
 use aquifer_control::{
-    Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Message, Reason, RequestId,
+    Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Message, Owner, Reason, RequestId,
     Restored,
 };
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
@@ -21,6 +21,7 @@ fn with_a_former_peer() -> Shell {
     let volume = LiveVolume {
         volume: VolumeId(3),
         bytes: Bytes::gib(1),
+        owner: Owner::Swap,
         group: Group::default(),
         cause: Cause::ByHand,
         leases: vec![lease],
@@ -28,6 +29,7 @@ fn with_a_former_peer() -> Shell {
     let lent = LentLease {
         lease: LeaseId(2),
         borrower: name("x"),
+        owner: Owner::Swap,
         group: Group::default(),
         bytes: Bytes::gib(1),
         request: RequestId(2),

@@ -1,5 +1,6 @@
 //! Tests of the node: one host's decisions around the controller, driven by sequences of inputs.
 
+mod claims;
 mod drain;
 mod leave;
 mod ledger;
@@ -7,6 +8,8 @@ mod messages;
 mod orders;
 mod period;
 mod random;
+mod reclaim;
+mod regions;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -68,7 +71,7 @@ impl Shell {
 
     /// Answers the question for offers: peers with their spare memory in GiB.
     fn offers(&mut self, lenders: &[(&str, u64)]) -> &mut Self {
-        let offer = |(host, gib): &(&str, u64)| Offer { host: name(host), spare: Bytes::gib(*gib) };
+        let offer = |(host, gib): &(&str, u64)| Offer::new(name(host), Bytes::gib(*gib));
         let lenders = lenders.iter().map(offer).collect();
         self.input(Input::Offers { lenders, stored: BTreeMap::new() })
     }
@@ -86,6 +89,12 @@ impl Shell {
     fn borrow(&mut self, gib: u64) -> &mut Self {
         let ticket = self.ticket();
         self.input(Input::Borrow { bytes: Bytes::gib(gib), priority: Some(7), ticket })
+    }
+
+    /// Asks for 1 GiB for the region `items`, with volume 5.
+    fn borrow_for(&mut self) -> &mut Self {
+        let ticket = self.ticket();
+        self.input(Input::BorrowFor { request: crate::host::for_region(5, Bytes::gib(1)), ticket })
     }
 
     fn give_back(&mut self, volume: Option<VolumeId>) -> &mut Self {

@@ -5,14 +5,14 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use aquifer_control::ledger::{Class, OwnMemory};
-use aquifer_control::node::{Answer, Input, Output, Readings, Said, Ticket, Work};
+use aquifer_control::node::{Answer, Found, Input, Output, Readings, Said, Ticket, Work};
 use aquifer_control::{Action, Event, Message};
 use aquifer_page::Bytes;
 use proptest::prelude::*;
 
 use super::ledger::vm;
 use super::{Shell, memory};
-use crate::host::{ack, bor_fin, req};
+use crate::host::{ack, bor_fin, for_region, region_req, req};
 
 #[derive(Clone, Debug)]
 enum Happening {
@@ -38,6 +38,12 @@ enum Happening {
         well: bool,
     },
     Borrow,
+    /// A region asks for memory, for the first time or again.
+    BorrowForRegion {
+        again: bool,
+    },
+    /// All regions are gone.
+    RemoveRegions,
     Return,
     Drain(bool),
     Leave,
@@ -56,6 +62,8 @@ fn happening() -> impl Strategy<Value = Happening> {
             Happening::Finish { at, well }
         }),
         1 => Just(Happening::Borrow),
+        1 => any::<bool>().prop_map(|again| Happening::BorrowForRegion { again }),
+        1 => Just(Happening::RemoveRegions),
         1 => Just(Happening::Return),
         1 => any::<bool>().prop_map(Happening::Drain),
         1 => Just(Happening::Leave),
@@ -71,6 +79,8 @@ struct World {
     /// Messages of peers on their way to the node.
     peers: VecDeque<(String, Message)>,
     leases: u128,
+    /// The number of regions that have asked.
+    regions: u128,
     answered: BTreeSet<Ticket>,
     /// Whether the node has left its cluster.
     left: bool,
@@ -85,6 +95,7 @@ impl World {
             asked: false,
             peers: VecDeque::new(),
             leases: 0,
+            regions: 0,
             answered: BTreeSet::new(),
             left: false,
         }
@@ -95,7 +106,9 @@ impl World {
         let ledger = self.shell.node.ledger();
         let all: Bytes = Class::ALL.into_iter().map(|class| ledger.of(class)).sum();
         assert_eq!(all, ledger.total + ledger.overcommitted, "{ledger:?}");
-        assert!(self.shell.node.controller().spare() <= ledger.free(), "{ledger:?}");
+        let controller = self.shell.node.controller();
+        let spare = controller.spare().max(controller.spare_for_regions());
+        assert!(spare <= ledger.free(), "{ledger:?}");
         for output in std::mem::take(&mut self.shell.outputs) {
             match output {
                 Output::Begin(work, action) => {
@@ -139,15 +152,33 @@ impl World {
             }
             Happening::Request { from_c, request } => {
                 let from = if from_c { "c" } else { "b" };
-                self.shell.hear(from, req(request, Bytes::gib(1)));
+                let make = if request % 2 == 0 { req } else { region_req };
+                self.shell.hear(from, make(request, Bytes::gib(1)));
             }
             Happening::Finish { at, well } => self.finish(at, well),
             Happening::Borrow => drop(self.shell.borrow(1)),
+            Happening::BorrowForRegion { again } => {
+                self.regions += u128::from(!again);
+                let request = for_region(100 + self.regions, Bytes::gib(1));
+                let ticket = self.shell.ticket();
+                self.shell.input(Input::BorrowFor { request, ticket });
+            }
+            Happening::RemoveRegions => self.remove_regions(),
             Happening::Return => drop(self.shell.give_back(None)),
             Happening::Drain(on) => drop(self.shell.drain(on)),
             Happening::Leave => drop(self.shell.leave()),
         }
         self.take();
+    }
+
+    /// Lets the node find that its regions are gone.
+    fn remove_regions(&mut self) {
+        let volumes = self.shell.node.controller().volumes().into_iter();
+        let gone = volumes.filter(|volume| !volume.owner.is_swap());
+        let gone = gone.map(|volume| volume.volume).collect();
+        let found = Some(Found { gone, ..Found::default() });
+        let (memory, own) = (self.shell.node.memory(), self.own.clone());
+        self.shell.read(Readings { memory, own, found, ..Readings::default() });
     }
 
     fn finish(&mut self, at: usize, well: bool) {
@@ -205,6 +236,7 @@ impl World {
                 self.happen(Happening::Return);
             }
             self.happen(Happening::Period { used: 10, millis: 1000 });
+            self.happen(Happening::RemoveRegions);
             self.happen(Happening::Offers { gib: 0 });
             while !self.work.is_empty() || !self.peers.is_empty() {
                 self.happen(Happening::Finish { at: 0, well: true });

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use aquifer_control::{
     Action, BorrowedLease, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory,
-    Offer, Restored, Role, Shareable, Step, What,
+    Offer, RegionRequest, Restored, Role, Shareable, Step, VolumeState, What,
 };
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 
 /// The load of a host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +52,8 @@ pub struct Network {
     pub now: Duration,
     expired: BTreeSet<LeaseId>,
     pub decisions: Vec<String>,
+    /// The number of regions that have asked for memory.
+    regions: u128,
 }
 
 impl Network {
@@ -79,6 +81,7 @@ impl Network {
             now: Duration::from_secs(1),
             expired: BTreeSet::new(),
             decisions: Vec::new(),
+            regions: 0,
         }
     }
 
@@ -88,7 +91,8 @@ impl Network {
 
     pub fn step(&mut self, index: usize, event: Event) {
         let host = &mut self.hosts[index];
-        let spare = host.controller.spare();
+        let (for_swap, for_regions) =
+            (host.controller.spare(), host.controller.spare_for_regions());
         let Step { actions, decisions } = host.controller.step(self.now, event);
         for decision in decisions {
             if let What::Expires { lease, .. } = decision.what {
@@ -96,11 +100,11 @@ impl Network {
             }
             self.decisions.push(format!("{} {}", host.name, decision));
         }
-        let granted = actions.iter().map(|action| match action {
-            Action::OpenLease(lease) => lease.bytes,
-            _ => Bytes::ZERO,
-        });
-        assert!(granted.sum::<Bytes>() <= spare, "{} grants more than it can spare", host.name);
+        for action in &actions {
+            let Action::OpenLease(lease) = action else { continue };
+            let spare = if lease.owner.is_swap() { for_swap } else { for_regions };
+            assert!(lease.bytes <= spare, "{} grants more than it can spare", host.name);
+        }
         let from = host.name.clone();
         for action in actions {
             match action {
@@ -130,10 +134,12 @@ impl Network {
     }
 
     /// Checks that the lender of every unexpired lease in use has it. Also checks that no request
-    /// has two leases, and that no host both borrows and lends.
+    /// has two leases, and that no host both borrows for swap and lends to swap.
     fn check(&self) {
         for host in &self.hosts {
-            let (borrows, lends) = (host.controller.volumes(), host.controller.lent());
+            let (mut borrows, mut lends) = (host.controller.volumes(), host.controller.lent());
+            borrows.retain(|volume| volume.owner.is_swap());
+            lends.retain(|lent| lent.lease.owner.is_swap());
             assert!(
                 borrows.is_empty() || lends.is_empty(),
                 "{} borrows {borrows:?}, lends {lends:?}",
@@ -163,10 +169,14 @@ impl Network {
     pub fn tick(&mut self, index: usize, load: Load, heard_of: u8) {
         let heard = |other: &usize| *other != index && heard_of & (1 << other) != 0;
         let others = (0..self.hosts.len()).filter(heard).map(|other| &self.hosts[other]);
-        let lenders =
-            others.map(|h| Offer { host: h.name.clone(), spare: h.controller.spare() }).collect();
-        let host = &self.hosts[index];
-        let capacity: Bytes = host.volumes.values().map(|volume| volume.bytes).sum();
+        let offer = |host: &Host| Offer {
+            host: host.name.clone(),
+            spare: host.controller.spare(),
+            for_regions: host.controller.spare_for_regions(),
+        };
+        let lenders = others.map(offer).collect();
+        let swap = self.hosts[index].volumes.values().filter(|volume| volume.owner.is_swap());
+        let capacity: Bytes = swap.map(|volume| volume.bytes).sum();
         let memory = Memory {
             total: self.total,
             used: Bytes(self.total.0 * load.used / 100),
@@ -181,9 +191,18 @@ impl Network {
         self.check_promises(index);
     }
 
-    /// Reports each lease that its volume no longer uses, as the agent does after it looks at its
-    /// volumes.
+    /// Reports each region that is gone, and each lease that its volume no longer uses, as the
+    /// agent does after it looks at its volumes.
     fn reconcile(&mut self, index: usize) {
+        let host = &self.hosts[index];
+        let regions = host.controller.volumes().into_iter().filter(|volume| {
+            !volume.owner.is_swap()
+                && volume.state == VolumeState::Active
+                && !host.volumes.contains_key(&volume.volume)
+        });
+        for region in regions.collect::<Vec<_>>() {
+            self.step(index, Event::Deactivated { volume: region.volume });
+        }
         let host = &self.hosts[index];
         let being_moved = |volume: &VolumeId| {
             host.jobs
@@ -200,6 +219,23 @@ impl Network {
         for lease in gone {
             self.step(index, Event::Evacuated { lease, unused: Vec::new() });
         }
+    }
+
+    /// Lets a region ask for memory; `again` repeats the last request.
+    pub fn borrow_for_region(&mut self, index: usize, extents: u64, again: bool) {
+        self.regions += u128::from(!again || self.regions == 0);
+        let request = RegionRequest {
+            region: format!("r{}", self.regions).parse().expect("a name"),
+            volume: VolumeId(self.regions),
+            bytes: Bytes::mib(64 * extents),
+            group: Group::default(),
+        };
+        self.step(index, Event::BorrowFor(request));
+    }
+
+    /// Removes all regions of a host. Its agent finds that at its next tick.
+    pub fn remove_regions(&mut self, index: usize) {
+        self.hosts[index].volumes.retain(|_, volume| volume.owner.is_swap());
     }
 
     /// Ends a move that a crash has orphaned.
@@ -288,8 +324,11 @@ impl Network {
             Action::Deactivate { volume } => Event::DeactivationFailed { volume, why },
             Action::Evacuate { volume, lease, onto } => {
                 let under_way = host.moving.contains(&(volume, lease));
-                let volume =
-                    host.volumes.get_mut(&volume).expect("only live volumes are evacuated");
+                let Some(volume) = host.volumes.get_mut(&volume) else {
+                    // Its region was removed meanwhile.
+                    let unused = onto.into_iter().map(|lease| lease.lease).collect();
+                    return Event::EvacuationFailed { lease, unused, why };
+                };
                 if under_way {
                     volume.leases.extend(onto);
                     Event::EvacuationFailed { lease, unused: Vec::new(), why }
@@ -321,7 +360,7 @@ impl Network {
         for job in std::mem::take(&mut self.hosts[index].jobs) {
             if let (Action::Evacuate { volume, lease, onto }, true) = (&job, jobs_happened) {
                 let host = &mut self.hosts[index];
-                let live = host.volumes.get_mut(volume).expect("only live volumes are evacuated");
+                let Some(live) = host.volumes.get_mut(volume) else { continue };
                 live.leases.extend(onto.iter().cloned());
                 if !host.moving.contains(&(*volume, *lease)) {
                     host.moving.push((*volume, *lease));

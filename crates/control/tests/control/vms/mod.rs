@@ -119,6 +119,7 @@ impl Machine {
         let readings: Vec<Reading> = self.vms.iter().map(|(name, vm)| vm.reading(name)).collect();
         let host = Host {
             sections_free: Bytes::mib(self.free()),
+            recallable: Bytes::ZERO,
             section: self.section,
             short: self.short,
         };

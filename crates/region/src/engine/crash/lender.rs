@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::{PAGE_SIZE, WorkerId};
+use aquifer_page::{LeaseId, PAGE_SIZE, WorkerId};
 use aquifer_volume::holder::{Holder, HolderError};
 
 use crate::{effect, lock};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The lender's pages, and the one host that may change them.
+/// The pages of all leases, and the one host that may change them.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    pages: Mutex<BTreeMap<u64, Box<[u8]>>>,
+    /// The pages, by lease and number.
+    pages: Mutex<BTreeMap<(LeaseId, u64), Box<[u8]>>>,
     owner: AtomicU64,
     trespassed: AtomicBool,
 }
@@ -30,16 +31,17 @@ impl Pages {
         self.trespassed.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of pages.
-    pub(super) fn count(&self) -> usize {
-        lock(&self.pages).len()
+    /// Returns the number of pages on a lease.
+    pub(super) fn count(&self, lease: LeaseId) -> usize {
+        lock(&self.pages).range((lease, 0)..=(lease, u64::MAX)).count()
     }
 }
 
-/// The lender as one host reaches it.
+/// A lease as one host reaches it.
 #[derive(Debug)]
 pub(super) struct CrashLender {
     pub(super) host: u64,
+    pub(super) lease: LeaseId,
     pub(super) pages: Arc<Pages>,
 }
 
@@ -55,7 +57,7 @@ impl Holder for CrashLender {
     fn read(&self, _worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
         let pages = lock(&self.pages.pages);
         for (at, into) in into.chunks_exact_mut(PAGE_SIZE).enumerate() {
-            match pages.get(&(offset / PAGE + at as u64)) {
+            match pages.get(&(self.lease, offset / PAGE + at as u64)) {
                 Some(page) => into.copy_from_slice(page),
                 None => into.fill(0),
             }
@@ -67,14 +69,15 @@ impl Holder for CrashLender {
         for (at, data) in data.chunks_exact(PAGE_SIZE).enumerate() {
             effect::at("lender writes");
             self.change();
-            lock(&self.pages.pages).insert(offset / PAGE + at as u64, data.into());
+            let page = (self.lease, offset / PAGE + at as u64);
+            lock(&self.pages.pages).insert(page, data.into());
         }
         Ok(())
     }
 
     fn discard(&self, _worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
-        let range = offset / PAGE..(offset + length) / PAGE;
-        let some: Vec<u64> = lock(&self.pages.pages).range(range).map(|(page, _)| *page).collect();
+        let range = (self.lease, offset / PAGE)..(self.lease, (offset + length) / PAGE);
+        let some: Vec<_> = lock(&self.pages.pages).range(range).map(|(page, _)| *page).collect();
         for page in some {
             effect::at("lender discards");
             self.change();

@@ -93,7 +93,13 @@ impl World {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
         let before = self.running.replace(Some(to.clone()));
-        let taken = catch_unwind(AssertUnwindSafe(|| engine.take_in(incoming, frame, data)));
+        let taken = catch_unwind(AssertUnwindSafe(|| match frame {
+            Frame::Leases => {
+                self.take_leases(to, &engine);
+                Ok(())
+            }
+            frame => engine.take_in(incoming, frame, data),
+        }));
         self.running.replace(before);
         match unless_killed(taken) {
             Some(taken) => expect("take in", taken),

@@ -1,10 +1,10 @@
 //! A harness that kills engines at any point and then checks the content of the region.
 //!
 //! A seed determines a schedule. Programs read, write, discard and die. Engines evict, persist and
-//! hand the region over. The harness kills some engines meanwhile, and another continues after
-//! each. A model checks every read byte by byte. The engine's code is the real one, over a file on
-//! a tmpfs, real page tables and real userfaultfds. Only lenders are simulated, by a map that
-//! outlives engines.
+//! hand the region over, and leases come and go. The harness kills some engines meanwhile, and
+//! another continues after each. A model checks every read byte by byte. The engine's code is the
+//! real one, over a file on a tmpfs, real page tables and real userfaultfds. Only lenders are
+//! simulated, by a map that outlives engines.
 //!
 //! To kill an engine, the harness unwinds it at a point and drops its state in memory. SIGKILL has
 //! the same effect, for these reasons:
@@ -23,6 +23,7 @@
 //!
 //! `AQUIFER_SCHEDULES` is the number of schedules, `AQUIFER_SEED` the seed of the first.
 
+mod leases;
 mod lender;
 mod migrate;
 mod points;

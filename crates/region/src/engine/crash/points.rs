@@ -2,11 +2,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use aquifer_page::LeaseId;
+
 use super::super::Scheme;
 use super::world::{Random, Shape, World, Wrong};
 use crate::effect;
 use crate::handover::Round;
 use crate::policy::PolicyKind;
+
+const OTHER: LeaseId = LeaseId(2);
 
 const SHAPE: Shape = Shape {
     pages: 24,
@@ -14,6 +18,7 @@ const SHAPE: Shape = Shape {
     policy: PolicyKind::Fifo,
     scheme: Scheme::OnDemand,
     shares: true,
+    moves: true,
 };
 
 /// Runs `what` in a region, and checks all pages afterwards. Returns whether an engine was killed.
@@ -104,6 +109,50 @@ fn an_engine_killed_while_it_shares_loses_nothing() {
 #[test]
 fn an_engine_killed_while_it_discards_is_asked_again() {
     at_each_point(some_of_each, |world| world.discard(2, 9));
+}
+
+#[test]
+fn an_engine_killed_while_it_takes_a_lease_loses_nothing() {
+    at_each_point(some_of_each, |world| {
+        world.add_lease(OTHER);
+        world.evict_all();
+    });
+}
+
+#[test]
+fn an_engine_killed_while_it_evacuates_loses_nothing() {
+    let before = |world: &World| {
+        some_of_each(world);
+        world.add_lease(OTHER);
+    };
+    at_each_point(before, |world| {
+        world.evacuate(LeaseId(1), true);
+        write(world, [3, 9]);
+        world.evict_all();
+    });
+}
+
+#[test]
+fn without_room_an_evacuation_is_refused_and_changes_nothing() {
+    scene(None, &some_of_each, &|world| {
+        world.evacuate(LeaseId(1), true);
+        assert_eq!(world.host().leases.borrow().len(), 1);
+        world.evict_all();
+    });
+}
+
+#[test]
+fn leases_that_change_during_a_hand_over_are_there_afterwards() {
+    for rounds in [&[Round::Copy][..], &[Round::Clean]] {
+        at_each_point(some_of_each, |world| {
+            world.migrate_by(rounds, Round::Last, || {
+                world.add_lease(OTHER);
+                world.evacuate(LeaseId(1), false);
+                write(world, [5, 6, 7]);
+                world.persist();
+            });
+        });
+    }
 }
 
 #[test]

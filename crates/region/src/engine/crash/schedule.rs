@@ -30,6 +30,7 @@ impl World {
             28 if self.one_in(3) => self.restart(&host),
             29 => self.drop_entries(page, 1 + self.below(4)),
             30 if self.shape.shares => self.share(page, 1 + self.below(6)),
+            31 if self.shape.moves => self.change_leases(),
             _ => self.touch(&host, page, true),
         }
         if host.programs.borrow().is_empty() {
@@ -149,7 +150,8 @@ impl World {
     }
 }
 
-/// Seeds up to this one share nothing, so that the seeds named below keep their schedules.
+/// Seeds up to this one share nothing and keep their lease, so that the seeds named below keep
+/// their schedules.
 const SHARES_NOTHING: u64 = 4000;
 
 fn shape(seed: u64, random: &mut Random) -> Shape {
@@ -157,7 +159,8 @@ fn shape(seed: u64, random: &mut Random) -> Shape {
     let policy = PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize].0;
     let scheme = if random.below(2) == 0 { Scheme::OnDemand } else { Scheme::PreEvict };
     let shares = seed > SHARES_NOTHING && seed % 2 == 1;
-    Shape { pages, frames, policy, scheme, shares }
+    let moves = seed > SHARES_NOTHING && seed % 3 != 0;
+    Shape { pages, frames, policy, scheme, shares, moves }
 }
 
 /// Runs a schedule. On failure returns its log and the reason.

@@ -42,6 +42,8 @@ pub(super) struct Shape {
     pub(super) scheme: Scheme,
     /// Whether pages become shared with others of the group.
     pub(super) shares: bool,
+    /// Whether leases come and go.
+    pub(super) moves: bool,
 }
 
 /// A random sequence that depends only on its seed.
@@ -61,11 +63,13 @@ impl Random {
 }
 
 pub(super) struct Host {
-    number: u64,
+    pub(super) number: u64,
     directory: TempDir,
     region: File,
     listener: Listener,
     pub(super) foreign: Cell<bool>,
+    /// The region's leases on record.
+    pub(super) leases: RefCell<BTreeSet<LeaseId>>,
     pub(super) engine: RefCell<Option<Arc<Engine>>>,
     pub(super) programs: RefCell<Vec<Rc<Program>>>,
 }
@@ -77,7 +81,7 @@ pub(super) struct Schedule {
     pub(super) fuse: Cell<Option<u64>>,
     /// Whether only told steps happen: no random kill, no interference.
     is_told: bool,
-    playing: Cell<bool>,
+    pub(super) playing: Cell<bool>,
     /// Programs do nothing on their own.
     pub(super) still: Cell<bool>,
     /// Pages under discard, which no program touches.
@@ -113,7 +117,7 @@ pub(super) fn expect<T, E: Display>(what: &str, result: Result<T, E>) -> T {
 }
 
 impl Host {
-    fn new(number: u64, shape: Shape, foreign: bool) -> Rc<Self> {
+    fn new(number: u64, shape: Shape, foreign: bool, leases: BTreeSet<LeaseId>) -> Rc<Self> {
         let directory = expect(
             "make a directory",
             tempfile::tempdir_in(expect("find a place", aquifer_store::tmpfs::stores())),
@@ -127,6 +131,7 @@ impl Host {
             region,
             listener,
             foreign: Cell::new(foreign),
+            leases: RefCell::new(leases),
             engine,
             programs,
         })
@@ -152,7 +157,8 @@ impl Host {
         rustix::fs::seek(&self.region, SeekFrom::Data(at)) == Ok(at)
     }
 
-    fn open_engine(&self, shape: Shape, lender: &Arc<Pages>) -> Arc<Engine> {
+    fn open_engine(&self, world: &World) -> Arc<Engine> {
+        let shape = world.shape;
         let config = EngineConfig {
             cache: Bytes(shape.frames * PAGE_SIZE as u64),
             policy: shape.policy,
@@ -174,9 +180,7 @@ impl Host {
         };
         let joined = |config, _| {
             let volume = Volume::new(config)?;
-            let is_clean = lender.count() == 0;
-            let holder = CrashLender { host: self.number, pages: lender.clone() };
-            volume.add_holder(target(), Box::new(holder), 2, |_| is_clean);
+            self.leases.borrow().iter().for_each(|lease| world.join(&volume, self, *lease));
             Ok(volume)
         };
         let names = ["region", "table", "extent_map", "sharers"];
@@ -203,11 +207,11 @@ fn open(path: PathBuf, size: u64) -> File {
     file
 }
 
-fn target() -> LeaseTarget {
+fn target(lease: LeaseId) -> LeaseTarget {
     LeaseTarget {
-        lease: LeaseId(1),
+        lease,
         lender: expect("name a lender", "lender".parse()),
-        address: Address::Unix("/nowhere".into()),
+        address: Address::Unix(format!("/{lease}").into()),
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(2 * EXTENT_SIZE),
         encryption: None,
@@ -218,7 +222,7 @@ fn target() -> LeaseTarget {
 impl World {
     /// Makes the world. With `is_told`, no engine is killed and nothing happens at random.
     pub(super) fn new(shape: Shape, random: Random, is_told: bool) -> Rc<Self> {
-        let here = Host::new(0, shape, false);
+        let here = Host::new(0, shape, false, BTreeSet::from([LeaseId(1)]));
         let schedule = Schedule {
             random: RefCell::new(random),
             fuse: Cell::new(None),
@@ -272,7 +276,14 @@ impl World {
     /// Makes another host, to which the region can move.
     pub(super) fn new_host(&self) -> Rc<Host> {
         self.hosts.set(self.hosts.get() + 1);
-        Host::new(self.hosts.get(), self.shape, true)
+        Host::new(self.hosts.get(), self.shape, true, self.host().leases.borrow().clone())
+    }
+
+    /// Adds a lease to a host's volume.
+    pub(super) fn join(&self, volume: &Volume, host: &Host, lease: LeaseId) {
+        let is_clean = self.lender.count(lease) == 0;
+        let holder = CrashLender { host: host.number, lease, pages: self.lender.clone() };
+        volume.add_holder(target(lease), Box::new(holder), 2, |_| is_clean);
     }
 
     pub(super) fn own(&self, host: &Host) {
@@ -410,8 +421,7 @@ impl World {
             if self.one_in(12) {
                 self.end_program(host);
             }
-            let Some(engine) = self.survives(host, || host.open_engine(self.shape, &self.lender))
-            else {
+            let Some(engine) = self.survives(host, || host.open_engine(self)) else {
                 continue;
             };
             *host.engine.borrow_mut() = Some(engine);

@@ -3,6 +3,7 @@
 mod answer;
 mod cluster;
 mod host;
+mod impostor;
 mod load;
 mod rights;
 mod spec;
@@ -14,6 +15,7 @@ pub use answer::Answer;
 pub use aquifer_hosts::{block_on, wait_for, wait_until};
 pub use cluster::{Cluster, address, init};
 pub use host::{Host, lives, process};
+pub use impostor::Impostor;
 pub use load::Load;
 pub use rights::{lacks_rights, the_kernels_swap};
 pub use spec::Spec;

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::common::wait_until;
-pub use program::{GUESSING_PROGRAM, HEAP_PROGRAM, Program, compile};
+pub use program::{GUESSING_PROGRAM, HEAP_PROGRAM, MEMORY_PROGRAM, Program, compile};
 pub use scanner::Scanner;
 pub use setting::Setting;
 

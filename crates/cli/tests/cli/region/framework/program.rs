@@ -65,7 +65,7 @@ pub struct Program {
 }
 
 impl Program {
-    pub(super) fn start(command: &mut Command) -> Self {
+    pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (orders, answers) =
             (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));

@@ -1,0 +1,313 @@
+//! The regions of this host with leases that its agent borrowed for them.
+//!
+//! A region's record lists its leases, so the next agent finds them there. A region is gone when
+//! its record is, or when the record is that of another region.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use aquifer_api::status;
+use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId, lock};
+use aquifer_region::RegionError;
+use aquifer_region::process::{Files, RegionSpec, client};
+use aquifer_volume::{Claim, LeaseTarget};
+
+use super::hand_over::{HandOvers, Outcome};
+use super::held;
+
+#[cfg(test)]
+mod tests;
+
+/// How long a region's engine may take to tell its state.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The changes of a region's leases while its engine runs.
+pub(super) trait Engines: fmt::Debug + Send + Sync {
+    /// Adds a lease to the region.
+    fn add_lease(&self, files: &Files, lease: LeaseTarget) -> Result<(), RegionError>;
+
+    /// Moves all pages out of a lease; the region then no longer has it.
+    fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError>;
+}
+
+/// The engines of this host's regions.
+#[derive(Debug)]
+pub(super) struct RunningEngines;
+
+impl Engines for RunningEngines {
+    fn add_lease(&self, files: &Files, lease: LeaseTarget) -> Result<(), RegionError> {
+        client::add_lease(files, lease)
+    }
+
+    fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError> {
+        client::evacuate(files, lease, |_| ())
+    }
+}
+
+/// The regions with leases that this host's agent borrowed.
+#[derive(Debug)]
+pub(super) struct Regions {
+    directory: PathBuf,
+    engines: Box<dyn Engines>,
+    known: Mutex<BTreeMap<VolumeId, RegionSpec>>,
+    hand_overs: HandOvers,
+}
+
+/// Returns whether an agent borrowed this lease. Only agents claim a lease under its own id.
+pub(crate) fn is_borrowed(target: &LeaseTarget) -> bool {
+    let own = |claim: &Claim| claim.owner.0 == target.lease.0;
+    target.claim.as_ref().is_some_and(own)
+}
+
+fn borrowed(spec: &RegionSpec) -> impl Iterator<Item = &LeaseTarget> {
+    spec.leases.iter().filter(|target| is_borrowed(target))
+}
+
+impl Regions {
+    /// Finds the regions in `directory` that hold borrowed leases.
+    pub(super) fn open(directory: PathBuf, engines: Box<dyn Engines>) -> Result<Self, RegionError> {
+        let mut known = BTreeMap::new();
+        for files in client::list(&directory)? {
+            match client::record(&files) {
+                Ok(spec) if borrowed(&spec).next().is_some() => {
+                    known.insert(spec.volume, spec);
+                }
+                // It was removed meanwhile, or lenders were named by hand.
+                Ok(_) | Err(RegionError::Unknown(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let hand_overs = HandOvers::default();
+        Ok(Self { directory, engines, known: Mutex::new(known), hand_overs })
+    }
+
+    /// Returns the directory of the regions' files.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn files(&self, region: &RegionName) -> Files {
+        Files::new(&self.directory, region)
+    }
+
+    /// Returns the regions in the controller's form.
+    pub(super) fn live(&self) -> Vec<LiveVolume> {
+        lock(&self.known).values().map(live).collect()
+    }
+
+    /// Tells whether this is the volume of a region.
+    pub(super) fn has(&self, volume: VolumeId) -> bool {
+        lock(&self.known).contains_key(&volume)
+    }
+
+    /// Reads the region's record; `None` if the region is gone.
+    fn read(
+        &self,
+        region: &RegionName,
+        volume: VolumeId,
+    ) -> Result<Option<RegionSpec>, RegionError> {
+        match client::record(&self.files(region)) {
+            Ok(spec) => Ok(Some(spec).filter(|spec| spec.volume == volume)),
+            Err(RegionError::Unknown(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the region's record again, and keeps it.
+    fn refresh(&self, volume: VolumeId) -> Option<RegionSpec> {
+        let name = lock(&self.known).get(&volume)?.name.clone();
+        match self.read(&name, volume) {
+            Ok(spec) => {
+                let spec = spec?;
+                lock(&self.known).insert(volume, spec.clone());
+                Some(spec)
+            }
+            Err(error) => {
+                tracing::debug!(region = %name, "cannot read which leases a region has: {error}");
+                None
+            }
+        }
+    }
+
+    /// Tells whether a region has left this lease; `None` if there is no such region, or its record
+    /// cannot be read.
+    pub(super) fn has_left(&self, volume: VolumeId, lease: LeaseId) -> Option<bool> {
+        let spec = self.refresh(volume)?;
+        Some(!spec.leases.iter().any(|target| target.lease == lease))
+    }
+
+    /// Returns the volumes of regions that are gone.
+    pub(super) fn gone(&self) -> Vec<VolumeId> {
+        let known: Vec<_> =
+            lock(&self.known).iter().map(|(volume, spec)| (*volume, spec.name.clone())).collect();
+        let is_gone =
+            |(volume, name): &(VolumeId, RegionName)| matches!(self.read(name, *volume), Ok(None));
+        known.into_iter().filter(is_gone).map(|(volume, _)| volume).collect()
+    }
+
+    /// Forgets the regions whose leases this host no longer holds.
+    pub(super) fn keep(&self, is_held: impl Fn(VolumeId) -> bool) {
+        lock(&self.known).retain(|volume, _| is_held(*volume));
+    }
+
+    /// Begins to hand leases over to a region in the making.
+    pub(super) fn expect(&self, volume: VolumeId) {
+        self.hand_overs.begin(volume);
+    }
+
+    /// Ends a hand-over: nobody receives the leases.
+    pub(super) fn refuse(&self, volume: VolumeId) {
+        let why = "its maker did not receive the leases".to_owned();
+        self.hand_overs.end(volume, Outcome::Refused(why));
+    }
+
+    /// Waits until the region of these leases exists.
+    ///
+    /// # Errors
+    /// Says why the region does not use them.
+    pub(super) fn wait_for(&self, live: &LiveVolume, timeout: Duration) -> Result<(), String> {
+        let Some(region) = live.owner.region() else { return Ok(()) };
+        match self.hand_overs.wait(live.volume, timeout) {
+            Some(Outcome::Taken) => Ok(()),
+            Some(Outcome::Refused(why)) => Err(why),
+            None => self
+                .take(region, live.volume)
+                .map_err(|why| format!("it does not exist after {timeout:?}: {why}")),
+        }
+    }
+
+    /// Takes note of a new region.
+    fn take(&self, region: &RegionName, volume: VolumeId) -> Result<(), String> {
+        let spec = self.read(region, volume).map_err(|error| error.to_string())?;
+        let spec =
+            spec.ok_or_else(|| format!("{} has no record of it", self.directory.display()))?;
+        lock(&self.known).insert(volume, spec);
+        Ok(())
+    }
+
+    /// Ends a hand-over: the region exists, or will not. Returns whether this agent still held the
+    /// leases for it.
+    ///
+    /// # Errors
+    /// Says why this agent does not find the region.
+    pub(super) fn settle(
+        &self,
+        region: &RegionName,
+        volume: VolumeId,
+        exists: bool,
+    ) -> Result<bool, String> {
+        if !self.hand_overs.is_open(volume) {
+            return Ok(self.has(volume));
+        }
+        // The record decides: a maker may fail after it made the region, and fail to remove it.
+        let taken = self.take(region, volume);
+        let outcome = match &taken {
+            Ok(()) => Outcome::Taken,
+            Err(_) if !exists => Outcome::Refused("its maker does not make it".to_owned()),
+            Err(why) => Outcome::Refused(why.clone()),
+        };
+        let in_time = self.hand_overs.end(volume, outcome);
+        match exists {
+            true => taken.map(|()| in_time),
+            false => Ok(true),
+        }
+    }
+
+    /// Adds the leases `onto` to a region, then moves all pages out of `lease` while programs use
+    /// the region. Returns the leases that could not be added, and the result of the move.
+    pub(super) fn evacuate(
+        &self,
+        volume: VolumeId,
+        lease: LeaseId,
+        onto: Vec<(LeaseId, Result<LeaseTarget, String>)>,
+    ) -> (Vec<LeaseId>, Result<(), String>) {
+        let name = lock(&self.known).get(&volume).map(|spec| spec.name.clone());
+        let Some(name) = name else {
+            let unused = onto.into_iter().map(|(lease, _)| lease).collect();
+            return (unused, Err(format!("the region of volume {volume} is gone")));
+        };
+        let files = self.files(&name);
+        let mut unused = Vec::new();
+        for (lease, target) in onto {
+            let add =
+                |target| self.engines.add_lease(&files, target).map_err(|error| error.to_string());
+            if let Err(error) = target.and_then(add) {
+                super::cannot_be_used(lease, &error);
+                unused.push(lease);
+            }
+        }
+        let moved = self.engines.evacuate(&files, lease).map_err(|error| error.to_string());
+        let spec = self.refresh(volume);
+        let has = |lease: LeaseId| {
+            let has = |spec: &RegionSpec| spec.leases.iter().any(|target| target.lease == lease);
+            spec.as_ref().map(has)
+        };
+        // An engine that died after it had added a lease did not answer, but its record has it.
+        unused.retain(|lease| has(*lease) != Some(true));
+        match has(lease) {
+            Some(false) => (unused, Ok(())),
+            _ => (unused, moved),
+        }
+    }
+
+    /// Returns the borrowed leases of all regions, by lender.
+    pub(super) fn leases_by_lender(&self) -> BTreeMap<HostName, Vec<LeaseId>> {
+        let mut lenders: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for target in lock(&self.known).values().flat_map(borrowed) {
+            lenders.entry(target.lender.clone()).or_default().push(target.lease);
+        }
+        lenders
+    }
+
+    /// Asks each region's engine for the state of its leases.
+    pub(super) fn status(&self) -> Vec<status::Region> {
+        let known: Vec<_> = lock(&self.known).values().cloned().collect();
+        aquifer_vm::process::side_by_side(known, |spec| Some(self.region_status(spec)))
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    fn region_status(&self, spec: RegionSpec) -> status::Region {
+        let leases: BTreeSet<_> = borrowed(&spec).map(|target| target.lease).collect();
+        let mut shown = status::Region {
+            region: spec.name.clone(),
+            volume: spec.volume,
+            leases: Vec::new(),
+            spilled: Bytes::ZERO,
+            last_error: None,
+        };
+        match client::status_within(&self.files(&spec.name), TIMEOUT) {
+            Ok(region) => {
+                let own = region.volume.leases.into_iter();
+                shown.leases = own.filter(|it| leases.contains(&it.lease)).map(held).collect();
+                shown.last_error = region.volume.last_error;
+            }
+            Err(error) => shown.last_error = Some(error.to_string()),
+        }
+        shown
+    }
+}
+
+/// Converts a region's record to the controller's form.
+fn live(spec: &RegionSpec) -> LiveVolume {
+    let lease = |target: &LeaseTarget| BorrowedLease {
+        lease: target.lease,
+        lender: target.lender.clone(),
+        bytes: target.capacity,
+        uris: vec![target.uri()],
+    };
+    let leases: Vec<_> = borrowed(spec).map(lease).collect();
+    LiveVolume {
+        volume: spec.volume,
+        bytes: leases.iter().map(|lease| lease.bytes).sum(),
+        owner: Owner::Region(spec.name.clone()),
+        group: spec.group.clone(),
+        cause: Cause::ByHand,
+        leases,
+    }
+}

@@ -1,0 +1,52 @@
+//! Requests that change the leases of a region.
+
+use std::time::Duration;
+
+use aquifer_control_socket::Answers;
+use aquifer_page::LeaseId;
+use aquifer_volume::{LeaseTarget, Progress};
+
+use super::{despite_deaths, refusal, served, unanswered};
+use crate::error::RegionError;
+use crate::process::Files;
+use crate::process::message::{Request, Response};
+
+/// How long an engine may be silent while it moves extents. It exceeds the longest step, the move
+/// of one extent.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Adds a lease to a region. If the engine dies meanwhile, the next one gets the request again. A
+/// lease that the region has is not added again.
+///
+/// # Errors
+/// [`RegionError`]: the lease cannot be used, or the region is being handed over.
+pub fn add_lease(files: &Files, lease: LeaseTarget) -> Result<(), RegionError> {
+    served(files, &Request::AddLease { lease: Box::new(lease) })
+}
+
+/// Moves all extents off a lease and releases it, while programs run. If the engine dies meanwhile,
+/// the next one gets the request again. A lease that the region does not have counts as moved.
+///
+/// # Errors
+/// [`RegionError`]: the lender fails, no other lease and no spill file has room, or the region is
+/// being handed over. The region then still has the lease, and no page is lost.
+pub fn evacuate(
+    files: &Files,
+    lease: LeaseId,
+    mut on_progress: impl FnMut(Progress),
+) -> Result<(), RegionError> {
+    let request = Request::Evacuate { lease };
+    let failed = |error| unanswered(files, error, SILENCE);
+    despite_deaths(|dead| {
+        let mut answers = Answers::to(&files.control(), &request, SILENCE).map_err(failed)?;
+        loop {
+            let answer = answers.receive().map_err(failed)?;
+            *dead = None;
+            match answer {
+                Response::Evacuating(now) => on_progress(now),
+                Response::Done => return Ok(()),
+                other => return Err(refusal(files, other)),
+            }
+        }
+    })
+}

@@ -1,0 +1,57 @@
+//! Requests that change a region's leases, and their record.
+
+use aquifer_page::LeaseId;
+use aquifer_volume::{LeaseTarget, Progress};
+
+use super::control::Serving;
+use crate::error::RegionError;
+use crate::{handover, lock};
+
+impl Serving {
+    /// Adds a lease to the record, and then to the volume.
+    pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), RegionError> {
+        let _changing = lock(&self.changing_leases);
+        self.engine.add_lease(lease, |lease| {
+            self.note_leases(|leases| {
+                leases.retain(|known| known.lease != lease.lease);
+                leases.push(lease.clone());
+            })
+        })
+    }
+
+    /// Moves all extents off a lease, and then removes it from the record.
+    pub(super) fn evacuate(
+        &self,
+        lease: LeaseId,
+        progress: impl FnMut(Progress),
+    ) -> Result<(), RegionError> {
+        self.engine.evacuate(lease, progress)?;
+        let _changing = lock(&self.changing_leases);
+        // Another request may have added it again meanwhile.
+        if self.engine.volume().targets().iter().any(|target| target.lease == lease) {
+            return Ok(());
+        }
+        self.note_leases(|leases| leases.retain(|target| target.lease != lease))
+    }
+
+    /// Records the leases that the source host has, before the volume here has them.
+    pub(super) fn note_sent_leases(&self, sent: &[u8]) -> Result<(), RegionError> {
+        if !self.files.is_foreign() {
+            return Ok(());
+        }
+        let leases = handover::leases_here(&lock(&self.spec).leases, sent)?;
+        self.note_leases(|known| *known = leases)
+    }
+
+    /// Records the incarnations that the region's first engine found. The next engines know by them
+    /// a lender that has lost the pages.
+    pub(super) fn note_incarnations(&self) -> Result<(), RegionError> {
+        let found = self.engine.volume().targets();
+        let is_known = lock(&self.spec).leases == found;
+        if is_known { Ok(()) } else { self.note_leases(|leases| *leases = found) }
+    }
+
+    fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) -> Result<(), RegionError> {
+        self.note(|spec| change(&mut spec.leases)).map(drop)
+    }
+}
