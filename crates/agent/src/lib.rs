@@ -171,8 +171,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone(), handle.clone())
     });
     let _balancer = balancer.transpose().map_err(start_error)?;
-    let starts = definitions::start(&config, &exe, events.clone(), journal.clone());
-    let _starts = starts.map_err(start_error)?;
+    let starter =
+        definitions::Starter::new(&config, &exe, (events.clone(), journal.clone()), handle.clone());
     let groups = Groups::new(&config.groups);
     let hands_out = config.groups.balance.then(|| groups.balance(&config.state, journal.clone()));
     let _hands_out = hands_out.transpose().map_err(start_error)?;
@@ -227,6 +227,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         leaving: leaving.clone(),
     };
     let server = tokio::spawn(endpoints.serve(served));
+    // Now: a VM that starts asks this agent for memory.
+    let _starts = starter.start().map_err(start_error)?;
     let stopped = tokio::select! {
         stopped = signals.wait(&handle) => stopped,
         () = leaving.wait() => {

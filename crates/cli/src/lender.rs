@@ -71,8 +71,17 @@ pub enum Purpose<'a> {
     /// served.
     Volume(&'a str),
     /// A region; the claim lasts until the region is removed, also while no process serves it. The
-    /// id, if any, is of the owner that the region had before a reboot.
-    Region(&'a RegionName, Option<OwnerId>),
+    /// owner, if any, is the one that the region had before, for example before a reboot.
+    Region(&'a RegionName, Option<PastOwner>),
+}
+
+/// The owner that a region had before, as its lenders know it.
+#[derive(Clone, Copy, Debug)]
+pub struct PastOwner {
+    /// Its id.
+    pub id: OwnerId,
+    /// At least the number of times that it has moved to another host.
+    pub generation: u32,
 }
 
 impl Purpose<'_> {
@@ -90,7 +99,10 @@ impl Purpose<'_> {
             }
             Self::Region(name, owner) => {
                 let claim = Claim::new(format!("region '{name}' on {host}"), true);
-                Claim { owner: owner.unwrap_or(claim.owner), ..claim }
+                match owner {
+                    Some(PastOwner { id, generation }) => Claim { owner: id, generation, ..claim },
+                    None => claim,
+                }
             }
         }
     }

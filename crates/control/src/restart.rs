@@ -3,6 +3,7 @@
 //! [`Restarts`] takes what a look at the VMs found and returns [`Step`]s. A VM that fails again and
 //! again waits longer each time, from [`FIRST_DELAY`] to [`LONGEST_DELAY`]; a VM that ran for
 //! [`SETTLED`] begins anew. At most [`MOST_STARTS`] VMs start at a time, in order of their names.
+//! While its host drains, no VM starts for the first time since the boot.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -110,6 +111,18 @@ pub enum Seen {
     Ended(End),
 }
 
+impl Seen {
+    /// Returns whether the VM is off and may start. A VM that ran starts again on a host that
+    /// drains, too: only so the drain can move it.
+    fn may_start(self, drains: bool) -> bool {
+        match self {
+            Self::Never => !drains,
+            Self::Ended(_) => true,
+            Self::Runs | Self::Busy | Self::Rests => false,
+        }
+    }
+}
+
 /// A look at a VM with a definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
@@ -163,11 +176,13 @@ pub struct Restarts {
 }
 
 impl Restarts {
-    /// Decides after a look at all VMs with definitions. `now` never goes back.
+    /// Decides after a look at all VMs with definitions. `now` never goes back. `drains` says
+    /// whether the operator empties this host.
     pub fn step(
         &mut self,
         now: Duration,
         looks: &BTreeMap<RegionName, Look>,
+        drains: bool,
     ) -> Vec<(RegionName, Step)> {
         self.vms.retain(|name, vm| vm.state == State::Starts || looks.contains_key(name));
         let mut steps = Vec::new();
@@ -179,7 +194,7 @@ impl Restarts {
         let starting = self.vms.values().filter(|vm| vm.state == State::Starts).count();
         let due = looks.iter().filter(|(name, look)| {
             let is_due = self.vms.get(*name).is_some_and(|vm| vm.is_due(now));
-            is_due && matches!(look.seen, Seen::Never | Seen::Ended(_))
+            is_due && look.seen.may_start(drains)
         });
         let due: Vec<_> = due.map(|(name, _)| name.clone()).collect();
         for name in due.into_iter().take(MOST_STARTS.saturating_sub(starting)) {

@@ -16,17 +16,18 @@ use aquifer_api::status::EventKind;
 use aquifer_control::restart::{Look, Restarts, Seen, Step};
 use aquifer_page::RegionName;
 use aquifer_vm::definition::{Definition, DefinitionError, Definitions};
-use aquifer_vm::process::{Files, ended};
+use aquifer_vm::process::{Ended, Files, NextStart, ended};
+use tokio::runtime;
 
 use crate::background::{Background, GLANCE};
 use crate::config::Config;
-use crate::driver::Journal;
+use crate::driver::{Command, Handle, Journal};
 use crate::events::Events;
 use starting::Starting;
 
 /// The defined VMs of this host, and the commands that start some of them.
 #[derive(Debug)]
-struct Starter {
+pub(crate) struct Starter {
     definitions: Definitions,
     starting: Starting,
     restarts: Restarts,
@@ -35,67 +36,92 @@ struct Starter {
     journal: Journal,
     /// The latest problem of each definition that cannot be read; empty for the directory's.
     problems: BTreeMap<String, String>,
-}
-
-/// Starts the thread that starts VMs. Dropping the result leaves commands in progress to end by
-/// themselves.
-///
-/// # Errors
-/// If the thread cannot start.
-pub(crate) fn start(
-    config: &Config,
-    exe: &Path,
-    events: Events,
-    journal: Journal,
-) -> io::Result<Background> {
-    let definitions = Definitions::of(&config.vms.dir);
-    let starter = Starter {
-        starting: Starting::new(config, exe),
-        definitions,
-        restarts: Restarts::default(),
-        began: Instant::now(),
-        events,
-        journal,
-        problems: BTreeMap::new(),
-    };
-    let rest = |_: &mut Starter| {
-        thread::sleep(GLANCE);
-        false
-    };
-    Background::start("vm-starts", starter, Starter::step, rest)
+    /// The driver, which knows whether this host drains.
+    handle: Handle,
+    runtime: runtime::Handle,
 }
 
 impl Starter {
+    /// Makes a starter that has looked at no VM yet. Call this in a runtime.
+    pub(crate) fn new(
+        config: &Config,
+        exe: &Path,
+        (events, journal): (Events, Journal),
+        handle: Handle,
+    ) -> Self {
+        Self {
+            starting: Starting::new(config, exe),
+            definitions: Definitions::of(&config.vms.dir),
+            restarts: Restarts::default(),
+            began: Instant::now(),
+            events,
+            journal,
+            problems: BTreeMap::new(),
+            handle,
+            runtime: runtime::Handle::current(),
+        }
+    }
+
+    /// Starts the thread that starts VMs. Dropping the result leaves commands in progress to end
+    /// by themselves.
+    ///
+    /// # Errors
+    /// If the thread cannot start.
+    pub(crate) fn start(self) -> io::Result<Background> {
+        let rest = |_: &mut Self| {
+            thread::sleep(GLANCE);
+            false
+        };
+        Background::start("vm-starts", self, Self::step, rest)
+    }
+
+    /// Returns whether this host drains. An agent that ends starts nothing more, either.
+    fn drains(&self) -> bool {
+        let admits = self.handle.ask(|reply| Command::AdmitsVms { reply });
+        !self.runtime.block_on(admits).unwrap_or(false)
+    }
+
     fn step(&mut self) {
         self.reap();
-        let looks = match self.look() {
+        // A record that cannot be read is no reason to start nothing: all is as after a boot.
+        let ends = ended(self.starting.run_dir(), SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let looks = match self.look(&ends) {
             Ok(looks) => looks,
             Err(error) => return self.note_problem("", error.to_string()),
         };
         self.problems.remove("");
-        for (name, step) in self.restarts.step(self.began.elapsed(), &looks) {
+        let drains = !looks.is_empty() && self.drains();
+        for (name, step) in self.restarts.step(self.began.elapsed(), &looks, drains) {
             match step {
-                Step::Start => self.start(&name),
+                Step::Start => self.begin(&name),
                 Step::Wait(delay) => {
-                    let delay = humantime::format_duration(delay);
-                    tracing::info!(vm = %name, "the VM ended, and starts again in {delay}");
-                    let what = format!("starts VM {name} again in {delay}, because it ended");
-                    self.journal.decided_about(&name, what);
+                    let last = ends.iter().rfind(|ended| ended.name == name);
+                    let why = last.map_or("it ended".to_owned(), |ended| ended.cause.to_string());
+                    self.wait(&name, delay, &why);
                 }
                 Step::Rest => self.rest(&name),
             }
         }
     }
 
+    /// Tells when the VM starts again: in the log, to `aquifer why`, and to `aquifer vm show`.
+    fn wait(&self, name: &RegionName, delay: Duration, why: &str) {
+        let shown = humantime::format_duration(delay);
+        tracing::info!(vm = %name, "the VM starts again in {shown}: {why}");
+        self.journal.decided_about(name, format!("starts VM {name} again in {shown}: {why}"));
+        let next = NextStart::new(SystemTime::now() + delay, why);
+        if let Err(error) = self.starting.files(name).plan_start(&next) {
+            tracing::warn!(vm = %name, "cannot record when the VM starts again: {error}");
+        }
+    }
+
     /// Looks at each VM that has a sound definition.
-    fn look(&mut self) -> Result<BTreeMap<RegionName, Look>, DefinitionError> {
+    fn look(&mut self, ends: &[Ended]) -> Result<BTreeMap<RegionName, Look>, DefinitionError> {
         let each = self.definitions.each()?;
         self.problems.retain(|name, _| each.iter().any(|(known, _)| known.as_str() == name));
         if each.is_empty() {
             return Ok(BTreeMap::new());
         }
-        // A record that cannot be read is no reason to start nothing: all is as after a boot.
-        let ends = ended(self.starting.run_dir(), SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mut looks = BTreeMap::new();
         for (name, definition) in each {
             let definition = match definition {
@@ -110,7 +136,7 @@ impl Starter {
             let seen = match self.definitions.is_held(&name) {
                 true => Seen::Busy,
                 false if definition.elsewhere.is_some() => self.unmark(&definition, &files),
-                false => files.look(&ends),
+                false => files.look(ends),
             };
             let Definition { restart: policy, autostart, .. } = definition;
             looks.insert(name, Look { policy, autostart, seen });
@@ -137,7 +163,7 @@ impl Starter {
         self.problems.insert(name.to_owned(), why);
     }
 
-    fn start(&mut self, name: &RegionName) {
+    fn begin(&mut self, name: &RegionName) {
         tracing::info!(vm = %name, "starting the VM by its definition");
         if let Err(error) = self.starting.start(name, self.definitions.dir()) {
             self.failed(name, &format!("cannot run 'aquifer vm start': {error}"));
@@ -158,10 +184,14 @@ impl Starter {
     }
 
     fn failed(&mut self, name: &RegionName, why: &str) {
-        let next = self.restarts.started(self.began.elapsed(), name, false);
-        let next = humantime::format_duration(next.unwrap_or(Duration::ZERO));
-        let what = format!("{why}; the agent tries again in {next}");
-        self.events.note(EventKind::VmNotStarted, name, what);
+        let Some(next) = self.restarts.started(self.began.elapsed(), name, false) else { return };
+        self.wait(name, next, why);
+        let next = humantime::format_duration(next);
+        self.events.note(
+            EventKind::VmNotStarted,
+            name,
+            format!("{why}; the agent tries again in {next}"),
+        );
     }
 
     fn rest(&self, name: &RegionName) {

@@ -21,6 +21,8 @@ pub(super) struct Starting {
     exe: PathBuf,
     run_dir: PathBuf,
     groups: PathBuf,
+    /// Of this agent, which the command asks for memory.
+    socket: PathBuf,
     commands: BTreeMap<RegionName, (Child, Instant)>,
 }
 
@@ -30,6 +32,7 @@ impl Starting {
             exe: exe.to_owned(),
             run_dir: config.state.clone(),
             groups: config.groups.agreements.clone(),
+            socket: config.socket.clone(),
             commands: BTreeMap::new(),
         }
     }
@@ -53,7 +56,8 @@ impl Starting {
         report.parent().map_or(Ok(()), fs::create_dir_all)?;
         let mut command = Command::new(&self.exe);
         command.arg("--run-dir").arg(&self.run_dir).args(["vm", "start", "--if-wanted"]);
-        command.arg("--vm-dir").arg(dir).arg(name.as_str()).env("AQUIFER_GROUPS", &self.groups);
+        command.arg("--vm-dir").arg(dir).arg(name.as_str());
+        command.env("AQUIFER_GROUPS", &self.groups).env("AQUIFER_SOCKET", &self.socket);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(report)?);
         self.commands.insert(name.clone(), (command.spawn()?, Instant::now()));
         Ok(())

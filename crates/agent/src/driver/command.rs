@@ -117,6 +117,11 @@ pub enum Command {
         /// Receives the promise, or the reason against it.
         reply: oneshot::Sender<Result<(), Problem>>,
     },
+    /// The question whether VMs may start here by themselves.
+    AdmitsVms {
+        /// Receives the answer: no while this host drains.
+        reply: oneshot::Sender<bool>,
+    },
     /// The balancer's question by how much VMs may grow.
     Room {
         /// Receives the room; `None` if the ledger counts no VM.

@@ -186,6 +186,7 @@ impl Driver {
                 self.input(Input::Return { volume: order.volume, ticket });
             }
             Command::Claim { order, reply } => self.claim(order, reply),
+            Command::AdmitsVms { reply } => drop(reply.send(self.node.admits_vms())),
             Command::Room { reply } => drop(reply.send(self.room())),
             Command::Reclaim { bytes } => self.input(Input::Reclaim(bytes)),
             Command::Leave { reply } => {

@@ -53,10 +53,17 @@ impl Node {
     /// Returns the bytes of which a VM that comes here can make use: none while the operator drains
     /// this host.
     pub fn room(&self) -> Bytes {
-        match self.is_draining() && self.controller.facts().config.lends {
-            true => Bytes::ZERO,
-            false => self.controller.room(),
+        match self.admits_vms() {
+            true => self.controller.room(),
+            false => Bytes::ZERO,
         }
+    }
+
+    /// Returns whether VMs may come to this host, or start here by themselves: not while the
+    /// operator drains it.
+    pub fn admits_vms(&self) -> bool {
+        // A host whose configuration lends nothing is always draining.
+        !(self.is_draining() && self.controller.facts().config.lends)
     }
 
     /// Returns the leases that are still lent. `stored` has the bytes in each lease, and `peers`

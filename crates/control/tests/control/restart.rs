@@ -21,13 +21,13 @@ fn look(policy: Policy, seen: Seen) -> Look {
     Look { policy, autostart: true, seen }
 }
 
-/// One VM and its machine.
+/// One VM and its machine, and whether the host drains.
 #[derive(Default)]
-struct One(Restarts);
+struct One(Restarts, bool);
 
 impl One {
     fn see(&mut self, now: u64, look: Look) -> Vec<Step> {
-        let steps = self.0.step(seconds(now), &BTreeMap::from([(name(0), look)]));
+        let steps = self.0.step(seconds(now), &BTreeMap::from([(name(0), look)]), self.1);
         steps.into_iter().map(|(_, step)| step).collect()
     }
 
@@ -42,12 +42,12 @@ fn all_vms_start_at_boot_in_order_a_few_at_a_time() {
     let mut looks: BTreeMap<_, _> =
         (0..5).map(|number| (name(number), look(Policy::No, Seen::Never))).collect();
     let start = |from: usize| (from..from + 2).map(|n| (name(n), Step::Start)).collect::<Vec<_>>();
-    assert_eq!(restarts.step(seconds(0), &looks), start(0));
-    assert_eq!(restarts.step(seconds(1), &looks), []);
+    assert_eq!(restarts.step(seconds(0), &looks, false), start(0));
+    assert_eq!(restarts.step(seconds(1), &looks, false), []);
     assert_eq!(restarts.started(seconds(2), &name(0), true), None);
     assert_eq!(restarts.started(seconds(2), &name(1), false), Some(FIRST_DELAY));
     looks.insert(name(0), look(Policy::No, Seen::Runs));
-    assert_eq!(restarts.step(seconds(2), &looks), start(2));
+    assert_eq!(restarts.step(seconds(2), &looks, false), start(2));
     for number in [2, 3] {
         restarts.started(seconds(3), &name(number), true);
     }
@@ -55,7 +55,7 @@ fn all_vms_start_at_boot_in_order_a_few_at_a_time() {
         looks.insert(name(number), look(Policy::No, Seen::Runs));
     }
     let both = [(name(1), Step::Start), (name(4), Step::Start)];
-    assert_eq!(restarts.step(seconds(3), &looks), both);
+    assert_eq!(restarts.step(seconds(3), &looks, false), both);
 }
 
 #[test]
@@ -139,9 +139,26 @@ fn a_failed_start_is_repeated_whatever_the_policy() {
     assert_eq!(vm.0.started(seconds(6), &name(0), false), Some(seconds(2)));
     // An operator removes the definition while the VM starts.
     assert_eq!(vm.see(8, never), [Step::Start]);
-    assert_eq!(vm.0.step(seconds(9), &BTreeMap::new()), []);
+    assert_eq!(vm.0.step(seconds(9), &BTreeMap::new(), false), []);
     assert_eq!(vm.0.started(seconds(9), &name(0), false), Some(seconds(4)));
-    assert_eq!(vm.0.step(seconds(99), &BTreeMap::new()), []);
+    assert_eq!(vm.0.step(seconds(99), &BTreeMap::new(), false), []);
+}
+
+#[test]
+fn while_a_host_drains_no_vm_starts_for_the_first_time() {
+    let never = look(Policy::OnFailure, Seen::Never);
+    let mut vm = One(Restarts::default(), true);
+    assert_eq!(vm.see(0, never), []);
+    assert_eq!(vm.see(60, never), []);
+    vm.1 = false;
+    assert_eq!(vm.see(61, never), [Step::Start]);
+    assert_eq!(vm.0.started(seconds(62), &name(0), false), Some(FIRST_DELAY));
+    vm.1 = true;
+    assert_eq!(vm.see(90, never), []);
+    // A VM that runs here is to move, and for that it must run.
+    vm.see(91, look(Policy::OnFailure, Seen::Runs));
+    assert_eq!(vm.fails(92), [Step::Wait(seconds(2))]);
+    assert_eq!(vm.fails(94), [Step::Start]);
 }
 
 #[test]
@@ -190,7 +207,7 @@ proptest! {
             now += seconds(passes);
             let looks: BTreeMap<_, _> = looks.into_iter().enumerate()
                 .filter_map(|(number, look)| Some((name(number), look?))).collect();
-            for (vm, step) in restarts.step(now, &looks) {
+            for (vm, step) in restarts.step(now, &looks, false) {
                 let Look { policy, seen, .. } = looks[&vm];
                 match step {
                     Step::Start => {

@@ -16,7 +16,7 @@ pub(super) fn text(definition: &Definition) -> Result<String, toml::ser::Error> 
     ))
 }
 
-/// Reads the text of the definition of `name`; the error names line and key.
+/// Reads the text of the definition of `name`; the error names line and key, and the way out.
 pub(super) fn parse(name: &RegionName, text: &str) -> Result<Definition, String> {
     let version = toml::from_str::<toml::Table>(text).ok().and_then(|table| {
         let version = table.get("version")?.as_integer()?;
@@ -24,13 +24,16 @@ pub(super) fn parse(name: &RegionName, text: &str) -> Result<Definition, String>
     });
     if let Some(version) = version {
         return Err(format!(
-            "its version is {version}, and this program knows only {VERSION}: install a newer one"
+            "its version is {version}, and this program knows only {VERSION}: install a newer \
+             Aquifer"
         ));
     }
+    let damaged =
+        |why: &str| format!("{why}; correct the file, or remove it with 'aquifer vm rm {name}'");
     let definition: Definition =
-        toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+        toml::from_str(text).map_err(|error| damaged(error.to_string().trim_end()))?;
     if definition.name != *name {
-        return Err(format!("it is the definition of '{}'", definition.name));
+        return Err(damaged(&format!("it is the definition of '{}'", definition.name)));
     }
     Ok(definition)
 }

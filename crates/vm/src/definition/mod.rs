@@ -52,6 +52,10 @@ pub struct Definition {
     /// The owner of the VM's pages at lenders, by which they know the VM again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerId>,
+    /// The number of times that the VM was to move to another host. Lenders refuse an owner that
+    /// comes with a lower number than it had before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub moves: u32,
     /// The options of `aquifer vm start`, which says what they mean. Their names have `_` for `-`.
     #[serde(default)]
     pub vm: toml::Table,
@@ -80,6 +84,10 @@ pub enum Direction {
     To,
     /// The VM is to come from the other host, which owns it until then.
     From,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn yes() -> bool {
@@ -162,7 +170,8 @@ impl Definition {
     /// Makes the definition of a VM that starts at boot and after failures.
     pub fn new(name: RegionName, vm: toml::Table) -> Self {
         let restart = Policy::default();
-        Self { version: VERSION, name, autostart: true, restart, owner: None, vm, elsewhere: None }
+        let (version, autostart, owner, moves, elsewhere) = (VERSION, true, None, 0, None);
+        Self { version, name, autostart, restart, owner, moves, vm, elsewhere }
     }
 
     /// Returns the text of the file.

@@ -47,7 +47,7 @@ impl Definitions {
         }
         let malformed = |why| DefinitionError::Malformed { name: name.clone(), path, why };
         let definition = Definition::parse(name, text).map_err(malformed)?;
-        held.write(&Definition { elsewhere: Some(Elsewhere::from(incoming)), ..definition })
+        held.write(&definition.moved(Elsewhere::from(incoming)))
     }
 
     /// Removes the definition of a VM that did not arrive.
@@ -76,7 +76,7 @@ impl Held {
     /// [`DefinitionError`] if that does not survive a loss of power: the VM must then stay.
     pub(crate) fn leave(&self, handed_over: &HandedOver) -> Result<(), DefinitionError> {
         let Some(definition) = self.find()? else { return Ok(()) };
-        self.write(&Definition { elsewhere: Some(Elsewhere::to(handed_over)), ..definition })
+        self.write(&definition.moved(Elsewhere::to(handed_over)))
     }
 
     /// Removes the mark if the VM runs here and belongs to this host.
@@ -108,6 +108,15 @@ pub(crate) fn remove_moved(files: &Files, handed_over: &HandedOver) {
     {
         let mark = Elsewhere::to(handed_over);
         Definitions::beside(&path).remove_marked(files.name(), &mark);
+    }
+}
+
+impl Definition {
+    /// Marks the definition of a VM that moves. Wherever the VM starts next, lenders must not take
+    /// it for the one before the move.
+    fn moved(self, elsewhere: Elsewhere) -> Self {
+        let moves = self.moves.saturating_add(1);
+        Self { moves, elsewhere: Some(elsewhere), ..self }
     }
 }
 

@@ -19,7 +19,7 @@ use super::files::Files;
 use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
 use super::run::{SUBCOMMAND, remove_region};
 use super::side_by_side;
-pub use super::stop::{clear, stop};
+pub use super::stop::{clear, stop, withdraw};
 use super::supervisor_call::{ANSWERING, SILENCE, answer, answers, unexpected};
 use crate::definition::{self, Definitions};
 use crate::error::VmError;

@@ -277,7 +277,7 @@ impl Files {
     #[cfg(test)]
     pub(crate) fn make_record(
         &self,
-        spec: &crate::VmSpec,
+        spec: &VmSpec,
         definition: &Path,
         incoming: Option<Incoming>,
     ) -> Result<(), VmError> {

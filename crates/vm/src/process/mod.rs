@@ -16,5 +16,6 @@ mod supervisor_call;
 pub use ended::{Cause, Ended, ended};
 pub use files::Files;
 pub use message::{Origin, State, VmStatus};
+pub use rest::NextStart;
 pub use run::{SUBCOMMAND, run};
 pub use side_by_side::side_by_side;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_page::{Bytes, EXTENT_SIZE, Group, OwnerId, RegionName};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_region::process::{Files, RegionSpec};
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
 use aquifer_volume::{LeaseTarget, VolumeConfig};
@@ -17,7 +17,7 @@ use crate::commands::Common;
 use crate::commands::group::Groups;
 use crate::commands::region::directory;
 use crate::failure::{Failure, OrFail as _, Result};
-use crate::lender::{ClaimedLender, Purpose, Trust};
+use crate::lender::{ClaimedLender, PastOwner, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 
 /// Memory that is in the pool, with local RAM as its cache.
@@ -167,8 +167,8 @@ impl Cached {
     }
 
     /// Asks all lenders for their capacity, or this host's agent for memory, and returns the region
-    /// to make. With `owner`, lenders take it for the region that had their memory under this id
-    /// before a reboot.
+    /// to make. With `owner`, lenders take it for the region that had their memory before, for
+    /// example before a reboot.
     ///
     /// # Errors
     /// If the group refuses the region, if the region exists, if a lender or the agent cannot be
@@ -176,7 +176,7 @@ impl Cached {
     pub(crate) fn plan(
         self,
         common: &Common,
-        (name, owner): (RegionName, Option<OwnerId>),
+        (name, owner): (RegionName, Option<PastOwner>),
         size: Bytes,
     ) -> Result<Plan> {
         let agreement = self

@@ -22,8 +22,9 @@ use crate::output;
 /// Writes the definition VM_DIR/NAME.toml, and starts the VM. This host's agent starts the VM again
 /// when the host boots, and when QEMU fails. --memory suffices; arguments after '--' go to QEMU.
 ///
-/// With --cache and --lender its memory is in the pool, and local RAM is a cache of it. Without
-/// these its memory is RAM of this host. Only a VM in the pool can join a group and migrate.
+/// With --cache its memory is in the pool, and local RAM is a cache of it: this host's agent
+/// borrows it, or --lender names the lenders. Without --cache its memory is RAM of this host. Only
+/// a VM in the pool can join a group. Only a VM with named lenders can migrate.
 #[derive(Debug, Args)]
 pub struct Create {
     /// Name of the VM, of its definition and of its region

@@ -2,10 +2,12 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use aquifer_control::restart::Policy;
 use aquifer_page::RegionName;
 use aquifer_vm::definition::{Definition, DefinitionError};
+use aquifer_vm::process::NextStart;
 use serde::Serialize;
 
 use super::place::Place;
@@ -22,6 +24,12 @@ pub(super) struct Defined {
     autostart: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     restart: Option<Policy>,
+    /// Why the VM stays off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped_by: Option<String>,
+    /// When and why the agent starts the VM again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_start: Option<NextStart>,
 }
 
 impl Defined {
@@ -30,10 +38,13 @@ impl Defined {
         name: RegionName,
         definition: Result<Definition, DefinitionError>,
     ) -> Self {
+        let files = place.files(&name);
+        let next_start = files.next_start();
         let state = match &definition {
             Err(error) => format!("damaged: {error}"),
             Ok(Definition { elsewhere: Some(elsewhere), .. }) => elsewhere.describe(),
-            Ok(_) if place.files(&name).is_at_rest() => "stopped".to_owned(),
+            Ok(_) if files.is_at_rest() => "stopped".to_owned(),
+            Ok(_) if next_start.is_some() => "waits".to_owned(),
             Ok(_) => "off".to_owned(),
         };
         let definition = definition.ok();
@@ -43,6 +54,8 @@ impl Defined {
             name,
             autostart: definition.as_ref().map(|definition| definition.autostart),
             restart: definition.as_ref().map(|definition| definition.restart),
+            stopped_by: files.why_at_rest(),
+            next_start,
         }
     }
 
@@ -74,6 +87,17 @@ impl Defined {
         }
         if let Some(restart) = self.restart {
             line("restart", restart.as_str());
+        }
+        if let Some(why) = &self.stopped_by {
+            line("stopped by", why);
+        }
+        if let Some(next) = &self.next_start {
+            let wait = Duration::from_secs(next.wait().as_secs_f64().round() as u64);
+            let when = match wait.is_zero() {
+                true => "due, if an agent runs".to_owned(),
+                false => format!("in {}", humantime::format_duration(wait)),
+            };
+            line("next start", &format!("{when}: {}", next.why));
         }
         text
     }

@@ -1,10 +1,9 @@
 //! The options of a VM, and its start.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_page::{Bytes, Group, OwnerId, RegionName};
+use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Limits, UNLIMITED};
 use aquifer_vm::process::client::{self, NewVm};
@@ -17,6 +16,7 @@ use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
 use crate::commands::region::{self, Cached, MaybeCached};
 use crate::failure::{Failure, OrFail, Result};
+use crate::lender::PastOwner;
 use crate::progress::Progress;
 
 /// The options of a VM.
@@ -113,7 +113,7 @@ pub(super) struct By<'a> {
     /// Its file.
     pub(super) file: &'a Path,
     /// The owner of the VM's pages at lenders.
-    pub(super) owner: Option<OwnerId>,
+    pub(super) owner: Option<PastOwner>,
 }
 
 impl Guest {
@@ -204,10 +204,9 @@ impl Guest {
             client::start(&exe, run_dir, vm).or_fail(what)
         };
         let status = match region {
-            Some(plan) => plan.make(
-                |region| start(Some(region)),
-                || _ = client::stop(&files, true, Duration::ZERO),
-            )?,
+            Some(plan) => {
+                plan.make(|region| start(Some(region)), || _ = client::withdraw(&files))?
+            }
             None => start(None)?,
         };
         claimed.into_iter().for_each(Claimed::keep);

@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{OwnerId, RegionName};
-use aquifer_vm::definition::{Definition, Held};
+use aquifer_vm::definition::Definition;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -236,14 +236,6 @@ pub(super) fn definition(name: &RegionName, options: &Options) -> Definition {
     definition.vm.remove("take_over");
     definition.owner = options.guest.is_pooled().then(OwnerId::random);
     definition
-}
-
-/// Reads the options of a definition that its caller holds.
-///
-/// # Errors
-/// As [`read`].
-pub(super) fn of(definition: &Definition, held: &Held) -> Result<Options> {
-    read(&definition.vm, &held.file())
 }
 
 #[cfg(test)]

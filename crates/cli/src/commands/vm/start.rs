@@ -10,10 +10,11 @@ use super::guest::{By, Guest};
 use super::options::{self, Options};
 use super::place::Place;
 use crate::failure::{Failure, OrFail, Result};
+use crate::lender::PastOwner;
 use crate::output;
 
-/// The option that a definition does not keep.
-const TAKE_OVER: &str = "take_over";
+/// The options that also apply to one start of a VM with a definition.
+const ONCE: [&str; 2] = ["take_over", "overcommit"];
 
 /// Start a VM in the background, by its definition or without one
 ///
@@ -22,6 +23,10 @@ const TAKE_OVER: &str = "take_over";
 ///
 /// Returns when QEMU runs. The VM has a serial port, a balloon, a port for 'aquifer-guest run', the
 /// named disks, and no other device: no network and no display. Arguments after '--' go to QEMU.
+///
+/// With --cache its memory is in the pool, and local RAM is a cache of it: this host's agent
+/// borrows it, or --lender names the lenders. Without --cache its memory is RAM of this host. Only
+/// a VM in the pool can join a group. Only a VM with named lenders can migrate.
 #[derive(Debug, Args)]
 pub struct Start {
     /// Name of the VM and of its region
@@ -42,7 +47,7 @@ pub struct Start {
 impl Start {
     pub(super) fn run(self, place: &Place<'_>) -> Result<()> {
         let name = self.name.clone();
-        let status = match self.options.given.keys().any(|key| key != TAKE_OVER) {
+        let status = match self.options.given.keys().any(|key| !ONCE.contains(&key.as_str())) {
             true => Some(self.start_transient(place)?),
             false => self.start_defined(place)?,
         };
@@ -82,17 +87,15 @@ impl Start {
             .or_fail(what)
             .map_err(|failure| failure.or_help("or start a transient VM with --memory SIZE"))?;
         let held = place.definitions.hold(&name).or_fail(what)?;
-        let mut definition = held.get().or_fail(what)?;
+        let definition = held.get().or_fail(what)?;
         let seen = place.files(&name).look(&[]);
         if if_wanted && !matches!(seen, Seen::Never | Seen::Ended(_)) {
             return Ok(None);
         }
         refuse_elsewhere(&definition, force)?;
-        if let Some(take_over) = options.given.get(TAKE_OVER) {
-            definition.vm.insert(TAKE_OVER.to_owned(), take_over.clone());
-        }
-        let guest = options::of(&definition, &held)?.guest;
-        definition.vm.remove(TAKE_OVER);
+        let mut vm = definition.vm.clone();
+        vm.extend(options.given);
+        let guest = options::read(&vm, &held.file())?.guest;
         let status = start(place, &held, &definition, guest)?;
         // It runs here now, by its record.
         held.settle(&place.files(&name)).or_fail(what)?;
@@ -127,9 +130,10 @@ pub(super) fn start(
     let files = place.files(name);
     client::clear(&files).or_fail(what)?;
     let was_at_rest = files.is_at_rest();
-    // First: if this command dies, the agent goes on.
+    // First: even if this command dies, a VM that runs must not be at rest.
     files.end_rest().or_fail(what)?;
-    let by = By { file: &held.file(), owner: definition.owner };
+    let owner = definition.owner.map(|id| PastOwner { id, generation: definition.moves });
+    let by = By { file: &held.file(), owner };
     let started = guest.start(place.common, &place.run_dir, name, Some(by));
     if started.is_err() && was_at_rest {
         files.rest("aquifer vm start failed").or_fail(what)?;

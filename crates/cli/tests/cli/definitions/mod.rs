@@ -1,9 +1,12 @@
 //! Tests of VMs with definitions: commands, a host's agent, and a boot. QEMU's firmware is guest
 //! enough.
 
+mod moves;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::rc::Rc;
 
 use aquifer_api::status::EventKind;
 use aquifer_hosts::daemon::answer;
@@ -16,24 +19,30 @@ use crate::common::{binary, stderr, stdout, wait_until};
 /// A host with an agent that does not run yet; its drop ends its VMs.
 struct Host {
     host: aquifer_hosts::Host,
-    _dir: tempfile::TempDir,
+    dir: Rc<tempfile::TempDir>,
 }
 
 impl Host {
     fn new() -> Option<Self> {
+        Self::all(&["a"])?.pop()
+    }
+
+    /// Makes hosts that know each other; `None` if the tests cannot run here.
+    fn all(names: &[&'static str]) -> Option<Vec<Self>> {
         let has_qemu = Command::new("qemu-system-x86_64").arg("--version").output().is_ok();
         if !has_qemu || !rustix::process::geteuid().is_root() {
             eprintln!("skipped: needs root and qemu-system-x86_64");
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
+        let dir = Rc::new(tempfile::tempdir().unwrap());
         let stores = Path::new("/dev/shm/aquifer").join(dir.path().file_name().unwrap());
-        let members = [("a", address())];
-        let mut hosts =
-            aquifer_hosts::Host::admit(&binary(), dir.path(), &stores, &members).unwrap();
-        let host = hosts.pop().unwrap();
-        host.set("[borrow]\nenabled = false\n[lend]\nenabled = false").unwrap();
-        Some(Self { host, _dir: dir })
+        let members: Vec<_> = names.iter().map(|name| (*name, address())).collect();
+        let hosts = aquifer_hosts::Host::admit(&binary(), dir.path(), &stores, &members).unwrap();
+        let host = |host: aquifer_hosts::Host| {
+            host.set("[borrow]\nenabled = false\n[vms]\naccept = true").unwrap();
+            Self { host, dir: dir.clone() }
+        };
+        Some(hosts.into_iter().map(host).collect())
     }
 
     fn start_agent(&self) {
@@ -103,7 +112,20 @@ impl Host {
             processes.retain(|process| Path::new(&format!("/proc/{process}/exe")).exists());
             processes.is_empty()
         });
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        for mount in mounts.filter(|mount| Path::new(mount).starts_with(&run_dir)) {
+            let status = Command::new("umount").args(["-l", mount]).status();
+            assert!(status.unwrap().success(), "{mount}");
+        }
         fs::remove_dir_all(run_dir).unwrap();
+    }
+
+    /// Waits until the agent has looked at its VMs several times.
+    fn wait_for_periods(&self) {
+        let uptime = || self.host.try_status().map_or(0.0, |status| status.uptime_s);
+        let before = uptime();
+        wait_until("some periods pass", || uptime() > before + 3.5);
     }
 
     fn has_event(&self, subject: &str, says: &str) -> bool {
@@ -196,10 +218,7 @@ fn after_a_boot_the_agent_starts_each_defined_vm_once() {
     // Another agent neither starts a second copy, nor a VM that is to stay off.
     host.kill_agent();
     host.start_agent();
-    let periods = host.host.try_status().unwrap().uptime_s;
-    wait_until("some periods pass", || {
-        host.host.try_status().is_some_and(|status| status.uptime_s > periods + 2.5)
-    });
+    host.wait_for_periods();
     assert_eq!(host.qemu("auto"), Some(qemu));
     assert_eq!((host.state("off"), host.state("later")), ("stopped".into(), "stopped".into()));
 
@@ -229,13 +248,17 @@ fn a_killed_vm_restarts_and_one_that_ends_by_itself_does_not() {
     kill(never);
     kill(db);
     wait_until("the VM runs again", || host.qemu("db").is_some_and(|qemu| qemu != db));
+    let why = stdout(&host.run(&["why", "db"]));
+    assert!(why.contains("starts VM db again in 1s: signal 9 killed QEMU"), "{why}");
     let monitor = host.host.state().join("vms/quits/qmp");
     let timeout = std::time::Duration::from_secs(60);
     // As if the guest had powered itself off.
     let mut qmp = aquifer_vm::Qmp::connect(&monitor, timeout).unwrap();
     let _ = qmp.execute("quit", serde_json::json!({}));
     for name in ["quits", "never"] {
-        wait_until("the VM rests", || host.state(name) == "stopped");
+        wait_until("the VM rests", || {
+            stdout(&host.run(&["vm", "show", name])).contains("stopped by")
+        });
     }
 
     // The agent is dead while QEMU and its supervisor die: the next one starts the VM again.
@@ -253,22 +276,80 @@ fn a_killed_vm_restarts_and_one_that_ends_by_itself_does_not() {
 }
 
 #[test]
+fn a_vm_that_fails_again_and_again_waits_longer_and_says_so() {
+    let Some(host) = Host::new() else { return };
+    host.start_agent();
+    host.create("db", &["--restart", "always"]);
+    let shown = || host.done(&["vm", "show", "db"]);
+    let mut last = 0;
+    // The fourth wait takes eight seconds.
+    for _ in 0..4 {
+        wait_until("the VM runs anew", || host.qemu("db").is_some_and(|qemu| qemu != last));
+        last = host.wait_for_qemu("db");
+        kill(last);
+    }
+    wait_until("the VM waits", || !shown()["defined"]["next_start"].is_null());
+    assert_eq!(shown()["defined"]["next_start"]["why"], "signal 9 killed QEMU");
+    let text = stdout(&host.run(&["vm", "show", "db"]));
+    assert!(text.contains("next start  in ") && text.contains("signal 9 killed QEMU"), "{text}");
+    host.done(&["vm", "stop", "db", "--force"]);
+    assert_eq!(host.state("db"), "stopped");
+    let text = stdout(&host.run(&["vm", "show", "db"]));
+    assert!(text.contains("stopped by  aquifer vm stop") && !text.contains("next start"), "{text}");
+}
+
+#[test]
+fn while_the_host_drains_the_agent_starts_no_vm_after_a_boot() {
+    let Some(host) = Host::new() else { return };
+    host.create("db", &["--no-start"]);
+    let text = fs::read(host.file("db")).unwrap();
+    host.boot();
+    fs::remove_file(host.file("db")).unwrap();
+    host.start_agent();
+    let drained = host.run(&["host", "drain"]);
+    assert!(drained.status.success(), "{}", stderr(&drained));
+    // The agent sees this VM for the first time after the boot.
+    fs::write(host.file("db"), text).unwrap();
+    host.wait_for_periods();
+    assert_eq!(host.qemu("db"), None);
+    host.done(&["host", "drain", "--end"]);
+    host.wait_for_qemu("db");
+}
+
+#[test]
+fn a_defined_vm_gets_memory_that_the_ledger_has_or_waits() {
+    let Some(host) = Host::new() else { return };
+    host.start_agent();
+    host.refused(&["vm", "create", "big", "--memory", "1T", "--accel", "tcg"], "--overcommit");
+    assert_eq!(host.state("big"), "stopped");
+    host.done(&["vm", "rm", "big"]);
+    host.create("db", &[]);
+    host.boot();
+    let text = fs::read_to_string(host.file("db")).unwrap();
+    fs::write(host.file("db"), text.replace("32M", "1T")).unwrap();
+    host.start_agent();
+    wait_until("the ledger refuses", || host.has_event("db", "of this host's RAM"));
+    let shown = stdout(&host.run(&["vm", "show", "db"]));
+    assert!(shown.contains("next start") && shown.contains("of this host's RAM"), "{shown}");
+    host.done(&["vm", "set", "db", "--memory", "32M"]);
+    host.wait_for_qemu("db");
+}
+
+#[test]
 fn of_two_creates_at_once_one_is_refused() {
     let Some(host) = Host::new() else { return };
     let words = ["vm", "create", "db", "--no-start", "--memory"];
-    let both = ["32M", "64M"].map(|memory| {
-        host.host.command().unwrap().args(words).arg(memory).output().map(|it| it.status)
-    });
-    let create = |memory: &'static str| {
+    let create = |memory: &str| {
         let mut command = host.host.command().unwrap();
-        command.args(["vm", "create", "web", "--no-start", "--memory", memory]);
-        std::thread::spawn(move || command.output().unwrap())
+        command.args(words).arg(memory).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
     };
-    assert_eq!(both.into_iter().filter(|status| status.as_ref().unwrap().success()).count(), 1);
-    let outputs = ["32M", "64M"].map(create).map(|one| one.join().unwrap());
+    // Both run before the first one ends.
+    let both = ["32M", "64M"].map(create);
+    let outputs = both.map(|one| one.wait_with_output().unwrap());
     let refused: Vec<_> = outputs.iter().filter(|output| !output.status.success()).collect();
     let [refused] = &refused[..] else { panic!("{outputs:?}") };
-    assert!(stderr(refused).contains("defines VM 'web' already"), "{}", stderr(refused));
+    assert!(stderr(refused).contains("defines VM 'db' already"), "{}", stderr(refused));
 }
 
 /// A small file system; its drop unmounts it.
