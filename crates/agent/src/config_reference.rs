@@ -213,6 +213,12 @@ const BORROW_NOTES: &[&str] =
      carries the pages in each."];
 
 const VMS: &[Key] = &[
+    key(
+        "dir",
+        "path",
+        "\"/var/lib/aquifer/vms\"",
+        "directory of the definitions of VMs (`aquifer vm create`), which the agent starts",
+    ),
     key("accept", "boolean", "false", "whether peers may migrate VMs here"),
     key(
         "qemu",

@@ -8,6 +8,7 @@
 //! - [`lender`], [`borrower`], [`peers`]: lent memory, borrowed memory, and the other hosts.
 //! - [`cluster`]: the cluster that this host belongs to, and how a host joins it.
 //! - [`events`]: events outside the controller's decisions. `stopping`: how an agent ends.
+//! - `definitions`: the start of defined VMs.
 //! - [`vms`]: VMs that move. [`groups`]: their agreements, and the hand-out of the memory that they
 //!   save.
 //! - `own`: the memory that this host promises to its own VMs, regions, groups and exports.
@@ -23,6 +24,7 @@ pub mod cluster;
 pub mod config;
 pub mod config_reference;
 mod contacts;
+mod definitions;
 pub mod driver;
 pub mod events;
 pub mod groups;
@@ -169,6 +171,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone(), handle.clone())
     });
     let _balancer = balancer.transpose().map_err(start_error)?;
+    let starter =
+        definitions::Starter::new(&config, &exe, (events.clone(), journal.clone()), handle.clone());
     let groups = Groups::new(&config.groups);
     let hands_out = config.groups.balance.then(|| groups.balance(&config.state, journal.clone()));
     let _hands_out = hands_out.transpose().map_err(start_error)?;
@@ -224,6 +228,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         leaving: leaving.clone(),
     };
     let server = tokio::spawn(endpoints.serve(served));
+    // Now: a VM that starts asks this agent for memory.
+    let _starts = starter.start().map_err(start_error)?;
     let stopped = tokio::select! {
         stopped = signals.wait(&handle) => stopped,
         () = leaving.wait() => {

@@ -19,6 +19,7 @@ use aquifer_control::node::Obstacle;
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, HostName, RegionName};
 use aquifer_region::process::{RegionSpec, preload_library};
+use aquifer_vm::definition::Definitions;
 use aquifer_vm::migrate::{self, Arrival};
 use aquifer_vm::process::{Files, client};
 
@@ -139,14 +140,14 @@ impl Vms {
         let arrival = serde_json::to_value(arrival).map_err(problem).map_err(refused)?;
         let below = order.to.is_none().then_some(wanted.below);
         let arrive = Arrive { arrival, below };
-        let (to, Awaits { address }, why) = match order.to {
+        let (to, Awaits { address, defined }, why) = match order.to {
             Some(to) => {
                 let awaits = peers.ask(&to, path::ARRIVE, &arrive).await?;
                 (to, awaits, "an operator chose it".to_owned())
             }
             None => self.0.place(&order.vm, cache, &arrive, wanted.avoid).await?,
         };
-        Ok((Awaited { to, migration, address, identity: config.tls.clone() }, why))
+        Ok((Awaited { to, migration, address, identity: config.tls.clone(), defined }, why))
     }
 }
 
@@ -252,9 +253,11 @@ impl Inner {
             left_at_source: None,
             cpu: arrival.cpu.clone(),
         };
-        let address = client::receive(&self.exe, state, &arrival, incoming).map_err(problem)?;
+        let definitions = Definitions::of(&vms.dir);
+        let address = client::receive(&self.exe, state, &arrival, incoming, &definitions);
+        let address = address.map_err(problem)?;
         tracing::info!(vm = %arrival.vm.name, %address, "waiting for the VM to arrive");
-        Ok(Awaits { address })
+        Ok(Awaits { address, defined: arrival.definition.is_some() })
     }
 }
 

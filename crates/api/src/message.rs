@@ -189,6 +189,9 @@ pub struct Awaits {
     /// The address, for a connection with mutual TLS.
     #[schema(value_type = schema::Socket)]
     pub address: SocketAddr,
+    /// Whether the destination has the VM's definition now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub defined: bool,
 }
 
 impl fmt::Debug for Access {

@@ -281,6 +281,9 @@ pub struct Awaited {
     /// The directory of this host's certificate.
     #[schema(value_type = String)]
     pub identity: PathBuf,
+    /// Whether the destination has the VM's definition now.
+    #[serde(default)]
+    pub defined: bool,
 }
 
 /// Reads a swap priority that the kernel accepts: 0 to 32767 (swapon(2)). JSON does not tell 5 from

@@ -43,6 +43,13 @@ impl Failure {
         self
     }
 
+    /// Adds a remedy to a failure that has none.
+    #[must_use]
+    pub fn or_help(mut self, help: impl Into<String>) -> Self {
+        self.help.get_or_insert_with(|| help.into());
+        self
+    }
+
     /// Writes the failure to standard error: text for a person, or one JSON object `{"error":
     /// {…}}`.
     pub fn report(&self, json: bool) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aquifer_nbd::Uri;
 use aquifer_nbd::client::Target;
 use aquifer_nvme::proto::Nqn;
-use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, RegionName};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, OwnerId, RegionName};
 use aquifer_transport::Address;
 use aquifer_transport::initiator::Outcome;
 use aquifer_transport::tls::Identity;
@@ -70,8 +70,18 @@ pub enum Purpose<'a> {
     /// A volume, by the name of the command that makes it; the claim lasts while the volume is
     /// served.
     Volume(&'a str),
-    /// A region; the claim lasts until the region is removed, also while no process serves it.
-    Region(&'a RegionName),
+    /// A region; the claim lasts until the region is removed, also while no process serves it. The
+    /// owner, if any, is the one that the region had before, for example before a reboot.
+    Region(&'a RegionName, Option<PastOwner>),
+}
+
+/// The owner that a region had before, as its lenders know it.
+#[derive(Clone, Copy, Debug)]
+pub struct PastOwner {
+    /// Its id.
+    pub id: OwnerId,
+    /// At least the number of times that it has moved to another host.
+    pub generation: u32,
 }
 
 impl Purpose<'_> {
@@ -87,7 +97,13 @@ impl Purpose<'_> {
                     false,
                 )
             }
-            Self::Region(name) => Claim::new(format!("region '{name}' on {host}"), true),
+            Self::Region(name, owner) => {
+                let claim = Claim::new(format!("region '{name}' on {host}"), true);
+                match owner {
+                    Some(PastOwner { id, generation }) => Claim { owner: id, generation, ..claim },
+                    None => claim,
+                }
+            }
         }
     }
 }

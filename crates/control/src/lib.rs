@@ -12,8 +12,9 @@
 //! ledger has free, whatever M_s is.
 //!
 //! [`balance`] is another machine, for one host: it moves memory between the host's VMs. [`group`]
-//! has three more, for the memory that the VMs of one tenant on a host save by sharing pages. The
-//! rest of this page is about the controller and the node around it.
+//! has three more, for the memory that the VMs of one tenant on a host save by sharing pages.
+//! [`restart`] starts VMs at boot and after failures. The rest of this page is about the controller
+//! and the node around it.
 //!
 //! # Invariants under any network
 //! Messages may be lost, duplicated and reordered, and either agent may restart at any moment:
@@ -109,6 +110,7 @@ mod pending_release;
 mod placement;
 mod recall;
 mod regions;
+pub mod restart;
 mod round;
 mod step_context;
 mod subject;

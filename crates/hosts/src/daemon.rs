@@ -36,6 +36,7 @@ impl Binary {
     pub fn command(&self, run_dir: &Path) -> Command {
         let mut command = Command::new(&self.0);
         command.env("AQUIFER_RUN_DIR", run_dir).env_remove("AQUIFER_SOCKET");
+        command.env("AQUIFER_VM_DIR", run_dir.join("definitions"));
         command
     }
 

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use aquifer_page::{Bytes, HostName, RegionName};
 use aquifer_region::RegionError;
 
+use crate::definition::DefinitionError;
+
 /// An error of an operation on a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
@@ -20,6 +22,9 @@ pub enum VmError {
     /// The region that is, or becomes, the VM's memory failed.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// The VM's definition cannot be read or written.
+    #[error(transparent)]
+    Definition(#[from] DefinitionError),
     /// A VM of that name exists.
     #[error("a VM '{0}' exists already: choose another name, or run 'aquifer vm stop {0}' first")]
     Exists(RegionName),

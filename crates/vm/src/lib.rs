@@ -4,7 +4,9 @@
 //! the library of crate `preload` preloaded. [`VmSpec`] describes a guest. [`process`] starts,
 //! queries and stops VMs, [`memory`] grows and shrinks them, and [`migrate`] moves them. [`Qmp`]
 //! speaks to QEMU, and [`Initrd`] makes the file system from which a guest without a disk boots.
+//! [`definition`] has the files from which a host starts its VMs after a boot.
 
+pub mod definition;
 mod error;
 pub mod initrd;
 pub mod memory;

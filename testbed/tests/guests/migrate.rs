@@ -367,7 +367,7 @@ fn prepare_destination(hosts: &Hosts, here: &str, there: &str) -> Result<Pending
         .with_timeout(Duration::from_secs(70));
     let order = order::Migrate { vm: vm.clone(), to: Some(there.parse()?), cache: None };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let order::Awaited { migration, address, identity, .. } =
+    let order::Awaited { migration, address, identity, defined, .. } =
         runtime.block_on(agent.post(aquifer_api::path::MIGRATE, &order))?;
     let (to, mode, bandwidth) = (there.parse()?, Mode::Instant, None);
     let max_downtime = Duration::from_secs(1);
@@ -382,6 +382,7 @@ fn prepare_destination(hosts: &Hosts, here: &str, there: &str) -> Result<Pending
             bandwidth,
             max_downtime,
             may_leave: false,
+            defined,
         },
     })
 }

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use aquifer_control::balance;
+use aquifer_vm::definition::DIRECTORY;
 use serde::{Deserialize, Deserializer};
 
-/// Settings for VMs: taking them from other hosts, and balancing their memory.
+/// Settings for VMs: starting them, taking them from other hosts, and balancing their memory.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmsConfig {
+    /// Directory of the definitions of VMs, which the agent starts.
+    pub dir: PathBuf,
     /// Whether the agent takes VMs. A peer that moves a VM here controls a QEMU process on this
     /// host.
     pub accept: bool,
@@ -27,6 +30,7 @@ pub struct VmsConfig {
 impl Default for VmsConfig {
     fn default() -> Self {
         Self {
+            dir: DIRECTORY.into(),
             accept: false,
             qemu: "qemu-system-x86_64".into(),
             balance: false,

@@ -139,6 +139,11 @@ pub enum Command {
         /// The reason.
         why: String,
     },
+    /// The question whether VMs may start here by themselves.
+    AdmitsVms {
+        /// Receives the answer: no while this host drains.
+        reply: oneshot::Sender<bool>,
+    },
     /// The balancer's question by how much VMs may grow.
     Room {
         /// Receives the room; `None` if the ledger counts no VM.

@@ -194,6 +194,7 @@ impl Driver {
                 self.take_vm(from, claim, below, reply);
             }
             Command::LostVm { from, vm, why } => self.input(Input::LostVm { from, vm, why }),
+            Command::AdmitsVms { reply } => drop(reply.send(self.node.admits_vms())),
             Command::Room { reply } => drop(reply.send(self.room())),
             Command::Reclaim { bytes } => self.input(Input::Reclaim(bytes)),
             Command::Leave { reply } => {

@@ -95,7 +95,7 @@ impl Vms {
 
     /// Orders the move from the VM's supervisor, and follows it to its end.
     fn follow(&self, files: &Files, awaited: Awaited, why: String) -> MoveEnd {
-        let Awaited { to, migration, address, identity } = awaited;
+        let Awaited { to, migration, address, identity, defined } = awaited;
         let order = Order {
             migration,
             to: to.clone(),
@@ -106,6 +106,7 @@ impl Vms {
             max_downtime: MAX_DOWNTIME,
             // With post-copy, the VM would be lost if either host died meanwhile.
             may_leave: false,
+            defined,
         };
         let moved = client::migrate(files, &order, |progress| self.0.moving.tell(&to, progress));
         match moved {

@@ -30,6 +30,7 @@ const ENVIRONMENT: &[(&str, &str)] = &[
         "AQUIFER_SOCKET",
         "same as `--socket` of commands that call the agent, default `RUN_DIR/agent.sock`",
     ),
+    ("AQUIFER_VM_DIR", "same as `--vm-dir`, default `/var/lib/aquifer/vms`"),
     ("AQUIFER_GROUPS", "same as `--groups`, default `/etc/aquifer/groups`"),
 ];
 

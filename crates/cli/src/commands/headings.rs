@@ -5,8 +5,8 @@ use clap::Arg;
 /// A heading, the commands where it applies by the words that they begin with, and their options.
 /// The first line that names an option counts. All others are under "Options".
 const HEADINGS: &[(&str, &[&str], &[&str])] = &[
-    ("Guest", &["vm", "start"], &["kernel", "initrd", "append", "disk", "cached-disk", "cpus"]),
-    ("Guest", &["vm", "start"], &["accel", "cpu", "machine", "qemu"]),
+    ("Guest", &["vm"], &["kernel", "initrd", "append", "disk", "cached-disk", "cpus"]),
+    ("Guest", &["vm"], &["accel", "cpu", "machine", "qemu"]),
     ("Savings", &["group"], &["scan", "policy", "step", "cache-reserve", "allow-lending"]),
     ("Limits", &["group"], &["member", "max-members", "max-memory", "max-cache", "cgroup"]),
     ("Addresses", &["serve", "export"], &["nbd", "nvme", "kernel", "rdma", "name"]),
@@ -24,7 +24,7 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Timeouts", &[], &["io-timeout", "fault-timeout", "timeout", "retry", "max-downtime"]),
     ("Output", &[], &["json", "report", "watch", "stages"]),
     ("Output", &["status"], &["cluster"]),
-    ("Paths", &[], &["run-dir", "socket", "groups", "config", "dir", "cluster-dir"]),
+    ("Paths", &[], &["run-dir", "socket", "groups", "config", "dir", "cluster-dir", "vm-dir"]),
 ];
 
 /// Puts an option of the command that `words` name under its heading.

@@ -1,5 +1,6 @@
 //! The names that a shell completes: of VMs, regions, groups, volumes, peers and lenders.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -11,12 +12,14 @@ use aquifer_group::Agreements;
 use aquifer_nbd::Uri;
 use aquifer_region::process::client as regions;
 use aquifer_transport::Address;
+use aquifer_vm::definition::Definitions;
 use aquifer_vm::process::client as vms;
 use clap::Arg;
 use clap_complete::{ArgValueCandidates, CompletionCandidate};
 
 use super::group::{GROUPS, GROUPS_VARIABLE};
 use super::serve::CONFIG;
+use super::vm::{VM_DIR, VM_DIR_VARIABLE};
 use super::{RUN_DIR, RUN_DIR_VARIABLE};
 
 /// Finds names of this host; finds none where this user may not look.
@@ -32,7 +35,7 @@ pub(super) fn completed(argument: Arg, words: &[&str]) -> Arg {
 fn source(words: &[&str], argument: &str) -> Option<Find> {
     let find: Find = match (words, argument) {
         // These make a new name.
-        (["vm", "start" | "adopt"] | [_, "create"], "name") => return None,
+        (["vm", "adopt"] | [_, "create"], "name") => return None,
         (["vm", _], "name") => all_vms,
         (["region", _], "name") | (_, "heap") => all_regions,
         (["group" | "serve", _], "name") | (_, "group") => all_groups,
@@ -61,7 +64,10 @@ fn run_dir() -> PathBuf {
 
 fn all_vms() -> Vec<String> {
     let all = vms::list(&run_dir()).unwrap_or_default();
-    all.iter().map(|files| files.name().to_string()).collect()
+    let defined = Definitions::of(&given("--vm-dir", VM_DIR_VARIABLE, VM_DIR)).names();
+    let names = all.iter().map(|files| files.name().clone());
+    let names: BTreeSet<_> = names.chain(defined.unwrap_or_default()).collect();
+    names.iter().map(ToString::to_string).collect()
 }
 
 fn all_regions() -> Vec<String> {
@@ -145,7 +151,7 @@ mod tests {
         for line in ["vm show", "region rm", "group set", "serve dedup", "serve disk-cache"] {
             assert!(is_completed(line, "name"), "{line}");
         }
-        for line in ["vm start", "vm adopt", "region create", "group create", "run"] {
+        for line in ["vm create", "vm adopt", "region create", "group create", "run"] {
             assert!(!is_completed(line, "name"), "{line}");
         }
     }

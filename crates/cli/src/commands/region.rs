@@ -268,7 +268,7 @@ impl Create {
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
         let claim = cached.claim(&name, size);
-        let plan = cached.plan(common, name.clone(), size)?;
+        let plan = cached.plan(common, (name.clone(), None), size)?;
         // After the plan, as lenders may take longer to answer than a claim counts.
         let claimed = overcommit.claim(common, &what(), claim)?;
         let files = Files::new(&directory, &name);

@@ -2,15 +2,22 @@
 
 mod adopt;
 mod budget;
+mod create;
+mod defined;
 mod ended;
+mod guest;
 mod limits;
 mod manuals;
 mod migrate;
+mod options;
+mod place;
 mod resize;
+mod rm;
+mod set;
 mod start;
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,9 +29,12 @@ use aquifer_vm::{Backing, VmError};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use defined::Defined;
+pub use guest::AcceleratorName;
 pub(super) use manuals::MANUALS;
+use place::{Place, VmDir};
+pub(super) use place::{VM_DIR, VM_DIR_VARIABLE};
 use resize::Spreads;
-pub use start::AcceleratorName;
 
 use super::Common;
 use super::region;
@@ -43,17 +53,21 @@ use crate::table::table;
 pub struct Vm {
     #[command(subcommand)]
     what: What,
+    #[command(flatten)]
+    dir: VmDir,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
+    Create(Box<create::Create>),
     Start(Box<start::Start>),
     /// List the VMs of this host
     List(List),
     /// Show a VM's state and where its memory is
     Show(Which),
     Resize(resize::Resize),
-    Set(limits::Set),
+    Set(Box<set::Set>),
+    Rm(rm::Rm),
     ShowBudget(budget::ShowBudget),
     SetBudget(budget::SetBudget),
     Adopt(adopt::Adopt),
@@ -76,7 +90,7 @@ pub struct Which {
 #[derive(Debug, Args)]
 #[expect(missing_docs, reason = "a text here would take the place of the command's own")]
 pub struct List {
-    /// List the last hundred ended VMs too, with time and cause
+    /// List defined VMs that are off too, and the last hundred ends, with time and cause
     #[arg(long)]
     all: bool,
 }
@@ -96,7 +110,9 @@ pub struct Resume {
     force: bool,
 }
 
-/// Power a VM off; its disks stay
+/// Power a VM off; its disks and its definition stay
+///
+/// A VM with a definition stays off until 'aquifer vm start', or until the host boots.
 ///
 /// Asks the guest to power itself off, and removes the VM's sockets, logs and region. Does the same
 /// for a VM whose QEMU has ended.
@@ -116,9 +132,13 @@ pub struct Stop {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
+            "aquifer vm create db --memory 8G --disk db.qcow2",
+            "Define a VM of 8 GiB and start it, now and at each boot",
+        ),
+        (
             "aquifer vm start db --memory 8G --cache 2G \
              --lender nbds://b/ --tls DIR --disk db.qcow2",
-            "Start a VM of 8 GiB with at most 2 GiB of local RAM",
+            "Start a transient VM of 8 GiB with at most 2 GiB of local RAM",
         ),
         ("aquifer vm show db", "Show its state, where its memory is, and fault times"),
         ("aquifer region resize db --cache 1G", "Free half of its local RAM now"),
@@ -156,6 +176,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("Requirements", "The requirements of 'aquifer region', and QEMU 7.0 or later."),
     ],
     files: &[
+        ("/var/lib/aquifer/vms/NAME.toml", "the definition of a VM"),
         ("/run/aquifer/vms/NAME/qmp", "a QMP monitor for other programs"),
         ("/run/aquifer/vms/NAME/serial", "the guest's serial port, a socket"),
         ("/run/aquifer/vms/NAME/console.log", "the guest's output on the serial port"),
@@ -171,6 +192,8 @@ struct Shown {
     #[serde(flatten)]
     status: VmStatus,
     times: Spreads,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    defined: Option<Defined>,
 }
 
 /// The answer of a command that changes a VM.
@@ -180,10 +203,6 @@ struct Done {
     done: &'static str,
 }
 
-fn run_dir(common: &Common) -> Result<PathBuf> {
-    std::path::absolute(&common.run_dir).or_fail(|| "finding the VMs")
-}
-
 impl Vm {
     /// Runs the subcommand.
     ///
@@ -191,9 +210,11 @@ impl Vm {
     /// If there is no such VM, if it cannot be started or does not stop, or if its supervisor
     /// refuses.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let run_dir = run_dir(common)?;
+        let place = self.dir.place(common)?;
+        let run_dir = place.run_dir.clone();
         match self.what {
-            What::Start(start) => start.run(common, &run_dir)?,
+            What::Create(create) => create.run(&place)?,
+            What::Start(start) => start.run(&place)?,
             What::List(List { all: with_ended }) => {
                 let (vms, failure) = all(&run_dir, common.json)?;
                 if failure.is_some() && vms.is_empty() {
@@ -201,16 +222,23 @@ impl Vm {
                 }
                 if with_ended {
                     let ended = ended::latest(&run_dir)?;
-                    let table = format!("{}\n\n{}", listed(&vms), ended::listed(&ended));
-                    output::answer(common.json, &ended::all(&vms, ended), |_| table)?;
+                    let mut off = Defined::all(&place)?;
+                    off.retain(|defined| vms.iter().all(|vm| vm.name != defined.name));
+                    let table = format!("{}\n\n{}", listed(&vms, &off), ended::listed(&ended));
+                    output::answer(common.json, &ended::all(&vms, off, ended), |_| table)?;
                 } else {
-                    output::answer(common.json, &vms, |all| listed(all))?;
+                    output::answer(common.json, &vms, |all| listed(all, &[]))?;
                 }
                 return failure.map_or(Ok(ExitCode::SUCCESS), Err);
             }
             What::Show(Which { name }) => {
                 let files = Files::new(&run_dir, &name);
                 let status = client::status(&files);
+                let defined = Defined::find(&place, &name);
+                if let (Err(VmError::Unknown(_)), Some(defined)) = (&status, &defined) {
+                    output::answer(common.json, defined, Defined::text_of_absent)?;
+                    return Ok(ExitCode::SUCCESS);
+                }
                 if let Err(VmError::Unknown(_)) = &status
                     && let Some(last) = ended::last(&run_dir, &name)?
                 {
@@ -219,19 +247,18 @@ impl Vm {
                 }
                 let status = status.or_fail(|| format!("querying VM '{name}'"))?;
                 let times = client::times(&files).or_fail(|| format!("querying VM '{name}'"))?;
-                let shown = Shown { status, times: Spreads::of(&times) };
+                let shown = Shown { status, times: Spreads::of(&times), defined };
                 output::answer(common.json, &shown, |shown| {
-                    text(&files, &shown.status) + &shown.times.text()
+                    let definition = shown.defined.as_ref().map_or(String::new(), Defined::text);
+                    text(&files, &shown.status) + &definition + &shown.times.text()
                 })?;
             }
             What::Resize(resize) => {
                 let files = Files::new(&run_dir, resize.name());
                 return resize.run(common, &files);
             }
-            What::Set(set) => {
-                let files = Files::new(&run_dir, set.name());
-                set.run(common, &files)?;
-            }
+            What::Set(set) => set.run(&place)?,
+            What::Rm(rm) => rm.run(&place)?,
             What::ShowBudget(show) => show.run(common, &run_dir)?,
             What::SetBudget(set) => set.run(common, &run_dir)?,
             What::Adopt(adopt) => adopt.run(common, &run_dir)?,
@@ -253,16 +280,28 @@ impl Vm {
                     format!("{} is {}", is.vm, is.done)
                 })?;
             }
-            What::Stop(stop) => stop.run(common, &run_dir)?,
+            What::Stop(stop) => stop.run(&place)?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
 impl Stop {
-    fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
+    fn run(self, place: &Place<'_>) -> Result<()> {
         let Self { name: vm, force, timeout } = self;
+        let common = place.common;
         let what = format!("stopping VM '{vm}'");
+        let files = place.files(&vm);
+        let was_at_rest = files.is_at_rest();
+        // First: the agent would start the VM again as it ends.
+        if place.definitions.file(&vm).exists() {
+            files.rest("aquifer vm stop").or_fail(|| what.clone())?;
+            if matches!(client::status(&files), Err(VmError::Unknown(_))) {
+                return output::answer(common.json, &Done { vm, done: "stopped" }, |is| {
+                    format!("{} is off, and stays off", is.vm)
+                });
+            }
+        }
         let progress = Progress::spinner(what.clone());
         if !common.json && !force {
             let timeout = humantime::format_duration(timeout);
@@ -271,7 +310,11 @@ impl Stop {
                  (--timeout); --force ends it at once"
             ));
         }
-        client::stop(&Files::new(run_dir, &vm), force, timeout).map_err(|error| {
+        client::stop(&files, force, timeout).map_err(|error| {
+            if !was_at_rest {
+                // It runs on as before.
+                let _ = files.end_rest();
+            }
             let failure = Failure::new(what, &error);
             match error {
                 VmError::StillRunning(_) => {
@@ -317,9 +360,9 @@ fn state(status: &VmStatus) -> String {
     }
 }
 
-fn listed(all: &[VmStatus]) -> String {
-    if all.is_empty() {
-        return "no VMs: 'aquifer vm start' starts one".to_owned();
+fn listed(all: &[VmStatus], off: &[Defined]) -> String {
+    if all.is_empty() && off.is_empty() {
+        return "no VMs: 'aquifer vm create' creates one".to_owned();
     }
     let row = |vm: &VmStatus| {
         let memory = vm.share.as_ref().map_or(Bytes::ZERO, Share::memory);
@@ -329,7 +372,7 @@ fn listed(all: &[VmStatus]) -> String {
     };
     table(
         ["NAME", "STATE", "MEMORY", "HERE", "CACHE", "RESIDENT", "REMOTE", "ZERO"],
-        all.iter().map(row),
+        all.iter().map(row).chain(off.iter().map(Defined::row)),
     )
 }
 

@@ -8,6 +8,7 @@ mod attach;
 mod basics;
 mod common;
 mod completions;
+mod definitions;
 mod export;
 mod group;
 mod openapi;

@@ -59,13 +59,16 @@ impl Node {
 
     /// Returns the bytes of which a VM that comes here can make use: none while this host drains.
     pub fn room(&self) -> Bytes {
-        match self.takes_vms() {
+        match self.admits_vms() {
             true => self.controller.room(),
             false => Bytes::ZERO,
         }
     }
 
-    pub(super) fn takes_vms(&self) -> bool {
+    /// Returns whether VMs may come to this host, or start here by themselves: not while the
+    /// operator drains it.
+    pub fn admits_vms(&self) -> bool {
+        // A host whose configuration lends nothing is always draining.
         let recalls = self.is_draining() && self.controller.facts().config.lends;
         !self.vacates() && !recalls && !self.belonging.has_left
     }

@@ -39,6 +39,8 @@ pub enum EventKind {
     OomKill,
     /// A VM ended.
     VmEnded,
+    /// A VM with a definition did not start, or its definition is damaged.
+    VmNotStarted,
     /// Another host has this host's name, or peers call this host at a wrong address.
     NameTaken,
     /// A host of the cluster is up.
@@ -61,6 +63,7 @@ impl fmt::Display for EventKind {
             Self::SpillBack => "spill back",
             Self::OomKill => "oom kill",
             Self::VmEnded => "vm ended",
+            Self::VmNotStarted => "vm not started",
             Self::NameTaken => "name taken",
             Self::HostUp => "host up",
             Self::HostDown => "host down",

@@ -17,6 +17,7 @@ mod network;
 mod node;
 mod protocol;
 mod regions;
+mod restart;
 mod sim;
 mod tenant;
 mod vms;

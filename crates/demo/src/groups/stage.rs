@@ -11,6 +11,7 @@ use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::LinkSpec;
 use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Limits, UNLIMITED};
+use aquifer_vm::process::client::NewVm;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Backing, VmSpec};
 
@@ -97,7 +98,9 @@ impl Stage {
         let region = RegionSpec { group, link: Some(LINK), ..RegionSpec::new(name, MEMORY, cache) };
         let limits = Limits { min: BASE, max: MEMORY, ..UNLIMITED };
         let exe = program::aquifer()?;
-        client::start(&exe, &self.dir, &spec, Some(&region), &limits).or_fail(what)?;
+        let (memory, limits) = (Some(&region), &limits);
+        let vm = NewVm { spec: &spec, memory, limits, definition: None };
+        client::start(&exe, &self.dir, vm).or_fail(what)?;
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use aquifer_hosts::Export;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Order, Resized, UNLIMITED};
+use aquifer_vm::process::client::NewVm;
 use aquifer_vm::process::{Files, client};
 use aquifer_vm::{Backing, VmSpec};
 
@@ -152,7 +153,9 @@ impl Stage {
         };
         let region = options.pool.then(|| self.region(name)).transpose()?;
         let exe = program::aquifer()?;
-        client::start(&exe, &self.dir, &spec, region.as_ref(), &UNLIMITED).or_fail(what)?;
+        let (memory, limits) = (region.as_ref(), &UNLIMITED);
+        let vm = NewVm { spec: &spec, memory, limits, definition: None };
+        client::start(&exe, &self.dir, vm).or_fail(what)?;
         let mut user = User::meet(&self.vm.serial(), wait)?;
         user.is_there()?;
         Ok(user)

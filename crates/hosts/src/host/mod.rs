@@ -157,6 +157,9 @@ impl Host {
             config.insert(key.to_owned(), path.display().to_string().into());
         }
         change(&mut config);
+        let definitions = self.definitions().display().to_string();
+        let vms = config.entry("vms").or_insert_with(|| Table::new().into());
+        vms.as_table_mut().map(|vms| vms.insert("dir".to_owned(), definitions.into()));
         fs::write(self.config(), config.to_string()).during(what)
     }
 
@@ -205,6 +208,11 @@ impl Host {
         self.dir.join("state")
     }
 
+    /// Returns the directory of the definitions of its VMs.
+    pub fn definitions(&self) -> PathBuf {
+        self.dir.join("definitions")
+    }
+
     /// Returns the socket of its agent.
     pub fn socket(&self) -> PathBuf {
         self.state().join("agent.sock")
@@ -221,7 +229,7 @@ impl Host {
     /// If its network namespace is gone.
     pub fn command(&self) -> Result<Command> {
         let mut command = self.aquifer.command(&self.state());
-        command.env("AQUIFER_SOCKET", self.socket());
+        command.env("AQUIFER_SOCKET", self.socket()).env("AQUIFER_VM_DIR", self.definitions());
         self.enter(&mut command)?;
         Ok(command)
     }

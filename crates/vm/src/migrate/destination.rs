@@ -17,6 +17,7 @@ use super::message::{Incoming, Link, Message};
 use super::postcopy;
 use super::source::release;
 use super::wire::Wire;
+use crate::definition;
 use crate::error::VmError;
 use crate::process::Files;
 use crate::qmp::Qmp;
@@ -357,6 +358,7 @@ impl Taking<'_> {
         }
         self.owned = Some(Instant::now());
         self.qmp = None;
+        definition::settle(self.files);
         Ok(())
     }
 

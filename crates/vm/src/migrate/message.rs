@@ -44,6 +44,9 @@ pub struct Arrival {
     /// sends none.
     #[serde(default)]
     pub cpu: Option<Cpu>,
+    /// The text of the VM's definition, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<String>,
 }
 
 /// The arrival that a destination waits for.
@@ -87,6 +90,9 @@ pub struct Order {
     pub max_downtime: Duration,
     /// Whether to switch to [`Mode::PostCopy`] if the downtime would exceed that limit.
     pub may_leave: bool,
+    /// Whether the destination has the VM's definition.
+    #[serde(default)]
+    pub defined: bool,
 }
 
 /// The record that a VM was handed over.
@@ -100,6 +106,9 @@ pub struct HandedOver {
     /// The link by which the destination asks for the memory that was left behind.
     #[serde(default)]
     pub left_at_source: Option<Link>,
+    /// Whether the destination has the VM's definition, so that this host need not keep it.
+    #[serde(default)]
+    pub defined: bool,
 }
 
 /// A link between two hosts for the memory that was left behind.

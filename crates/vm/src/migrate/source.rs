@@ -18,6 +18,7 @@ use super::cpu::Cpu;
 use super::message::{HandedOver, Link, Message, MigrationReport, Mode, Order, Progress};
 use super::postcopy;
 use super::wire::Wire;
+use crate::definition::{self, Held};
 use crate::error::VmError;
 use crate::process::Files;
 use crate::qmp::Qmp;
@@ -46,6 +47,8 @@ struct Undo<'a> {
     runs: bool,
     /// Whether QEMU's migration was started.
     begun: bool,
+    /// The VM's definition, if it has one.
+    definition: Option<&'a Held>,
 }
 
 /// A migration in progress.
@@ -79,7 +82,9 @@ pub(crate) fn migrate(
             status["status"]
         )));
     }
-    let mut undo = Undo { files, runs, begun: false };
+    // Until the end, so that no command changes what the destination has.
+    let definition = definition::hold(files)?;
+    let mut undo = Undo { files, runs, begun: false, definition: definition.as_ref() };
     let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
     // The record decides which host owns the VM, whatever failed.
     moved.inspect_err(|_| {
@@ -143,7 +148,7 @@ impl Move<'_> {
         self.wire.send(&Message::Prepare { leaves }, &[]).map_err(lost(self.order))?;
         self.serve_pages().map_err(lost(self.order))?;
         self.tell_progress()?;
-        self.hand_over(undo.runs, leaves)?;
+        self.hand_over(undo, leaves)?;
         self.report.downtime_ms = milliseconds(stopped);
         self.report.total_ms = milliseconds(self.began);
         if !leaves {
@@ -355,7 +360,8 @@ impl Move<'_> {
 
     /// Records that the VM belongs to the destination, and tells the destination. From the record
     /// on, the hand-over is final.
-    fn hand_over(&mut self, runs: bool, leaves: bool) -> Result<(), VmError> {
+    fn hand_over(&mut self, undo: &Undo<'_>, leaves: bool) -> Result<(), VmError> {
+        let runs = undo.runs;
         let engine = || VmError::io("the engine of the VM's region does not answer");
         Frame::GiveAway.send(&mut self.engine, &[]).map_err(engine())?;
         match Frame::receive(&mut self.engine, &mut Vec::new()).map_err(engine())? {
@@ -371,7 +377,10 @@ impl Move<'_> {
             migration: self.order.migration,
             to: self.order.to.clone(),
             left_at_source,
+            defined: self.order.defined,
         };
+        // First: if this host loses power, it must not start the VM that the other host has.
+        undo.definition.map_or(Ok(()), |definition| definition.leave(&handed_over))?;
         self.files.set_handed_over(Some(handed_over))?;
         // Too late to cancel.
         let _ = self.phase("giving away");
@@ -486,6 +495,9 @@ impl Undo<'_> {
         let undone = resume(self.files, self.begun && self.runs);
         if let Err(error) = undone {
             tracing::error!("the VM stays here, but cannot resume: {error}");
+        }
+        if let Some(Err(error)) = self.definition.map(|definition| definition.settle(self.files)) {
+            tracing::warn!("cannot unmark the definition of the VM, which stays here: {error}");
         }
         if self.begun {
             // The destination may be waiting for the hand-over.

@@ -20,8 +20,9 @@ use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
 use super::run::{SUBCOMMAND, remove_region};
 use super::side_by_side;
 use super::standing;
-pub use super::stop::stop;
+pub use super::stop::{clear, stop, withdraw};
 use super::supervisor_call::{ANSWERING, SILENCE, answer, answers, unexpected};
+use crate::definition::{self, Definitions};
 use crate::error::VmError;
 use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
 use crate::migrate::{self, Arrival, Cpu, HandedOver, Incoming, MigrationReport, Order, Progress};
@@ -37,11 +38,23 @@ const LONGEST_CLEANUP: Duration = Duration::from_secs(5);
 /// How long a supervisor may take to clear away the remains of its QEMU.
 pub(super) const CLEARING: Duration = Duration::from_secs(40);
 
+/// A VM to start.
+#[derive(Clone, Copy, Debug)]
+pub struct NewVm<'a> {
+    /// The VM.
+    pub spec: &'a VmSpec,
+    /// The region to make for the VM's memory; `None` if that is RAM of this host.
+    pub memory: Option<&'a RegionSpec>,
+    /// The limits of the memory.
+    pub limits: &'a Limits,
+    /// The file that defines the VM, which the caller holds meanwhile; `None` for a transient VM.
+    pub definition: Option<&'a Path>,
+}
+
 /// Starts a VM whose files are under `run_dir`, and returns its status.
 ///
-/// With `memory`, the VM's memory is a region that this function creates; without, it is RAM of
-/// this host. `limits` bound it. The supervisor is `program`, whose [`SUBCOMMAND`] must call
-/// [`super::run()`]. If this fails, nothing of the VM remains.
+/// The supervisor is `program`, whose [`SUBCOMMAND`] must call [`super::run()`]. If this fails,
+/// nothing of the VM remains.
 ///
 /// # Errors
 /// [`VmError`] if the specification is invalid, the name is in use, memory is short, or the
@@ -49,13 +62,11 @@ pub(super) const CLEARING: Duration = Duration::from_secs(40);
 pub fn start(
     program: &Path,
     run_dir: &Path,
-    spec: &VmSpec,
-    memory: Option<&RegionSpec>,
-    limits: &Limits,
+    NewVm { spec, memory, limits, definition }: NewVm<'_>,
 ) -> Result<VmStatus, VmError> {
     spec.check()?;
     let files = Files::new(run_dir, &spec.name);
-    files.create(&Record::of(spec, None))?;
+    files.create(&Record::of(spec, definition, None))?;
     let make_region = |memory: Option<&RegionSpec>| {
         memory.map(|memory| regions::create(program, &run_dir.join("regions"), memory)).transpose()
     };
@@ -285,7 +296,8 @@ pub fn times(files: &Files) -> Result<Times, VmError> {
 }
 
 /// Prepares this host for a VM that another host sends, and returns the address at which its
-/// supervisor listens. If the VM does not arrive, the supervisor removes everything again.
+/// supervisor listens. The VM's definition joins `definitions`. If the VM does not arrive, the
+/// supervisor removes everything again.
 ///
 /// # Errors
 /// [`VmError`] if this host lacks something that the VM needs.
@@ -294,6 +306,7 @@ pub fn receive(
     run_dir: &Path,
     arrival: &Arrival,
     incoming: Incoming,
+    definitions: &Definitions,
 ) -> Result<SocketAddr, VmError> {
     let Arrival { vm, memory, .. } = arrival;
     vm.check()?;
@@ -310,15 +323,22 @@ pub fn receive(
         )));
     }
     let files = Files::new(run_dir, &vm.name);
-    await_place(&files, &Record::of(vm, Some(incoming)))?;
+    let text = arrival.definition.as_deref();
+    let path = text.map(|_| definitions.file(&vm.name));
+    await_place(&files, &Record::of(vm, path.as_deref(), Some(incoming.clone())))?;
+    let expect = |text| definitions.expect(&vm.name, &incoming, text);
     let started = admit(&files, vm, Some(memory), &arrival.limits)
+        .and_then(|()| Ok(text.map_or(Ok(()), expect)?))
         .and_then(|()| Ok(regions::create_foreign(program, &run_dir.join("regions"), memory)?))
         .and_then(|_| start_supervisor(program, &files).inspect_err(|_| _ = remove_region(&files)))
         .and_then(|address| {
             let silent = "the VM's supervisor does not wait for the migration";
             address.ok_or_else(|| VmError::Reported(silent.to_owned()))
         });
-    started.inspect_err(|_| forget(&files))
+    started.inspect_err(|_| {
+        text.iter().for_each(|_| definitions.remove_expected(&vm.name, &incoming));
+        forget(&files);
+    })
 }
 
 /// Creates the record of an arriving VM. An earlier attempt to move it here may need a moment to
@@ -371,7 +391,8 @@ pub fn offer(files: &Files) -> Result<Arrival, VmError> {
         Some(model) => Some(Cpu::of(&mut Qmp::connect(&files.control(), ANSWERING)?, model)?),
         None => None,
     };
-    Ok(Arrival { migration: MigrationId::random(), vm, memory, limits, cpu })
+    let (migration, definition) = (MigrationId::random(), definition::text(files)?);
+    Ok(Arrival { migration, vm, memory, limits, cpu, definition })
 }
 
 /// Returns the specification of a VM whose memory is in the pool.
@@ -487,6 +508,7 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, VmE
         start_supervisor(program, files)?;
     }
     migrate::resume(files, true)?;
+    definition::settle(files);
     if !files.is_supervised() {
         start_supervisor(program, files)?;
     }

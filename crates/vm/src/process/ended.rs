@@ -15,6 +15,7 @@ use aquifer_region::process::{lock_file, record};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
+use super::stop::WITHDRAWAL;
 use crate::error::VmError;
 
 /// Ended VMs on record. Older ones are forgotten.
@@ -107,7 +108,10 @@ impl Found<'_> {
         match (status.signal(), status.success()) {
             // `--force` kills a QEMU that does not answer.
             (Some(SIGKILL), _)
-                if self.order.as_ref().is_some_and(|order| order.contains("--force")) =>
+                if self
+                    .order
+                    .as_ref()
+                    .is_some_and(|order| order.contains("--force") || order == WITHDRAWAL) =>
             {
                 ordered.unwrap_or(Cause::Unseen)
             }

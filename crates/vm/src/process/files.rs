@@ -111,6 +111,11 @@ impl Files {
             .map_err(VmError::io(format!("cannot write {}", path.display())))
     }
 
+    /// Returns the definition from which the VM was started, if there is one.
+    pub(crate) fn definition(&self) -> Result<Option<PathBuf>, VmError> {
+        Ok(self.read()?.definition)
+    }
+
     /// Returns QEMU's process, once it runs.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.read().ok()?.pid
@@ -269,6 +274,17 @@ impl Files {
             made => made.map_err(fail())?,
         }
         self.write(record).inspect_err(|_| self.remove())
+    }
+
+    /// Creates the record of a VM with a definition, without a QEMU.
+    #[cfg(test)]
+    pub(crate) fn make_record(
+        &self,
+        spec: &VmSpec,
+        definition: &Path,
+        incoming: Option<Incoming>,
+    ) -> Result<(), VmError> {
+        self.create(&Record::of(spec, Some(definition), incoming))
     }
 
     /// Replaces the record.

@@ -1,7 +1,7 @@
 //! The record of a VM, its status, and the messages between a VM's supervisor and its clients.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::RegionStatus;
@@ -31,6 +31,9 @@ pub enum Origin {
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
     pub(super) origin: Origin,
+    /// The definition from which the VM was started, or with which it arrived.
+    #[serde(default)]
+    pub(super) definition: Option<PathBuf>,
     /// QEMU's process, once it runs.
     pub(super) pid: Option<u32>,
     /// QEMU's exit status, if it failed.
@@ -54,6 +57,7 @@ impl Record {
     pub(super) fn new(origin: Origin) -> Self {
         Self {
             origin,
+            definition: None,
             pid: None,
             ended: None,
             incoming: None,
@@ -64,8 +68,9 @@ impl Record {
     }
 
     /// Makes the record of a VM that is about to start or to arrive.
-    pub(super) fn of(spec: &VmSpec, incoming: Option<Incoming>) -> Self {
-        Self { incoming, ..Self::new(Origin::Started(Box::new(spec.clone()))) }
+    pub(super) fn of(spec: &VmSpec, definition: Option<&Path>, incoming: Option<Incoming>) -> Self {
+        let definition = definition.map(Path::to_owned);
+        Self { definition, incoming, ..Self::new(Origin::Started(Box::new(spec.clone()))) }
     }
 }
 

@@ -24,6 +24,7 @@ use super::ended::Found;
 use super::files::Files;
 use super::logs::Bounding;
 use super::message::{Origin, Record, Response};
+use crate::definition::{self, Definitions};
 use crate::error::VmError;
 use crate::memory::Budget;
 use crate::migrate::{self, Incoming, Outcome, Wire};
@@ -88,6 +89,9 @@ fn supervise(files: &Files) -> Result<(), VmError> {
                 let _ = qemu.kill();
                 let _ = qemu.wait();
                 remove_region(files)?;
+                if let Some(path) = &record.definition {
+                    Definitions::beside(path).remove_expected(files.name(), incoming);
+                }
                 files.remove();
             }
             match came? {
@@ -276,6 +280,7 @@ fn clean_up(
     note_end(files, &record, status);
     let disorder = status.filter(|status| !status.success()).map(|status| status.to_string());
     remove_region(files)?;
+    record.handed_over.iter().for_each(|it| definition::remove_moved(files, it));
     Budget::of(files.run_dir()).forget(files.name())?;
     if disorder.is_none() || record.handed_over.is_some() {
         files.remove();

@@ -20,6 +20,17 @@ const ENDING: Duration = Duration::from_secs(3);
 /// How long QEMU may take to start.
 const STARTING: Duration = Duration::from_secs(60);
 
+/// The order that ends a VM whose start fails after QEMU runs. The operator still wants the VM.
+pub(super) const WITHDRAWAL: &str = "vm start, which failed";
+
+/// Ends a VM at once, because its start fails after QEMU runs.
+///
+/// # Errors
+/// As [`stop`].
+pub fn withdraw(files: &Files) -> Result<(), VmError> {
+    end(files, true, Duration::ZERO, WITHDRAWAL)
+}
+
 /// Makes the guest power itself off, or QEMU quit if `at_once`, and removes the VM. Also removes
 /// the remains of a VM that has ended by itself.
 ///
@@ -27,6 +38,10 @@ const STARTING: Duration = Duration::from_secs(60);
 /// [`VmError::StillRunning`] if the guest does not power itself off within `timeout`;
 /// [`VmError::Misuse`] for an adopted VM; [`VmError::Reported`] if QEMU does not answer.
 pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), VmError> {
+    end(files, at_once, timeout, if at_once { "vm stop --force" } else { "vm stop" })
+}
+
+fn end(files: &Files, at_once: bool, timeout: Duration, order: &str) -> Result<(), VmError> {
     if matches!(files.read()?.origin, Origin::Adopted { .. }) && files.is_running() {
         let why = format!(
             "Aquifer did not start the VM, and cannot stop it: stop it where it was started, \
@@ -36,7 +51,7 @@ pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), VmErr
         return Err(VmError::Misuse(why));
     }
     let was_supervised = files.is_supervised();
-    files.order_end(if at_once { "vm stop --force" } else { "vm stop" });
+    files.order_end(order);
     // A starting QEMU listens in a moment.
     let deadline = Instant::now() + STARTING;
     let qemu = loop {
@@ -77,6 +92,28 @@ pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), VmErr
     }
     // The supervisor cleans up. Without one, or if QEMU failed, this function does it.
     let seen = wait_until(CLEARING, || !files.is_supervised()).is_ok() && was_supervised;
+    remove(files, seen)
+}
+
+/// Removes what is left of a VM that has ended, or whose start was cut off. Does nothing if nothing
+/// is left.
+///
+/// # Errors
+/// [`VmError::Exists`] if the VM runs, moves, or belongs to another host.
+pub fn clear(files: &Files) -> Result<(), VmError> {
+    let record = match files.read() {
+        Err(VmError::Unknown(_)) => return Ok(()),
+        record => record?,
+    };
+    let moves = record.incoming.is_some() || record.handed_over.is_some();
+    if moves || files.is_running() || files.is_supervised() {
+        return Err(VmError::Exists(files.name().clone()));
+    }
+    remove(files, false)
+}
+
+/// Removes a VM without a QEMU. `seen` says whether its supervisor has recorded the end.
+fn remove(files: &Files, seen: bool) -> Result<(), VmError> {
     remove_region(files)?;
     // The supervisor records the end and then removes the files one by one, so that missing files
     // prove nothing.

@@ -17,7 +17,7 @@ use crate::commands::Common;
 use crate::commands::group::Groups;
 use crate::commands::region::directory;
 use crate::failure::{Failure, OrFail as _, Result};
-use crate::lender::{ClaimedLender, Purpose, Trust};
+use crate::lender::{ClaimedLender, PastOwner, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 
 /// Memory that is in the pool, with local RAM as its cache.
@@ -161,13 +161,24 @@ impl Cached {
         )))
     }
 
+    /// Returns the size of the cache.
+    pub(crate) fn cache(&self) -> Bytes {
+        self.cache
+    }
+
     /// Asks all lenders for their capacity, or this host's agent for memory, and returns the region
-    /// to make.
+    /// to make. With `owner`, lenders take it for the region that had their memory before, for
+    /// example before a reboot.
     ///
     /// # Errors
     /// If the group refuses the region, if the region exists, if a lender or the agent cannot be
     /// reached, or if there is too little memory.
-    pub(crate) fn plan(self, common: &Common, name: RegionName, size: Bytes) -> Result<Plan> {
+    pub(crate) fn plan(
+        self,
+        common: &Common,
+        (name, owner): (RegionName, Option<PastOwner>),
+        size: Bytes,
+    ) -> Result<Plan> {
         let agreement = self
             .groups
             .all()
@@ -201,7 +212,8 @@ impl Cached {
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
         for uri in &self.lenders {
-            let mut lender = ClaimedLender::find(uri, &self.trust, None, Purpose::Region(&name))?;
+            let mut lender =
+                ClaimedLender::find(uri, &self.trust, None, Purpose::Region(&name, owner))?;
             encrypt(&mut lender.lease);
             missing = missing.saturating_sub(lender.lease.capacity.0);
             lenders.push(lender);

@@ -7,6 +7,7 @@ use aquifer_page::RegionName;
 use aquifer_vm::process::{Ended, State, VmStatus, ended};
 use serde::Serialize;
 
+use super::defined::Defined;
 use crate::failure::{OrFail, Result};
 use crate::table::table;
 
@@ -15,6 +16,7 @@ use crate::table::table;
 #[serde(untagged)]
 pub(super) enum Listed<'a> {
     Present(&'a VmStatus),
+    Off(Defined),
     Gone(Gone),
 }
 
@@ -32,14 +34,15 @@ impl Gone {
     }
 }
 
-/// Returns the VMs of this host, and after them those that have ended. A VM may have ended while
-/// its supervisor still removes its files.
-pub(super) fn all(present: &[VmStatus], ended: Vec<Ended>) -> Vec<Listed<'_>> {
+/// Returns the VMs of this host, then defined ones that are off, then those that have ended.
+/// A VM may have ended while its supervisor still removes its files.
+pub(super) fn all(present: &[VmStatus], off: Vec<Defined>, ended: Vec<Ended>) -> Vec<Listed<'_>> {
     let is_recorded = |vm: &VmStatus| ended.iter().any(|ended| ended.name == vm.name);
     let remains = |vm: &&VmStatus| !matches!(vm.state, State::Ended(_)) || !is_recorded(vm);
     let present: Vec<_> = present.iter().filter(remains).collect();
     let gone = ended.into_iter().map(|ended| Listed::Gone(Gone::new(ended)));
-    present.into_iter().map(Listed::Present).chain(gone).collect()
+    let off = off.into_iter().map(Listed::Off);
+    present.into_iter().map(Listed::Present).chain(off).chain(gone).collect()
 }
 
 /// Returns the VMs that ended last, oldest first.

@@ -1,13 +1,8 @@
-//! `aquifer vm set`: the limits of a VM's memory.
+//! The limits of a VM's memory.
 
-use aquifer_page::{Bytes, RegionName};
+use aquifer_page::Bytes;
 use aquifer_vm::memory::Limits;
-use aquifer_vm::process::{Files, client};
 use clap::Args;
-
-use crate::commands::Common;
-use crate::failure::{OrFail, Result};
-use crate::output;
 
 /// The limits of a VM's memory, for every resize.
 #[derive(Debug, Args)]
@@ -46,32 +41,6 @@ impl Bounds {
             weight: self.weight.unwrap_or(before.weight),
             reserve: self.reserve.unwrap_or(before.reserve),
         }
-    }
-}
-
-/// Set the memory limits of a VM
-///
-/// Options that you omit keep their value. The command does not resize the VM; a running balancer
-/// does.
-#[derive(Debug, Args)]
-pub struct Set {
-    /// Name of the VM
-    name: RegionName,
-    #[command(flatten)]
-    bounds: Bounds,
-}
-
-impl Set {
-    pub(super) fn name(&self) -> &RegionName {
-        &self.name
-    }
-
-    pub(super) fn run(self, common: &Common, files: &Files) -> Result<()> {
-        let what = || format!("setting the limits of VM '{}'", self.name);
-        let before = client::status(files).or_fail(what)?.limits;
-        let limits = self.bounds.over(before);
-        client::limit(files, &limits).or_fail(what)?;
-        output::answer(common.json, &limits, |limits| format!("{}: {}", self.name, text(limits)))
     }
 }
 

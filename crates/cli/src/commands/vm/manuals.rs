@@ -4,11 +4,13 @@ use crate::manual::Manual;
 
 /// One manual for each subcommand, by its name.
 pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
+    ("create", &CREATE),
     ("start", &START),
     ("list", &LIST),
     ("show", &SHOW),
     ("resize", &RESIZE),
     ("set", &SET),
+    ("rm", &RM),
     ("show-budget", &SHOW_BUDGET),
     ("set-budget", &SET_BUDGET),
     ("adopt", &ADOPT),
@@ -21,8 +23,32 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
 /// The part that all of them have in common.
 const PART: Manual = Manual { see_also: &["aquifer-vm(1)"], ..Manual::NONE };
 
+const CREATE: Manual = Manual {
+    examples: &[
+        ("aquifer vm create db --memory 8G --disk db.qcow2", "Define a VM and start it"),
+        (
+            "aquifer vm create db --memory 8G --no-start --restart always",
+            "Define a VM that always runs, from the next boot on",
+        ),
+    ],
+    notes: &[(
+        "Agent",
+        "The agent starts the VMs, at most two at a time, in order of their names. It tries again \
+         1 s after a failure, then after 2 s, up to 60 s; after 10 minutes of running the wait is \
+         1 s again. Without an agent nothing starts a VM but 'aquifer vm start'.",
+    )],
+    files: &[("/var/lib/aquifer/vms/NAME.toml", "the definition")],
+    ..PART
+};
+
+const RM: Manual = Manual {
+    examples: &[("aquifer vm rm db", "Remove the definition of a VM that is off")],
+    ..PART
+};
+
 const START: Manual = Manual {
     examples: &[
+        ("aquifer vm start db", "Start a VM by its definition"),
         (
             "aquifer vm start db --memory 8G --disk db.qcow2",
             "Start a VM with its memory in RAM of this host",
@@ -73,10 +99,13 @@ const RESIZE: Manual = Manual {
 };
 
 const SET: Manual = Manual {
-    examples: &[(
-        "aquifer vm set db --min 4G --max 16G --weight 2",
-        "Limit what a balancer gives and takes",
-    )],
+    examples: &[
+        (
+            "aquifer vm set db --min 4G --max 16G --weight 2",
+            "Limit what a balancer gives and takes",
+        ),
+        ("aquifer vm set db --cpus 4 --autostart=false", "Change its definition"),
+    ],
     ..PART
 };
 

@@ -105,7 +105,7 @@ impl Migrate {
         let progress = Progress::spinner(what.clone());
         let agent = self.socket.agent(common)?;
         let order = order::Migrate { vm: vm.clone(), to: self.to, cache: self.cache };
-        let Awaited { to, migration, address, identity } =
+        let Awaited { to, migration, address, identity, defined } =
             agent.call(&what, LIMIT, async |client| client.post(path::MIGRATE, &order).await)?;
         let what = || format!("migrating VM '{vm}' to host {to}");
         let order = Order {
@@ -121,6 +121,7 @@ impl Migrate {
             bandwidth: self.bandwidth,
             max_downtime: self.max_downtime,
             may_leave: !self.no_postcopy,
+            defined,
         };
         let report = client::migrate(&files, &order, |is| {
             let left =

@@ -1,26 +1,25 @@
 //! `aquifer vm start`.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use aquifer_control::restart::Seen;
+use aquifer_page::RegionName;
+use aquifer_vm::definition::{Definition, Held};
+use aquifer_vm::process::{VmStatus, client};
+use clap::Args;
 
-use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_page::{Bytes, Group, RegionName};
-use aquifer_region::process::RegionSpec;
-use aquifer_vm::memory::UNLIMITED;
-use aquifer_vm::process::{Files, client};
-use aquifer_vm::{Accelerator, Backing, VmSpec};
-use clap::{Args, ValueEnum};
-
-use super::limits::Bounds;
-use super::text;
-use crate::claim::{Claimed, Overcommit};
-use crate::commands::Common;
-use crate::commands::region::{self, Cached, MaybeCached};
+use super::guest::{By, Guest};
+use super::options::{self, Options};
+use super::place::Place;
 use crate::failure::{Failure, OrFail, Result};
+use crate::lender::PastOwner;
 use crate::output;
-use crate::progress::Progress;
 
-/// Start a VM in the background
+/// The options that also apply to one start of a VM with a definition.
+const ONCE: [&str; 2] = ["take_over", "overcommit"];
+
+/// Start a VM in the background, by its definition or without one
+///
+/// With the name alone it starts a VM that 'aquifer vm create' defined. With --memory it starts a
+/// transient VM: when that VM ends, this host forgets all but its disks.
 ///
 /// Returns when QEMU runs. The VM has a serial port, a balloon, a port for 'aquifer-guest run', the
 /// named disks, and no other device: no network and no display. Arguments after '--' go to QEMU.
@@ -32,160 +31,112 @@ use crate::progress::Progress;
 pub struct Start {
     /// Name of the VM and of its region
     name: RegionName,
-    /// Memory of the VM at boot
-    #[arg(long, value_name = "SIZE")]
-    memory: Bytes,
-    /// Maximum memory the VM can grow to; default --memory
-    ///
-    /// 'aquifer vm resize' and the balancer use it. The guest needs the virtio_mem driver (Linux
-    /// 5.8 or later).
-    #[arg(long, value_name = "SIZE")]
-    max_memory: Option<Bytes>,
     #[command(flatten)]
-    bounds: Bounds,
-    #[command(flatten)]
-    cached: MaybeCached,
-    #[command(flatten)]
-    overcommit: Overcommit,
-    /// Use huge pages of this size, 2M or 1G
+    options: Options,
+    /// Start a VM that moved, even if another host may own it
     ///
-    /// The host must have reserved them (vm.nr_hugepages). By default pages are 4 KiB.
-    #[arg(long, value_name = "SIZE", conflicts_with = "cache")]
-    huge_pages: Option<Bytes>,
-    /// Number of virtual CPUs
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    cpus: u32,
-    /// Disk: a file or block device; repeat for more
-    ///
-    /// The format is qcow2 if the name ends in .qcow2, else raw.
-    #[arg(long = "disk", value_name = "FILE")]
-    disks: Vec<PathBuf>,
-    /// Disk behind the group's disk cache; repeat for more
-    ///
-    /// 'aquifer serve disk-cache' must serve the VM's group here. These disks follow those of
-    /// --disk. A VM with cached disks cannot migrate.
-    #[arg(long = "cached-disk", value_name = "FILE")]
-    cached_disks: Vec<PathBuf>,
-    /// Linux kernel to boot; default the disk's boot loader
-    #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
-    /// Initial RAM disk for --kernel
-    #[arg(long, value_name = "FILE", requires = "kernel")]
-    initrd: Option<PathBuf>,
-    /// Kernel command line for --kernel
-    #[arg(long, value_name = "LINE", requires = "kernel")]
-    append: Option<String>,
-    /// Accelerator
-    #[arg(long, value_name = "WHAT", default_value = "auto")]
-    accel: AcceleratorName,
-    /// CPU model of the guest; default all features of this host
-    ///
-    /// This host must offer all features of the model ('qemu-system-x86_64 -cpu help' lists
-    /// models). Without it, the VM can migrate only to hosts with the same features.
-    #[arg(long, value_name = "MODEL")]
-    cpu: Option<String>,
-    /// QEMU machine type
-    #[arg(long, value_name = "TYPE", default_value = "q35")]
-    machine: String,
-    /// QEMU program
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
-    qemu: PathBuf,
-    /// Further arguments for QEMU
-    #[arg(last = true, value_name = "ARGUMENT")]
-    extra: Vec<String>,
-}
-
-/// The accelerator of a guest, as commands take it.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum AcceleratorName {
-    /// KVM if QEMU can use it, else emulation
-    Auto,
-    /// Hardware virtualization by /dev/kvm
-    Kvm,
-    /// Emulation, many times slower
-    Tcg,
-}
-
-impl AcceleratorName {
-    /// Returns the accelerator for this QEMU and machine type.
-    pub fn choose(self, qemu: &Path, machine: &str) -> Accelerator {
-        match self {
-            Self::Auto => Accelerator::find(qemu, machine),
-            Self::Kvm => Accelerator::Kvm,
-            Self::Tcg => Accelerator::Tcg,
-        }
-    }
-}
-
-/// Returns the claim for the memory of a VM that the command is about to start.
-fn claim(name: &RegionName, bytes: Bytes, reserve: Bytes) -> Claim {
-    Claim {
-        name: name.clone(),
-        purpose: ClaimPurpose::Vm,
-        group: Group::default(),
-        bytes,
-        reserve,
-        pid: Some(std::process::id()),
-        overcommit: false,
-    }
+    /// Use this only if the VM does not run there and never will: two running copies corrupt its
+    /// disks.
+    #[arg(long)]
+    force: bool,
+    /// Start the VM only if it does not run and no operator has stopped it
+    #[arg(long, hide = true)]
+    if_wanted: bool,
 }
 
 impl Start {
-    pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
-        let Self { name, memory, cached, .. } = self;
-        let max_memory = self.max_memory.unwrap_or(memory);
-        let what = || format!("starting VM '{name}'");
-        let _progress = Progress::spinner(what());
-        cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
-        let limits = self.bounds.over(UNLIMITED);
-        limits.validate().map_err(|error| Failure::new(what(), error))?;
-        let claim = match (&cached.0, self.huge_pages) {
-            // The kernel has set huge pages aside already.
-            (None, Some(_)) => None,
-            (Some(cached), _) => Some(cached.claim(&name, max_memory)),
-            (None, None) => Some(claim(&name, memory, limits.reserve)),
+    pub(super) fn run(self, place: &Place<'_>) -> Result<()> {
+        let name = self.name.clone();
+        let status = match self.options.given.keys().any(|key| !ONCE.contains(&key.as_str())) {
+            true => Some(self.start_transient(place)?),
+            false => self.start_defined(place)?,
         };
-        let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
-        let region =
-            cached.0.map(|cached| cached.plan(common, name.clone(), max_memory)).transpose()?;
-        // After the plan, as lenders may take longer to answer than a claim counts.
-        let claimed =
-            claim.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
-        let backing = match region {
-            Some(_) => Backing::Region,
-            None => Backing::Local { huge: self.huge_pages },
-        };
-        let spec = VmSpec {
-            name: name.clone(),
-            memory,
-            max_memory,
-            backing,
-            cpus: self.cpus,
-            accelerator: self.accel.choose(&self.qemu, &self.machine),
-            cpu: self.cpu,
-            machine: self.machine,
-            disks: self.disks.into_iter().map(absolute).collect::<Result<_>>()?,
-            cached_disks: self.cached_disks.into_iter().map(absolute).collect::<Result<_>>()?,
-            kernel: self.kernel.map(absolute).transpose()?,
-            initrd: self.initrd.map(absolute).transpose()?,
-            append: self.append,
-            qemu: self.qemu,
-            preload: region::preload_library()?,
-            extra: self.extra,
-        };
-        let exe = std::env::current_exe().or_fail(what)?;
-        let files = Files::new(run_dir, &name);
-        let start = |region: Option<&RegionSpec>| {
-            client::start(&exe, run_dir, &spec, region, &limits).or_fail(what)
-        };
-        let status = match region {
-            Some(plan) => plan.make(
-                |region| start(Some(region)),
-                || _ = client::stop(&files, true, Duration::ZERO),
-            )?,
-            None => start(None)?,
-        };
-        claimed.into_iter().for_each(Claimed::keep);
-        output::answer(common.json, &status, |status| text(&files, status))
+        let Some(status) = status else { return Ok(()) };
+        output::answer(place.common.json, &status, |status| {
+            super::text(&place.files(&name), status)
+        })
     }
+
+    fn start_transient(self, place: &Place<'_>) -> Result<VmStatus> {
+        let name = &self.name;
+        let what = || format!("starting VM '{name}'");
+        let file = place.definitions.file(name);
+        if file.try_exists().unwrap_or(true) {
+            let why = format!("{} defines it, and options would contradict that", file.display());
+            return Err(Failure::new(what(), why).help(format!(
+                "run 'aquifer vm start {name}' without options; change them with \
+                 'aquifer vm set {name}'"
+            )));
+        }
+        if !self.options.given.contains_key("memory") {
+            let why = "a VM without a definition needs --memory";
+            return Err(Failure::new(what(), why).help(format!(
+                "give --memory SIZE, or define the VM with 'aquifer vm create {name}'"
+            )));
+        }
+        self.options.guest.start(place.common, &place.run_dir, name, None)
+    }
+
+    /// Returns `None` if the VM is not to start.
+    fn start_defined(self, place: &Place<'_>) -> Result<Option<VmStatus>> {
+        let Self { name, options, force, if_wanted } = self;
+        let what = || format!("starting VM '{name}'");
+        place
+            .definitions
+            .get(&name)
+            .or_fail(what)
+            .map_err(|failure| failure.or_help("or start a transient VM with --memory SIZE"))?;
+        let held = place.definitions.hold(&name).or_fail(what)?;
+        let definition = held.get().or_fail(what)?;
+        let seen = place.files(&name).look(&[]);
+        if if_wanted && !matches!(seen, Seen::Never | Seen::Ended(_)) {
+            return Ok(None);
+        }
+        refuse_elsewhere(&definition, force)?;
+        let mut vm = definition.vm.clone();
+        vm.extend(options.given);
+        let guest = options::read(&vm, &held.file())?.guest;
+        let status = start(place, &held, &definition, guest)?;
+        // It runs here now, by its record.
+        held.settle(&place.files(&name)).or_fail(what)?;
+        Ok(Some(status))
+    }
+}
+
+fn refuse_elsewhere(definition: &Definition, force: bool) -> Result<()> {
+    let Some(elsewhere) = definition.elsewhere.as_ref().filter(|_| !force) else { return Ok(()) };
+    let Definition { name, .. } = definition;
+    let host = &elsewhere.host;
+    let why = format!("it has {}, and host {host} may own it", elsewhere.describe());
+    Err(Failure::new(format!("starting VM '{name}'"), why).help(format!(
+        "run 'aquifer vm show {name}' on host {host}. Only if the VM does not run there and never \
+         will, run 'aquifer vm start {name} --force' here"
+    )))
+}
+
+/// Starts the VM of a definition that the caller holds, and removes what an earlier QEMU of it
+/// left.
+///
+/// # Errors
+/// If the VM runs or does not start. A VM that was to stay off then still is.
+pub(super) fn start(
+    place: &Place<'_>,
+    held: &Held,
+    definition: &Definition,
+    guest: Guest,
+) -> Result<VmStatus> {
+    let name = held.name();
+    let what = || format!("starting VM '{name}'");
+    let files = place.files(name);
+    client::clear(&files).or_fail(what)?;
+    let was_at_rest = files.is_at_rest();
+    // First: even if this command dies, a VM that runs must not be at rest.
+    files.end_rest().or_fail(what)?;
+    let owner = definition.owner.map(|id| PastOwner { id, generation: definition.moves });
+    let by = By { file: &held.file(), owner };
+    let started = guest.start(place.common, &place.run_dir, name, Some(by));
+    if started.is_err() && was_at_rest {
+        files.rest("aquifer vm start failed").or_fail(what)?;
+    }
+    started
 }

@@ -220,7 +220,7 @@ fn a_recall_without_another_lender_keeps_every_page() {
     let drained = Answer::of(&mut b.aquifer(&drain));
     drained.must_fail(1, &["still lent"]);
     program.does_in_time("check 1");
-    Answer::of(&mut b.aquifer(&["host", "drain", "--end", "--json"]));
+    Answer::of(&mut b.aquifer(&["host", "undrain", "--json"]));
     program.does_in_time("write 2");
     program.does_in_time("check 2");
     scene.end(program, &["b"]);

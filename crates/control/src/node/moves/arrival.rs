@@ -63,7 +63,7 @@ impl Node {
     fn room_for_vm(&self, claim: &Claim, below: Option<Threshold>) -> Result<String, Problem> {
         let Claim { bytes, .. } = claim;
         let host = &self.controller.facts().host;
-        if !self.takes_vms() {
+        if !self.admits_vms() {
             return Err(Problem {
                 error: format!("host {host} is draining, and takes no VMs"),
                 help: Some(

@@ -1,0 +1,228 @@
+//! The options of a VM, and its start.
+
+use std::path::{Path, PathBuf};
+
+use aquifer_api::order::{Claim, ClaimPurpose};
+use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_region::process::RegionSpec;
+use aquifer_vm::memory::{Limits, UNLIMITED};
+use aquifer_vm::process::client::{self, NewVm};
+use aquifer_vm::process::{Files, VmStatus};
+use aquifer_vm::{Accelerator, Backing, VmSpec};
+use clap::{Args, ValueEnum};
+
+use super::limits::Bounds;
+use crate::claim::{Claimed, Overcommit};
+use crate::commands::Common;
+use crate::commands::region::{self, Cached, MaybeCached};
+use crate::failure::{Failure, OrFail, Result};
+use crate::lender::PastOwner;
+use crate::progress::Progress;
+
+/// The options of a VM.
+#[derive(Debug, Args)]
+pub(super) struct Guest {
+    /// Memory of the VM at boot
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// Maximum memory the VM can grow to; default --memory
+    ///
+    /// 'aquifer vm resize' and the balancer use it. The guest needs the virtio_mem driver (Linux
+    /// 5.8 or later).
+    #[arg(long, value_name = "SIZE")]
+    max_memory: Option<Bytes>,
+    #[command(flatten)]
+    bounds: Bounds,
+    #[command(flatten)]
+    cached: MaybeCached,
+    #[command(flatten)]
+    overcommit: Overcommit,
+    /// Use huge pages of this size, 2M or 1G
+    ///
+    /// The host must have reserved them (vm.nr_hugepages). By default pages are 4 KiB.
+    #[arg(long, value_name = "SIZE", conflicts_with = "cache")]
+    huge_pages: Option<Bytes>,
+    /// Number of virtual CPUs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cpus: u32,
+    /// Disk: a file or block device; repeat for more
+    ///
+    /// The format is qcow2 if the name ends in .qcow2, else raw.
+    #[arg(long = "disk", value_name = "FILE")]
+    disks: Vec<PathBuf>,
+    /// Disk behind the group's disk cache; repeat for more
+    ///
+    /// 'aquifer serve disk-cache' must serve the VM's group here. These disks follow those of
+    /// --disk. A VM with cached disks cannot migrate.
+    #[arg(long = "cached-disk", value_name = "FILE")]
+    cached_disks: Vec<PathBuf>,
+    /// Linux kernel to boot; default the disk's boot loader
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// Initial RAM disk for --kernel
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    initrd: Option<PathBuf>,
+    /// Kernel command line for --kernel
+    #[arg(long, value_name = "LINE", requires = "kernel")]
+    append: Option<String>,
+    /// Accelerator
+    #[arg(long, value_name = "WHAT", default_value = "auto")]
+    accel: AcceleratorName,
+    /// CPU model of the guest; default all features of this host
+    ///
+    /// This host must offer all features of the model ('qemu-system-x86_64 -cpu help' lists
+    /// models). Without it, the VM can migrate only to hosts with the same features.
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<String>,
+    /// QEMU machine type
+    #[arg(long, value_name = "TYPE", default_value = "q35")]
+    machine: String,
+    /// QEMU program
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    qemu: PathBuf,
+    /// Further arguments for QEMU
+    #[arg(last = true, value_name = "ARGUMENT")]
+    extra: Vec<String>,
+}
+
+/// The accelerator of a guest, as commands take it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum AcceleratorName {
+    /// KVM if QEMU can use it, else emulation
+    Auto,
+    /// Hardware virtualization by /dev/kvm
+    Kvm,
+    /// Emulation, many times slower
+    Tcg,
+}
+
+impl AcceleratorName {
+    /// Returns the accelerator for this QEMU and machine type.
+    pub fn choose(self, qemu: &Path, machine: &str) -> Accelerator {
+        match self {
+            Self::Auto => Accelerator::find(qemu, machine),
+            Self::Kvm => Accelerator::Kvm,
+            Self::Tcg => Accelerator::Tcg,
+        }
+    }
+}
+
+/// The definition by which a VM starts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct By<'a> {
+    /// Its file.
+    pub(super) file: &'a Path,
+    /// The owner of the VM's pages at lenders.
+    pub(super) owner: Option<PastOwner>,
+}
+
+impl Guest {
+    /// Returns these limits, replaced where the options give a value.
+    pub(super) fn limits_over(&self, before: Limits) -> Limits {
+        self.bounds.over(before)
+    }
+
+    /// Returns the size of the local cache of a VM in the pool.
+    pub(super) fn cache(&self) -> Option<Bytes> {
+        self.cached.0.as_ref().map(Cached::cache)
+    }
+
+    /// Returns whether the VM's memory is in the pool.
+    pub(super) fn is_pooled(&self) -> bool {
+        self.cached.0.is_some()
+    }
+
+    /// Returns the limits of the VM's memory.
+    pub(super) fn limits(&self) -> Result<Limits> {
+        let limits = self.bounds.over(UNLIMITED);
+        limits.validate().or_fail(|| "checking the limits of the VM's memory")?;
+        Ok(limits)
+    }
+
+    /// Starts the VM; returns its status.
+    ///
+    /// # Errors
+    /// If an option is invalid, a lender refuses, memory is short, or QEMU does not start.
+    pub(super) fn start(
+        self,
+        common: &Common,
+        run_dir: &Path,
+        name: &RegionName,
+        by: Option<By<'_>>,
+    ) -> Result<VmStatus> {
+        let what = || format!("starting VM '{name}'");
+        let limits = self.limits()?;
+        let Self { memory, cached, .. } = self;
+        let memory = memory.ok_or_else(|| {
+            Failure::new(what(), "it has no size").help("give its memory with --memory SIZE")
+        })?;
+        let max_memory = self.max_memory.unwrap_or(memory);
+        let _progress = Progress::spinner(what());
+        cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
+        let claim = match (&cached.0, self.huge_pages) {
+            // The kernel has set huge pages aside already.
+            (None, Some(_)) => None,
+            (Some(cached), _) => Some(cached.claim(name, max_memory)),
+            (None, None) => Some(claim(name, memory, limits.reserve)),
+        };
+        let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
+        let owner = by.and_then(|by| by.owner);
+        let region = cached
+            .0
+            .map(|cached| cached.plan(common, (name.clone(), owner), max_memory))
+            .transpose()?;
+        // After the plan, as lenders may take longer to answer than a claim counts.
+        let claimed =
+            claim.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
+        let backing = match region {
+            Some(_) => Backing::Region,
+            None => Backing::Local { huge: self.huge_pages },
+        };
+        let spec = VmSpec {
+            name: name.clone(),
+            memory,
+            max_memory,
+            backing,
+            cpus: self.cpus,
+            accelerator: self.accel.choose(&self.qemu, &self.machine),
+            cpu: self.cpu,
+            machine: self.machine,
+            disks: self.disks.into_iter().map(absolute).collect::<Result<_>>()?,
+            cached_disks: self.cached_disks.into_iter().map(absolute).collect::<Result<_>>()?,
+            kernel: self.kernel.map(absolute).transpose()?,
+            initrd: self.initrd.map(absolute).transpose()?,
+            append: self.append,
+            qemu: self.qemu,
+            preload: region::preload_library()?,
+            extra: self.extra,
+        };
+        let exe = std::env::current_exe().or_fail(what)?;
+        let files = Files::new(run_dir, name);
+        let start = |memory: Option<&RegionSpec>| {
+            let definition = by.map(|by| by.file);
+            let vm = NewVm { spec: &spec, memory, limits: &limits, definition };
+            client::start(&exe, run_dir, vm).or_fail(what)
+        };
+        let status = match region {
+            Some(plan) => {
+                plan.make(|region| start(Some(region)), || _ = client::withdraw(&files))?
+            }
+            None => start(None)?,
+        };
+        claimed.into_iter().for_each(Claimed::keep);
+        Ok(status)
+    }
+}
+
+/// Returns the claim for the memory of a VM that the command is about to start.
+fn claim(name: &RegionName, bytes: Bytes, reserve: Bytes) -> Claim {
+    Claim {
+        name: name.clone(),
+        purpose: ClaimPurpose::Vm,
+        group: Group::default(),
+        bytes,
+        reserve,
+        pid: Some(std::process::id()),
+        overcommit: false,
+    }
+}
