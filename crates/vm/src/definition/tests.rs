@@ -58,7 +58,7 @@ impl Host {
 fn incoming(migration: MigrationId, from: &str) -> Incoming {
     let (from, listen) = (from.parse().unwrap(), [127, 0, 0, 1].into());
     let (identity, prepared) = (PathBuf::new(), true);
-    Incoming { migration, from, listen, identity, prepared, left_at_source: None }
+    Incoming { migration, from, listen, identity, prepared, left_at_source: None, cpu: None }
 }
 
 fn handed_over(migration: MigrationId, to: &str) -> HandedOver {

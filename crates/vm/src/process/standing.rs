@@ -100,7 +100,7 @@ mod tests {
 
     /// Returns the record of a VM that runs.
     fn runs(spec: &VmSpec) -> Record {
-        Record { pid: Some(7), ..Record::of(spec, None) }
+        Record { pid: Some(7), ..Record::of(spec, None, None) }
     }
 
     fn obstacle(record: &Record) -> Option<Obstacle> {
@@ -126,7 +126,8 @@ mod tests {
         let starts = Record { pid: None, ..vm.clone() };
         assert_eq!(obstacle(&starts), Some(Obstacle::Starts));
 
-        let handed_over = HandedOver { migration, to: to.clone(), left_at_source: None };
+        let handed_over =
+            HandedOver { migration, to: to.clone(), left_at_source: None, defined: false };
         let gone = Record { handed_over: Some(handed_over), ..vm.clone() };
         assert_eq!(obstacle(&gone), Some(Obstacle::HandedOver(to.clone())));
 
