@@ -1,8 +1,10 @@
 //! VMs that move: one agent offers a VM, and the other starts a supervisor that waits for it. The
 //! two supervisors do the rest.
 //!
+//! - `asking`: the question to a host whether it takes a VM.
 //! - `moving`: the moves that this agent decides on. `left`: what is still here.
 
+mod asking;
 mod left;
 mod moving;
 
@@ -12,10 +14,9 @@ use std::sync::Arc;
 
 use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
-use aquifer_api::{Problem, Threshold, path};
+use aquifer_api::{Problem, Threshold};
 use aquifer_control::Offer;
 use aquifer_control::ledger::{Claim, Purpose};
-use aquifer_control::node::Obstacle;
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, HostName, RegionName};
 use aquifer_region::process::{RegionSpec, preload_library};
@@ -23,10 +24,10 @@ use aquifer_vm::definition::Definitions;
 use aquifer_vm::migrate::{self, Arrival};
 use aquifer_vm::process::{Files, client};
 
-use crate::borrower;
 use crate::config::Config;
 use crate::driver::{Command, Handle};
 use crate::peers::{AskError, Peers};
+use asking::Offered;
 use moving::Moving;
 
 /// The agent's part in moving VMs.
@@ -84,14 +85,28 @@ impl Vms {
         };
         let agent = &self.0.agent;
         agent.ask(|reply| Command::TakeVm { from: sender, claim, below, reply }).await??;
-        let (inner, sender) = (self.0.clone(), from.clone());
-        let received = tokio::task::spawn_blocking(move || inner.receive(sender, arrival)).await;
-        let received = received.map_err(problem).flatten();
+        let received = self.expect(from.clone(), arrival).await;
         if let Err(Problem { error, .. }) = &received
             // An earlier attempt may wait for this VM, and keeps the promise.
             && !self.waits_for(&vm)
         {
             agent.tell(Command::LostVm { from, vm, why: error.clone() }).await;
+        }
+        received
+    }
+
+    /// Expects the VM's region, and starts to wait. From then on, this host does not deny that it
+    /// holds the region's leases.
+    async fn expect(&self, from: HostName, mut arrival: Arrival) -> Result<Awaits, Problem> {
+        let (memory, agent) = (Box::new(arrival.memory), &self.0.agent);
+        let (vm, volume) = (memory.name.clone(), memory.volume);
+        arrival.memory = agent.ask(|reply| Command::Expect { memory, reply }).await??;
+        let inner = self.0.clone();
+        let received = tokio::task::spawn_blocking(move || inner.receive(from, arrival)).await;
+        let received = received.map_err(problem).flatten();
+        // An earlier attempt may wait for this VM.
+        if received.is_err() && !self.waits_for(&vm) {
+            agent.tell(Command::Miss { volume }).await;
         }
         received
     }
@@ -120,7 +135,7 @@ impl Vms {
         order: Migrate,
         wanted: Wanted,
     ) -> Result<(Awaited, String), AskError> {
-        let Inner { config, peers, .. } = &*self.0;
+        let Inner { config, .. } = &*self.0;
         let refused = AskError::Refused;
         if order.to.as_ref() == Some(&config.host) {
             let here = format!("VM '{}' is on host {} already", order.vm, config.host);
@@ -130,22 +145,18 @@ impl Vms {
         let offered = tokio::task::spawn_blocking(move || client::offer(&files)).await;
         let offered = offered.map_err(problem).and_then(|offered| offered.map_err(problem));
         let mut arrival = offered.map_err(refused)?;
-        if let Some(obstacle) = borrowed(&arrival.memory) {
-            let error = format!("cannot migrate VM '{}': {obstacle}", order.vm);
-            let help = "only VMs that name their lenders ('vm start --lender') can move";
-            return Err(refused(Problem { error, help: Some(help.to_owned()) }));
-        }
         arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
         let (migration, cache) = (arrival.migration, arrival.memory.cache);
+        let memory = arrival.memory.clone();
         let arrival = serde_json::to_value(arrival).map_err(problem).map_err(refused)?;
         let below = order.to.is_none().then_some(wanted.below);
-        let arrive = Arrive { arrival, below };
+        let vm = Offered::new(Arrive { arrival, below }, &memory);
         let (to, Awaits { address, defined }, why) = match order.to {
             Some(to) => {
-                let awaits = peers.ask(&to, path::ARRIVE, &arrive).await?;
+                let awaits = self.0.ask(&to, &vm).await?;
                 (to, awaits, "an operator chose it".to_owned())
             }
-            None => self.0.place(&order.vm, cache, &arrive, wanted.avoid).await?,
+            None => self.0.place(&order.vm, cache, &vm, wanted.avoid).await?,
         };
         Ok((Awaited { to, migration, address, identity: config.tls.clone(), defined }, why))
     }
@@ -158,13 +169,6 @@ struct Wanted {
     avoid: Option<HostName>,
     /// Up to where the host may use its memory then.
     below: Threshold,
-}
-
-/// Returns what keeps a VM here if the agent borrowed some of its memory: lenders serve that to no
-/// other host.
-fn borrowed(memory: &RegionSpec) -> Option<Obstacle> {
-    let lease = memory.leases.iter().find(|lease| borrower::is_borrowed(lease))?;
-    Some(Obstacle::Borrowed(lease.lender.clone()))
 }
 
 /// Returns the hosts that can spare `cache` and those that cannot, each with most room first.
@@ -193,9 +197,9 @@ impl Inner {
     /// is left for the next one.
     async fn place(
         &self,
-        vm: &RegionName,
+        name: &RegionName,
         cache: Bytes,
-        arrive: &Arrive,
+        vm: &Offered,
         avoid: Option<HostName>,
     ) -> Result<(HostName, Awaits, String), AskError> {
         let mut asked = BTreeSet::from_iter(avoid.clone());
@@ -210,7 +214,7 @@ impl Inner {
             }
             for (place, offer) in fitting.iter().enumerate() {
                 let host = &offer.host;
-                match self.peers.ask(host, path::ARRIVE, arrive).await {
+                match self.ask(host, vm).await {
                     Ok(awaits) => {
                         others.extend(fitting[place + 1..].iter().chain(&small).map(room));
                         return Ok((host.clone(), awaits, chosen(offer, &others)));
@@ -228,7 +232,7 @@ impl Inner {
             false => others.join("; "),
         };
         Err(AskError::Refused(Problem {
-            error: format!("no host takes VM '{vm}', whose cache may take {cache}: {why}"),
+            error: format!("no host takes VM '{name}', whose cache may take {cache}: {why}"),
             help: Some("name a host with --to, or a smaller cache with --cache".to_owned()),
         }))
     }

@@ -12,15 +12,19 @@ pub async fn say(client: &Client, message: Message) -> Result<Option<String>, Ca
             let region = owner.into();
             client.post(path::MEM_BOR_REQ, &MemBorReq { request, bytes, region, group }).await
         }
-        Message::MemBorAck { request, lease, bytes, uris } => {
-            client.post(path::MEM_BOR_ACK, &MemBorAck { request, lease, bytes, uris }).await
+        Message::MemBorAck { request, lease, bytes, uris, generation } => {
+            let ack = MemBorAck { request, lease, bytes, uris, generation };
+            client.post(path::MEM_BOR_ACK, &ack).await
         }
         Message::MemBorRej { request, spare, reason } => {
             client.post(path::MEM_BOR_REJ, &MemBorRej { request, spare, reason }).await
         }
-        Message::MemBorFin { lease } => client.post(path::MEM_BOR_FIN, &MemBorFin { lease }).await,
-        Message::MemLenFin { lease } => {
-            let leaving: Leaving = client.post(path::MEM_LEN_FIN, &MemLenFin { lease }).await?;
+        Message::MemBorFin { lease, generation } => {
+            client.post(path::MEM_BOR_FIN, &MemBorFin { lease, generation }).await
+        }
+        Message::MemLenFin { lease, generation } => {
+            let recall = MemLenFin { lease, generation };
+            let leaving: Leaving = client.post(path::MEM_LEN_FIN, &recall).await?;
             return Ok(leaving.failed);
         }
     };

@@ -54,6 +54,9 @@ pub struct MemBorAck {
     /// The URIs that reach its pages, one for each protocol: `nbds://HOST:PORT/LEASE`,
     /// `nvme+tcp://HOST:PORT/NQN`, `nvme+rdma://HOST:PORT/NQN`. The last two also need [`Access`].
     pub uris: Vec<String>,
+    /// How often the lease has moved to another host with its region. Absent if never.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub generation: u32,
 }
 
 /// Lender to borrower: the request is refused.
@@ -77,6 +80,9 @@ pub struct MemBorFin {
     /// The lease.
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
+    /// The generation that the borrower held. Absent if the lease has never moved to another host.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub generation: u32,
 }
 
 /// Lender to borrower: move your pages elsewhere and give the lease back.
@@ -86,6 +92,9 @@ pub struct MemLenFin {
     /// The lease.
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
+    /// The lease's generation. Absent if the lease has never moved to another host.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub generation: u32,
 }
 
 /// Borrower to lender, every period: "I am alive and hold these leases".
@@ -95,10 +104,45 @@ pub struct Renew {
     /// The leases that the borrower holds of this lender.
     #[schema(value_type = Vec<schema::Id>)]
     pub leases: Vec<LeaseId>,
+    /// Those that have moved with their regions to the borrower, each with its generation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<MovedLease>,
     /// The time in milliseconds for which the borrower's I/O waits for this lender before it fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = "uint64", maximum = 18_446_744_073_709_551_615_u64)]
     pub io_timeout_ms: Option<u64>,
+}
+
+/// Returns whether a lease has never moved. Older agents know no other generation.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_first(generation: &u32) -> bool {
+    *generation == 0
+}
+
+/// A lease that has moved with its region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MovedLease {
+    /// The lease.
+    #[schema(value_type = schema::Id)]
+    pub lease: LeaseId,
+    /// How often it has moved.
+    pub generation: u32,
+}
+
+/// Borrower to lender: I am about to move a region to `to`, which needs this lease. The lender
+/// answers once it admits that host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Permit {
+    /// The lease.
+    #[schema(value_type = schema::Id)]
+    pub lease: LeaseId,
+    /// How often it has moved before.
+    pub generation: u32,
+    /// The other host.
+    #[schema(value_type = schema::Name)]
+    pub to: HostName,
 }
 
 /// Lender to borrower, the answer to [`Renew`].

@@ -15,6 +15,8 @@ pub const MEM_BOR_FIN: &str = "/v1/mem_bor_fin";
 pub const MEM_LEN_FIN: &str = "/v1/mem_len_fin";
 /// `POST` [`crate::message::Renew`]: the borrower names the leases that it still holds.
 pub const RENEW: &str = "/v1/renew";
+/// `POST` [`crate::message::Permit`]: the borrower names a host to which it may move a region.
+pub const PERMIT: &str = "/v1/permit";
 /// `GET` [`crate::message::Offer`]: the memory that a host can lend now.
 pub const OFFER: &str = "/v1/offer";
 /// `GET` [`crate::cluster::Summary`]: what a host has, and lends to whom.

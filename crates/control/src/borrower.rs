@@ -1,6 +1,6 @@
 //! The borrower's half of the controller: volumes, the leases under them, and Algorithm 3.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
@@ -94,6 +94,8 @@ pub(crate) struct Borrower {
     pub(crate) pending_releases: PendingReleases,
     /// The requests of regions that wait for their round.
     pub(crate) requests: VecDeque<RegionRequest>,
+    /// The leases of regions that may come from other hosts, by volume.
+    pub(crate) expected: BTreeMap<VolumeId, BTreeSet<LeaseId>>,
     offers: Vec<Offer>,
     /// Lenders that this host does not ask, each with the time at which that ends.
     skipped: BTreeMap<HostName, Duration>,
@@ -104,8 +106,11 @@ pub(crate) struct Borrower {
 }
 
 impl Borrower {
-    pub(crate) fn restore(volumes: Vec<LiveVolume>) -> Self {
-        let mut borrower = Self::default();
+    pub(crate) fn restore(
+        volumes: Vec<LiveVolume>,
+        expected: BTreeMap<VolumeId, BTreeSet<LeaseId>>,
+    ) -> Self {
+        let mut borrower = Self { expected, ..Self::default() };
         volumes.iter().for_each(|live| borrower.add_volume(live, VolumeState::Active));
         borrower
     }
@@ -336,8 +341,14 @@ impl Borrower {
     /// Gives the lease back to its lender. Nothing may use it any more.
     pub(crate) fn finish(&mut self, lease: LeaseId, ctx: &mut StepContext<'_>) {
         if let Some(holding) = self.holdings.remove(&lease) {
-            self.pending_releases.add(&holding.borrowed.lender, lease, ctx);
+            let BorrowedLease { lender, generation, .. } = holding.borrowed;
+            self.pending_releases.add(&lender, lease, generation, ctx);
         }
+    }
+
+    /// Returns whether the lease belongs to a region that may come from another host.
+    pub(crate) fn expects(&self, lease: LeaseId) -> bool {
+        self.expected.values().any(|leases| leases.contains(&lease))
     }
 
     /// Returns whether a lease of this volume is being vacated.
@@ -347,7 +358,7 @@ impl Borrower {
 
     /// Notes that the lender's agent has handled a message.
     pub(crate) fn delivered(&mut self, to: &HostName, message: &Message) {
-        if let Message::MemBorFin { lease } = message {
+        if let Message::MemBorFin { lease, .. } = message {
             self.pending_releases.delivered(to, *lease);
         }
     }

@@ -83,17 +83,20 @@ impl Borrower {
             }
             return;
         }
+        if self.expects(lease.lease) {
+            return;
+        }
         match &mut self.round {
             Some(round) if round.awaits(&lease.lender, request) && round.fits(lease.bytes) => {
                 round.acknowledged(lease, ctx);
                 self.proceed(ctx);
             }
             _ => {
-                let BorrowedLease { lease, lender, .. } = lease;
+                let BorrowedLease { lease, lender, generation, .. } = lease;
                 if !self.pending_releases.contains(&lender, lease) {
                     ctx.decide(What::Unwanted { lender: lender.clone(), lease });
                 }
-                self.pending_releases.add(&lender, lease, ctx);
+                self.pending_releases.add(&lender, lease, generation, ctx);
             }
         }
     }
@@ -151,7 +154,7 @@ impl Borrower {
     /// Gives back the round's leases.
     pub(crate) fn give_back(&mut self, round: &Round, ctx: &mut StepContext<'_>) {
         for got in &round.got {
-            self.pending_releases.add(&got.lender, got.lease, ctx);
+            self.pending_releases.add(&got.lender, got.lease, got.generation, ctx);
         }
     }
 

@@ -1,8 +1,9 @@
 //! The controller of one host (Algorithm 1): dispatches events to the borrower and the lender.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, HostName};
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use crate::borrower::Borrower;
 use crate::ledger::{Ledger, OwnMemory};
@@ -22,6 +23,8 @@ pub struct Restored {
     /// The live volumes. A volume that is not listed must be gone, because this host gives its
     /// leases back.
     pub volumes: Vec<LiveVolume>,
+    /// The leases of regions that may come from other hosts, by volume.
+    pub expected: BTreeMap<VolumeId, BTreeSet<LeaseId>>,
 }
 
 /// The controller of one host (Algorithm 1).
@@ -56,7 +59,7 @@ impl Controller {
     ) -> Self {
         let (memory, own) = (Memory::default(), OwnMemory::default());
         let facts = Facts { host, config, memory, own, now };
-        let borrower = Borrower::restore(found.volumes);
+        let borrower = Borrower::restore(found.volumes, found.expected);
         let lender = LenderRole::restore(found.lent, facts.config.lends, now);
         let role = match (borrower.swaps(), lender.lends()) {
             (true, _) => Role::Borrower,
@@ -262,6 +265,16 @@ fn handle(
         Event::LeaseFailed { lease, why } => lender.open_failed(lease, why, busy(borrower), ctx),
         Event::LeaseFreed { lease } => lender.freed(lease),
         Event::BorrowerSeen { lease } => lender.seen(lease, ctx.now()),
+        Event::Permit { from, lease, generation, to } => {
+            lender.permit(&from, lease, generation, to, ctx);
+        }
+        Event::Taken { by, lease, generation } => lender.taken(&by, lease, generation, ctx),
+        Event::LeaseRecorded(lease) => lender.recorded(&lease, ctx),
+        Event::RecordFailed { lease, why } => ctx.decide(What::RecordFailed { lease, why }),
+        Event::Moved { volume, to } => borrower.moved(volume, to, ctx),
+        Event::Expected { volume, leases } => drop(borrower.expected.insert(volume, leases)),
+        Event::Missed { volume } => drop(borrower.expected.remove(&volume)),
+        Event::Arrived(live) => borrower.arrived(&live, ctx),
         Event::Borrow { bytes, group } => {
             let started = if lender.is_idle() {
                 borrower.borrow(Cause::ByHand, bytes, group, ctx)
@@ -314,14 +327,16 @@ fn receive(
             let wish = Wish { borrower: from.clone(), request, bytes, owner, group };
             lender.requested(wish, busy(borrower), ctx);
         }
-        Message::MemBorAck { request, lease, bytes, uris } => {
-            let lease = BorrowedLease { lease, lender: from.clone(), bytes, uris };
+        Message::MemBorAck { request, lease, bytes, uris, generation } => {
+            let lease = BorrowedLease { lease, lender: from.clone(), bytes, uris, generation };
             borrower.acknowledged(request, lease, ctx);
         }
         Message::MemBorRej { request, spare, reason } => {
             borrower.rejected(from, request, spare, reason, ctx);
         }
-        Message::MemBorFin { lease } => lender.finished(from, lease, ctx),
-        Message::MemLenFin { lease } => borrower.recalled(from, lease, ctx),
+        Message::MemBorFin { lease, generation } => lender.denied(from, lease, generation, ctx),
+        Message::MemLenFin { lease, generation } => {
+            borrower.recalled(from, lease, generation, ctx);
+        }
     }
 }

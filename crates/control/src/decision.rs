@@ -158,7 +158,17 @@ pub enum What {
     Frees { borrower: HostName, lease: LeaseId, stored: Bytes },
     /// The grace of a silent borrower is over.
     Expires { borrower: HostName, lease: LeaseId, stored: Bytes, silent: Duration },
-    /// A message about a lease came from a host that has no part in it.
+    /// Lets another host use the lease, as the borrower may be moving the region there.
+    Permits { borrower: HostName, lease: LeaseId, to: HostName },
+    /// The lease has moved with its region.
+    PassesOn { from: HostName, to: HostName, lease: LeaseId },
+    /// The agent could not write down which hosts may use the lease.
+    RecordFailed { lease: LeaseId, why: String },
+    /// The region is on another host now.
+    MovedAway { region: RegionName, volume: VolumeId, to: HostName, leases: usize },
+    /// The region has come from another host.
+    Arrived { region: RegionName, volume: VolumeId, leases: usize },
+    /// A message about a lease came from a host that has no part in it, or no longer.
     Stranger { from: HostName, lease: LeaseId },
 }
 
@@ -173,6 +183,9 @@ impl fmt::Display for Decision {
             | What::Recalls { .. }
             | What::OpenFailed { .. } => self.lender(f),
             What::Grants { .. } | What::Rejects { .. } | What::Stranger { .. } => self.lender(f),
+            What::Permits { .. } | What::PassesOn { .. } | What::RecordFailed { .. } => {
+                self.lender(f)
+            }
             What::Asks { .. } | What::GivesUp { .. } | What::Rejected { .. } | What::Got { .. } => {
                 self.asking(f)
             }
@@ -229,6 +242,16 @@ impl Decision {
             ),
             What::Stranger { from, lease } => {
                 write!(f, "ignores {from}: lease {lease} belongs to other hosts")
+            }
+            What::Permits { borrower, lease, to } => write!(
+                f,
+                "lets {to} use lease {lease}: {borrower} is about to move the region there"
+            ),
+            What::PassesOn { from, to, lease } => {
+                write!(f, "lends lease {lease} to {to} now: its region has moved there from {from}")
+            }
+            What::RecordFailed { lease, why } => {
+                write!(f, "cannot record yet which host may use lease {lease}: {why}")
             }
             _ => Ok(()),
         }
@@ -320,6 +343,12 @@ impl Decision {
             }
             What::RegionGone { region, leases, .. } => {
                 write!(f, "gives back {leases} lease(s) of region {region}, which is gone")
+            }
+            What::MovedAway { region, to, leases, .. } => {
+                write!(f, "leaves {leases} lease(s) to {to}, where region {region} is now")
+            }
+            What::Arrived { region, leases, .. } => {
+                write!(f, "takes over {leases} lease(s) of region {region}, which has come here")
             }
             What::Unwanted { lender, lease } => {
                 write!(f, "gives lease {lease} back to {lender}: this host does not use it")

@@ -10,8 +10,17 @@ use crate::{Action, BorrowedLease, Message, What};
 
 impl Borrower {
     /// Handles `mem_len_fin`: the lender wants its lease back (Algorithm 3 line 1, "feasible").
-    pub(crate) fn recalled(&mut self, from: &HostName, lease: LeaseId, ctx: &mut StepContext<'_>) {
+    pub(crate) fn recalled(
+        &mut self,
+        from: &HostName,
+        lease: LeaseId,
+        generation: u32,
+        ctx: &mut StepContext<'_>,
+    ) {
         self.skip(from, ctx);
+        if self.expects(lease) {
+            return;
+        }
         if let Some(holding) = self.holdings.get_mut(&lease) {
             if holding.borrowed.lender != *from {
                 return ctx.decide(What::Stranger { from: from.clone(), lease });
@@ -39,10 +48,10 @@ impl Borrower {
             }
         }
         if self.pending_releases.contains(from, lease) {
-            self.pending_releases.add(from, lease, ctx);
+            self.pending_releases.add(from, lease, generation, ctx);
         } else {
             ctx.decide(What::Unwanted { lender: from.clone(), lease });
-            ctx.send(from, Message::MemBorFin { lease });
+            ctx.send(from, Message::MemBorFin { lease, generation });
         }
         self.proceed(ctx);
     }
@@ -52,9 +61,11 @@ impl Borrower {
         let of_it = |holding: &&Holding| {
             holding.borrowed.lender == *lender && holding.leaving == Leaving::No
         };
-        let leases: Vec<_> =
-            self.holdings.values().filter(of_it).map(|holding| holding.borrowed.lease).collect();
-        leases.into_iter().for_each(|lease| self.recalled(lender, lease, ctx));
+        let lease = |holding: &Holding| (holding.borrowed.lease, holding.borrowed.generation);
+        let leases: Vec<_> = self.holdings.values().filter(of_it).map(lease).collect();
+        for (lease, generation) in leases {
+            self.recalled(lender, lease, generation, ctx);
+        }
     }
 
     /// Starts the next step for recalled leases: first a round for a replacement, then the move.

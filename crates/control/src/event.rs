@@ -1,6 +1,6 @@
 //! The controller's input and output: events, actions, and the records that both carry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId, RegionName, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,9 @@ pub struct BorrowedLease {
     pub bytes: Bytes,
     /// The URIs that reach its pages, one for each protocol, as the lender wrote them.
     pub uris: Vec<String>,
+    /// How often the lease has moved with its region to another host.
+    #[serde(default)]
+    pub generation: u32,
 }
 
 /// A lease as its lender knows it. The agent stores it beside the lease's pages, so that both
@@ -47,6 +50,14 @@ pub struct LentLease {
     pub bytes: Bytes,
     /// The request that the lease answers.
     pub request: RequestId,
+    /// How often the lease has moved with its region to another host. A host that held an earlier
+    /// generation can neither give the lease back nor use its pages.
+    #[serde(default)]
+    pub generation: u32,
+    /// The hosts to which the borrower may be moving the region. They may use the lease, too. The
+    /// one that says that it holds the lease becomes the borrower.
+    #[serde(default)]
+    pub next: BTreeSet<HostName>,
 }
 
 /// A request for all the memory of a new region.
@@ -177,6 +188,57 @@ pub enum Event {
         /// The lease.
         lease: LeaseId,
     },
+    /// A host is about to move a region to another host, which needs the region's lease.
+    Permit {
+        /// The host that holds the lease.
+        from: HostName,
+        /// The lease.
+        lease: LeaseId,
+        /// The generation that it holds.
+        generation: u32,
+        /// The other host.
+        to: HostName,
+    },
+    /// A host says that it holds the lease: the region is there now.
+    Taken {
+        /// The host.
+        by: HostName,
+        /// The lease.
+        lease: LeaseId,
+        /// The generation that it holds.
+        generation: u32,
+    },
+    /// [`Action::RecordLease`] is done.
+    LeaseRecorded(LentLease),
+    /// [`Action::RecordLease`] failed. The controller orders it again.
+    RecordFailed {
+        /// The lease.
+        lease: LeaseId,
+        /// The error, for the operator.
+        why: String,
+    },
+    /// A region is now on another host, which holds the region's leases.
+    Moved {
+        /// The region's volume.
+        volume: VolumeId,
+        /// The other host.
+        to: HostName,
+    },
+    /// A region with these leases may come to this host. Until it has come or will not, this host
+    /// does not deny that it holds them.
+    Expected {
+        /// The region's volume.
+        volume: VolumeId,
+        /// Its leases.
+        leases: BTreeSet<LeaseId>,
+    },
+    /// A region that was expected does not come.
+    Missed {
+        /// The region's volume.
+        volume: VolumeId,
+    },
+    /// A region has come to this host with its leases.
+    Arrived(LiveVolume),
     /// The operator wants to borrow.
     Borrow {
         /// The bytes to borrow, rounded up to whole extents.
@@ -255,6 +317,9 @@ pub enum Action {
     /// Lender: set up the lease. The agent answers with `LeaseOpened` or `LeaseFailed`. The
     /// controller sends `mem_bor_ack` only after `LeaseOpened`.
     OpenLease(LentLease),
+    /// Lender: write down which hosts may use the lease, so that the next agent knows. The agent
+    /// answers with `LeaseRecorded` or `RecordFailed`.
+    RecordLease(LentLease),
     /// Lender: drop the lease with its pages. The agent answers with `LeaseFreed`; the controller
     /// repeats the action until then.
     FreeLease {

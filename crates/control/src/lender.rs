@@ -1,6 +1,6 @@
 //! The lender's half of the controller: the answer to requests (Algorithm 2), and Algorithm 4.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
@@ -48,7 +48,7 @@ enum Repeated {
 /// The lender's half of the controller.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LenderRole {
-    loans: BTreeMap<LeaseId, Loan>,
+    pub(crate) loans: BTreeMap<LeaseId, Loan>,
     /// Whether this host recalls all leases and grants none.
     draining: bool,
     /// When VMs of this host last needed memory that it had lent.
@@ -68,6 +68,8 @@ impl LenderRole {
                 seen: now,
                 sent: Duration::ZERO,
                 recalled: None,
+                unrecorded: None,
+                left: false,
                 lease,
             };
             (loan.lease.lease, loan)
@@ -229,7 +231,9 @@ impl LenderRole {
         let spare = self.spare_for(&wish.owner, busy, ctx);
         let (shareable, ledger) = (ctx.memory().shareable(ctx.config()), self.limiting(ctx));
         let Wish { borrower, request, bytes, owner, group } = wish;
-        let lease = LentLease { lease: ctx.ids.lease(), borrower, owner, group, bytes, request };
+        let (generation, next) = (0, BTreeSet::new());
+        let lease = ctx.ids.lease();
+        let lease = LentLease { lease, borrower, owner, group, bytes, request, generation, next };
         ctx.decide(What::Grants {
             borrower: lease.borrower.clone(),
             lease: lease.lease,
@@ -248,6 +252,8 @@ impl LenderRole {
             seen: ctx.now(),
             sent: ctx.now(),
             recalled: None,
+            unrecorded: None,
+            left: false,
         };
         self.loans.insert(loan.lease.lease, loan);
     }
@@ -292,19 +298,6 @@ impl LenderRole {
         }
     }
 
-    /// Handles `mem_bor_fin` (Algorithm 4 lines 5-7). For a lease that is gone it does nothing: the
-    /// delivery itself is the confirmation.
-    pub(crate) fn finished(&mut self, from: &HostName, lease: LeaseId, ctx: &mut StepContext<'_>) {
-        let Some(loan) = self.loans.get_mut(&lease) else { return };
-        if loan.lease.borrower != *from || !loan.exists() {
-            return ctx.decide(What::Stranger { from: from.clone(), lease });
-        }
-        if loan.state != LoanState::Freeing {
-            ctx.decide(What::Frees { borrower: from.clone(), lease, stored: loan.stored });
-            loan.free(ctx);
-        }
-    }
-
     /// Removes the lease, the memory of which is free again.
     pub(crate) fn freed(&mut self, lease: LeaseId) {
         if let Some(loan) = self.loans.remove(&lease) {
@@ -325,7 +318,7 @@ impl LenderRole {
     /// Notes that the borrower knows of the lease, because its agent has handled a message about
     /// it. If it did not hold the lease, it would send `mem_bor_fin`.
     pub(crate) fn delivered(&mut self, to: &HostName, message: &Message, now: Duration) {
-        let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease }) = message else {
+        let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease, .. }) = message else {
             return;
         };
         if let Some(loan) = self.loans.get_mut(lease)
@@ -430,7 +423,7 @@ impl LenderRole {
             loan.recalled = Some(ctx.now());
             let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
             ctx.decide(What::Recalls { borrower, lease, stored, expected, because });
-            loan.send(Message::MemLenFin { lease }, ctx);
+            loan.send(loan.recall(), ctx);
         }
     }
 

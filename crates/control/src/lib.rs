@@ -114,6 +114,7 @@ pub mod restart;
 mod round;
 mod step_context;
 mod subject;
+mod transfer;
 
 pub use borrower::{BorrowedStatus, VolumeState, VolumeStatus};
 pub use config::{Config, ConfigError, Shareable};

@@ -64,6 +64,11 @@ pub(crate) struct Loan {
     pub(crate) sent: Duration,
     /// The time of its recall.
     pub(crate) recalled: Option<Duration>,
+    /// The time at which this host last ordered the record of which hosts may use the lease; `None`
+    /// once it is written.
+    pub(crate) unrecorded: Option<Duration>,
+    /// Whether the borrower no longer holds the lease, although another host may.
+    pub(crate) left: bool,
 }
 
 impl Loan {
@@ -83,8 +88,13 @@ impl Loan {
     }
 
     pub(crate) fn ack(&self) -> Message {
-        let LentLease { lease, bytes, request, .. } = self.lease;
-        Message::MemBorAck { request, lease, bytes, uris: self.uris.clone() }
+        let LentLease { lease, bytes, request, generation, .. } = self.lease;
+        Message::MemBorAck { request, lease, bytes, uris: self.uris.clone(), generation }
+    }
+
+    pub(crate) fn recall(&self) -> Message {
+        let LentLease { lease, generation, .. } = self.lease;
+        Message::MemLenFin { lease, generation }
     }
 
     pub(crate) fn send(&mut self, message: Message, ctx: &mut StepContext<'_>) {
@@ -111,19 +121,26 @@ impl Loan {
         let silent = ctx.now().saturating_sub(self.seen);
         let grace = ctx.config().grace;
         let due = ctx.passed(ctx.config().resend, self.sent);
+        let unrecorded = self.unrecorded.filter(|_| self.state != LoanState::Freeing);
+        if unrecorded.is_some_and(|at| ctx.passed(ctx.config().resend, at)) {
+            self.order_record(ctx);
+        }
         let asks = match self.state {
             LoanState::Opening => return,
             LoanState::Freeing if due => return self.free(ctx),
             LoanState::Freeing => return,
             LoanState::Offered | LoanState::Recalled => due,
+            LoanState::Held if self.left => due,
             LoanState::Held => due && silent >= grace / 4,
         };
         if silent >= grace {
             let LentLease { lease, borrower, .. } = self.lease.clone();
             ctx.decide(What::Expires { borrower, lease, stored: self.stored, silent });
             self.free(ctx);
+        } else if asks && self.left {
+            self.ask_next(ctx);
         } else if asks && self.state == LoanState::Recalled {
-            self.send(Message::MemLenFin { lease: self.lease.lease }, ctx);
+            self.send(self.recall(), ctx);
         } else if asks {
             self.send(self.ack(), ctx);
         }

@@ -138,6 +138,9 @@ pub enum Message {
         bytes: Bytes,
         /// The URIs that reach its pages, one for each protocol (the paper's NQN).
         uris: Vec<String>,
+        /// How often the lease has moved with its region to another host.
+        #[serde(default, skip_serializing_if = "is_first")]
+        generation: u32,
     },
     /// Lender to borrower: no.
     MemBorRej {
@@ -152,12 +155,24 @@ pub enum Message {
     MemBorFin {
         /// The lease.
         lease: LeaseId,
+        /// The generation that the borrower held, or that the lender asked about.
+        #[serde(default, skip_serializing_if = "is_first")]
+        generation: u32,
     },
     /// Lender to borrower: I need this lease back, move your pages elsewhere.
     MemLenFin {
         /// The lease.
         lease: LeaseId,
+        /// The lease's generation.
+        #[serde(default, skip_serializing_if = "is_first")]
+        generation: u32,
     },
+}
+
+/// Returns whether the lease has never moved. Older agents know no other generation.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_first(generation: &u32) -> bool {
+    *generation == 0
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub(crate) struct PendingReleases(BTreeMap<(HostName, LeaseId), PendingRelease>)
 
 #[derive(Clone, Debug)]
 struct PendingRelease {
+    generation: u32,
     since: Duration,
     sent: Duration,
 }
@@ -26,14 +27,21 @@ struct PendingRelease {
 impl PendingReleases {
     /// Sends `mem_bor_fin`, and repeats it until the lender confirms it. If it is pending already,
     /// sends it at once again.
-    pub(crate) fn add(&mut self, lender: &HostName, lease: LeaseId, ctx: &mut StepContext<'_>) {
+    pub(crate) fn add(
+        &mut self,
+        lender: &HostName,
+        lease: LeaseId,
+        generation: u32,
+        ctx: &mut StepContext<'_>,
+    ) {
         let now = ctx.now();
         let fin = self.0.entry((lender.clone(), lease)).or_insert_with(|| {
             ctx.decide(What::Finishes { lender: lender.clone(), lease });
-            PendingRelease { since: now, sent: now }
+            PendingRelease { generation, since: now, sent: now }
         });
+        fin.generation = fin.generation.max(generation);
         fin.sent = now;
-        ctx.send(lender, Message::MemBorFin { lease });
+        ctx.send(lender, Message::MemBorFin { lease, generation: fin.generation });
     }
 
     /// Returns whether this fin is still unconfirmed.
@@ -58,7 +66,7 @@ impl PendingReleases {
             }
             if ctx.passed(ctx.config().resend, fin.sent) {
                 fin.sent = ctx.now();
-                ctx.send(lender, Message::MemBorFin { lease: *lease });
+                ctx.send(lender, Message::MemBorFin { lease: *lease, generation: fin.generation });
             }
             true
         });

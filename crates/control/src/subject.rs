@@ -31,7 +31,9 @@ impl What {
             Self::Provides { region, .. }
             | Self::Lacks { region, .. }
             | Self::Unclaimed { region, .. }
-            | Self::RegionGone { region, .. } => Some(region),
+            | Self::RegionGone { region, .. }
+            | Self::MovedAway { region, .. }
+            | Self::Arrived { region, .. } => Some(region),
             _ => None,
         };
         let region = region.cloned().map(Subject::Region);
@@ -62,7 +64,11 @@ impl What {
             | Self::Recalls { borrower: host, lease, .. }
             | Self::Frees { borrower: host, lease, .. }
             | Self::Expires { borrower: host, lease, .. }
+            | Self::Permits { to: host, lease, .. }
+            | Self::PassesOn { to: host, lease, .. }
             | Self::Stranger { from: host, lease } => (Some(host), Some(lease), None),
+            Self::RecordFailed { lease, .. } => (None, Some(lease), None),
+            Self::MovedAway { to, volume, .. } => (Some(to), None, Some(volume)),
             Self::Activates { volume, .. }
             | Self::ActivationFailed { volume, .. }
             | Self::Deactivates { volume, .. }
@@ -71,7 +77,8 @@ impl What {
             | Self::Provides { volume, .. }
             | Self::Lacks { volume, .. }
             | Self::Unclaimed { volume, .. }
-            | Self::RegionGone { volume, .. } => (None, None, Some(volume)),
+            | Self::RegionGone { volume, .. }
+            | Self::Arrived { volume, .. } => (None, None, Some(volume)),
         };
         let host = host.cloned().map(Subject::Host);
         let lease = lease.copied().map(Subject::Lease);

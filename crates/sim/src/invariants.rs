@@ -263,7 +263,7 @@ mod tests {
         let rule = broken(|simulation| {
             let lease = lease(simulation);
             let from = simulation.hosts[0].name.clone();
-            let message = aquifer_control::Message::MemBorFin { lease };
+            let message = aquifer_control::Message::MemBorFin { lease, generation: 0 };
             let ticket = aquifer_control::node::Ticket(u64::MAX);
             let fin = aquifer_control::node::Input::Heard { from, message, ticket };
             simulation.input(1, fin);

@@ -131,6 +131,7 @@ impl DirectVolumes {
                 lender: note.lender,
                 bytes: record.capacity,
                 uris: vec![record.uri.to_string()],
+                generation: 0,
             }],
         };
         self.all().into_iter().map(live).collect()

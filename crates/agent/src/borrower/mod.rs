@@ -6,7 +6,9 @@
 //! - `reach`: chooses how to reach a lease, from the lender's offer and the configuration.
 //! - `direct`: volumes without a process.
 //! - `regions`: regions with borrowed leases. `hand_over`: leases on their way to a new region.
+//!   `arrivals`: regions that other hosts may move here.
 
+mod arrivals;
 mod direct;
 mod hand_over;
 mod reach;
@@ -26,13 +28,14 @@ use aquifer_blockdev::swap;
 use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner, VolumeStatus};
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId, lock};
+use aquifer_region::process::RegionSpec;
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
 use self::direct::DirectVolumes;
 use self::reach::{Reach, Way};
-pub(crate) use self::regions::is_borrowed;
 use self::regions::{Regions, RunningEngines};
+pub(crate) use self::regions::{generation, is_borrowed};
 use crate::config::{Attach, Config};
 use crate::peers::Peers;
 
@@ -90,10 +93,14 @@ impl Borrower {
             exe,
             volumes: Mutex::new(volumes),
         };
-        borrower
-            .reach
-            .forget_all_but(&borrower.leases_by_lender().into_values().flatten().collect());
+        borrower.reach.forget_all_but(&borrower.all_leases());
         Ok(borrower)
+    }
+
+    /// Returns the leases of all volumes and regions, and of those that may come.
+    fn all_leases(&self) -> BTreeSet<LeaseId> {
+        let held = self.leases_by_lender().into_values().flatten();
+        held.chain(self.expected().into_values().flatten()).collect()
     }
 
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeRecord>> {
@@ -308,6 +315,51 @@ impl Borrower {
     /// Returns the directory of the regions that this agent looks at.
     pub fn regions_directory(&self) -> &Path {
         self.regions.directory()
+    }
+
+    /// Expects a region that another host may move here; returns its volume and its leases.
+    pub fn expect_region(&self, memory: &RegionSpec) -> (VolumeId, BTreeSet<LeaseId>) {
+        let leases = self.regions.expect_arrival(memory);
+        (memory.volume, leases)
+    }
+
+    /// No longer expects a region.
+    pub fn miss_region(&self, volume: VolumeId) {
+        self.regions.miss(volume);
+    }
+
+    /// Returns a region of another host as this host uses it, with its own way to each lease that
+    /// an agent borrowed.
+    ///
+    /// # Errors
+    /// If a lender does not say how this host reaches a lease.
+    pub fn for_this_host(&self, mut memory: RegionSpec) -> Result<RegionSpec, String> {
+        let name = format!("region '{}' of host {}", memory.name, self.config.host);
+        for target in memory.leases.iter_mut().filter(|target| is_borrowed(target)) {
+            self.reach.take_on(target)?;
+            target.claim.iter_mut().for_each(|claim| claim.name.clone_from(&name));
+        }
+        Ok(memory)
+    }
+
+    /// Returns the leases of regions that may come from other hosts, by volume.
+    pub fn expected(&self) -> BTreeMap<VolumeId, BTreeSet<LeaseId>> {
+        self.regions.expected()
+    }
+
+    /// Returns the regions that have come to this host, and the volumes of those that do not come.
+    pub fn arrived(&self) -> (Vec<LiveVolume>, Vec<VolumeId>) {
+        self.regions.arrived()
+    }
+
+    /// Returns the volumes of regions that are on other hosts now, each with the host.
+    pub fn moved(&self) -> Vec<(VolumeId, HostName)> {
+        self.regions.moved()
+    }
+
+    /// Returns the generations of leases that have moved to this host with their regions.
+    pub fn generations(&self) -> BTreeMap<LeaseId, u32> {
+        self.regions.generations()
     }
 
     /// Returns the volumes of regions that are gone.
@@ -554,6 +606,7 @@ fn live(record: &VolumeRecord) -> Option<LiveVolume> {
         lender: target.lender.clone(),
         bytes: target.capacity,
         uris: vec![target.uri()],
+        generation: 0,
     };
     Some(LiveVolume {
         volume: record.spec.volume,

@@ -118,6 +118,22 @@ impl Reach {
         })
     }
 
+    /// Replaces another host's way to a lease by that of this host.
+    pub(super) fn take_on(&self, target: &mut LeaseTarget) -> Result<(), String> {
+        let LeaseTarget { lease, lender, protocol: Protocol::Nvme(access), .. } = target else {
+            return Ok(());
+        };
+        let here = self.runtime.block_on(self.peers.access(lender, *lease))?;
+        let name = here.host.parse();
+        access.host =
+            name.map_err(|error| format!("{lender} sent an invalid NQN for this host: {error}"))?;
+        let secrets = here.secrets.map(|secrets| {
+            self.keep(*lease, &format!("{}\n{}\n", secrets.borrower, secrets.lender))
+        });
+        access.secrets = secrets.transpose()?;
+        Ok(())
+    }
+
     /// Writes secrets to a file from which the process of a volume reads them.
     fn keep(&self, lease: LeaseId, secrets: &str) -> Result<PathBuf, String> {
         let path = self.secrets.join(lease.to_string());
@@ -200,6 +216,7 @@ mod tests {
             lender: "b".parse().unwrap(),
             bytes: aquifer_page::Bytes::gib(1),
             uris: uris.iter().map(|&uri| uri.to_owned()).collect(),
+            generation: 0,
         }
     }
 

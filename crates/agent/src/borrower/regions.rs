@@ -16,6 +16,7 @@ use aquifer_region::RegionError;
 use aquifer_region::process::{Files, RegionSpec, client};
 use aquifer_volume::{Claim, LeaseTarget};
 
+use super::arrivals::{Arrivals, Whereabouts, whereabouts};
 use super::hand_over::{HandOvers, Outcome};
 use super::held;
 
@@ -55,6 +56,7 @@ pub(super) struct Regions {
     engines: Box<dyn Engines>,
     known: Mutex<BTreeMap<VolumeId, RegionSpec>>,
     hand_overs: HandOvers,
+    arrivals: Arrivals,
 }
 
 /// Returns whether an agent borrowed this lease. Only agents claim a lease under its own id.
@@ -67,22 +69,33 @@ fn borrowed(spec: &RegionSpec) -> impl Iterator<Item = &LeaseTarget> {
     spec.leases.iter().filter(|target| is_borrowed(target))
 }
 
+fn leases_of(spec: &RegionSpec) -> BTreeSet<LeaseId> {
+    borrowed(spec).map(|target| target.lease).collect()
+}
+
+/// Returns how often a lease has moved with its region.
+pub(crate) fn generation(target: &LeaseTarget) -> u32 {
+    target.claim.as_ref().map_or(0, |claim| claim.generation)
+}
+
 impl Regions {
     /// Finds the regions in `directory` that hold borrowed leases.
     pub(super) fn open(directory: PathBuf, engines: Box<dyn Engines>) -> Result<Self, RegionError> {
-        let mut known = BTreeMap::new();
+        let (mut known, arrivals) = (BTreeMap::new(), Arrivals::default());
         for files in client::list(&directory)? {
             match client::record(&files) {
-                Ok(spec) if borrowed(&spec).next().is_some() => {
-                    known.insert(spec.volume, spec);
-                }
+                Ok(spec) if borrowed(&spec).next().is_some() => match whereabouts(&files) {
+                    Whereabouts::Here => drop(known.insert(spec.volume, spec)),
+                    Whereabouts::Between => arrivals.expect(&spec, leases_of(&spec)),
+                    Whereabouts::Moved(_) => {}
+                },
                 // It was removed meanwhile, or lenders were named by hand.
                 Ok(_) | Err(RegionError::Unknown(_)) => {}
                 Err(error) => return Err(error),
             }
         }
         let hand_overs = HandOvers::default();
-        Ok(Self { directory, engines, known: Mutex::new(known), hand_overs })
+        Ok(Self { directory, engines, known: Mutex::new(known), hand_overs, arrivals })
     }
 
     /// Returns the directory of the regions' files.
@@ -147,6 +160,56 @@ impl Regions {
         let is_gone =
             |(volume, name): &(VolumeId, RegionName)| matches!(self.read(name, *volume), Ok(None));
         known.into_iter().filter(is_gone).map(|(volume, _)| volume).collect()
+    }
+
+    /// Expects a region that another host may move here; returns its borrowed leases.
+    pub(super) fn expect_arrival(&self, spec: &RegionSpec) -> BTreeSet<LeaseId> {
+        let leases = leases_of(spec);
+        if !leases.is_empty() {
+            self.arrivals.expect(spec, leases.clone());
+        }
+        leases
+    }
+
+    /// No longer expects a region.
+    pub(super) fn miss(&self, volume: VolumeId) {
+        self.arrivals.forget(volume);
+    }
+
+    /// Returns the leases of regions that may come, by volume.
+    pub(super) fn expected(&self) -> BTreeMap<VolumeId, BTreeSet<LeaseId>> {
+        self.arrivals.leases()
+    }
+
+    /// Returns the regions that have come, and the volumes of those that do not come.
+    pub(super) fn arrived(&self) -> (Vec<LiveVolume>, Vec<VolumeId>) {
+        let (here, missed) = self.arrivals.look(|region, volume| {
+            let files = self.files(region);
+            Ok(self.read(region, volume)?.map(|spec| (whereabouts(&files), spec)))
+        });
+        let arrived = here.iter().map(live).collect();
+        lock(&self.known).extend(here.into_iter().map(|spec| (spec.volume, spec)));
+        (arrived, missed)
+    }
+
+    /// Returns the volumes of regions that are on other hosts now.
+    pub(super) fn moved(&self) -> Vec<(VolumeId, HostName)> {
+        let known: Vec<_> =
+            lock(&self.known).iter().map(|(volume, spec)| (*volume, spec.name.clone())).collect();
+        let moved =
+            known.into_iter().filter_map(|(volume, name)| match whereabouts(&self.files(&name)) {
+                Whereabouts::Moved(to) => Some((volume, to)),
+                Whereabouts::Here | Whereabouts::Between => None,
+            });
+        moved.collect()
+    }
+
+    /// Returns the generations of leases that have moved here with their regions.
+    pub(super) fn generations(&self) -> BTreeMap<LeaseId, u32> {
+        let known = lock(&self.known);
+        let leases = known.values().flat_map(borrowed);
+        let generations = leases.map(|target| (target.lease, generation(target)));
+        generations.filter(|(_, generation)| *generation > 0).collect()
     }
 
     /// Forgets the regions whose leases this host no longer holds.
@@ -300,6 +363,7 @@ fn live(spec: &RegionSpec) -> LiveVolume {
         lender: target.lender.clone(),
         bytes: target.capacity,
         uris: vec![target.uri()],
+        generation: generation(target),
     };
     let leases: Vec<_> = borrowed(spec).map(lease).collect();
     LiveVolume {

@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use aquifer_api::cluster::Summary;
-use aquifer_api::message::{Access, Offer, Renew};
+use aquifer_api::message::{Access, Offer, Permit, Renew};
 use aquifer_api::order::{
     Borrow, BorrowFor, Borrowed, Claim, Drain, Draining, Provided, Return, Returned, Settle,
 };
 use aquifer_api::status::Status;
 use aquifer_api::{Problem, Threshold};
 use aquifer_control::{Message, ledger};
-use aquifer_page::{Bytes, HostName, LeaseId, RegionName};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
+use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::Room;
 use tokio::sync::{mpsc, oneshot};
 
@@ -48,6 +49,27 @@ pub enum Command {
         renew: Renew,
         /// Receives those of the leases that this host does not have.
         reply: oneshot::Sender<Vec<LeaseId>>,
+    },
+    /// A peer's word that it may move a region to another host, which needs a lease of this one.
+    Permit {
+        /// The peer, as its certificate names it.
+        from: HostName,
+        /// The lease and the other host.
+        permit: Permit,
+        /// Receives the end: the other host may use the lease.
+        reply: oneshot::Sender<Result<(), Problem>>,
+    },
+    /// The word that a region with leases of other hosts may come here.
+    Expect {
+        /// The region, as the other host describes it.
+        memory: Box<RegionSpec>,
+        /// Receives the region as this host uses it.
+        reply: oneshot::Sender<Result<RegionSpec, Problem>>,
+    },
+    /// The word that a region that was expected does not come.
+    Miss {
+        /// The region's volume.
+        volume: VolumeId,
     },
     /// The question how much this host would lend.
     Offer {

@@ -23,6 +23,7 @@ mod report;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use aquifer_api::message::Renew;
 use aquifer_control::node::{Input, Node, Settings};
 use aquifer_control::{self as control, Controller, Restored, Shareable};
 use aquifer_page::LeaseId;
@@ -159,8 +160,15 @@ impl Driver {
             Command::HostDown { host, address } => self.input(Input::HostDown { host, address }),
             Command::Renew { from, renew, reply } => {
                 let ticket = self.replies.keep(Reply::Renewed(reply));
-                let (leases, io_timeout_ms) = (renew.leases, renew.io_timeout_ms);
-                self.input(Input::Renewal { from, leases, io_timeout_ms, ticket });
+                let Renew { leases, moved, io_timeout_ms } = renew;
+                let generations = moved.into_iter().map(|it| (it.lease, it.generation)).collect();
+                self.input(Input::Renewal { from, leases, generations, io_timeout_ms, ticket });
+            }
+            Command::Permit { from, permit, reply } => self.permit(from, permit, reply),
+            Command::Expect { memory, reply } => self.expect(*memory, reply),
+            Command::Miss { volume } => {
+                self.parts.borrower.miss_region(volume);
+                self.input(Input::Miss { volume });
             }
             Command::Offer { from, reply } => {
                 let controller = self.node.controller();
@@ -222,7 +230,9 @@ fn node(parts: &Parts) -> Node {
         grace: lend.grace,
         ..control::Config::with_period(memory.period)
     };
-    let found = Restored { lent: parts.lender.restored(), volumes: parts.borrower.restored() };
+    let (lent, borrower) = (parts.lender.restored(), &parts.borrower);
+    let (volumes, expected) = (borrower.restored(), borrower.expected());
+    let found = Restored { lent, volumes, expected };
     // A controller's ids start at a random number; a random lease id provides one.
     let seed = LeaseId::random().0;
     let controller = Controller::restore(host.clone(), config, seed, Duration::ZERO, found);

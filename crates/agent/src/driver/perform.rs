@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use aquifer_api::message::Renew;
+use aquifer_api::message::{MovedLease, Renew};
 use aquifer_control::node::{Input, Notice, Output, Said, Work};
 use aquifer_control::{Action, Event, Memory, Message};
 use aquifer_page::{HostName, VolumeId};
@@ -66,6 +66,13 @@ impl Driver {
                     Err(why) => Some(Event::LeaseFailed { lease, why }),
                 }
             }),
+            Action::RecordLease(lent) => self.beside(work, move || {
+                let lease = lent.lease;
+                Some(match lender.record_lease(&lent) {
+                    Ok(()) => Event::LeaseRecorded(lent),
+                    Err(why) => Event::RecordFailed { lease, why },
+                })
+            }),
             Action::FreeLease { lease } => self.beside(work, move || {
                 match lender.free_lease(lease) {
                     Ok(()) => Some(Event::LeaseFreed { lease }),
@@ -128,13 +135,19 @@ impl Driver {
 
     fn renew(&self, only: Option<&BTreeSet<HostName>>) {
         let io_timeout_ms = u64::try_from(self.parts.config.borrow.io_timeout.as_millis()).ok();
+        let generations = self.parts.borrower.generations();
         for (lender, leases) in self.parts.borrower.leases_by_lender() {
             if only.is_some_and(|only| !only.contains(&lender)) {
                 continue;
             }
+            let moved = leases.iter().filter_map(|lease| {
+                let (&lease, &generation) = generations.get_key_value(lease)?;
+                Some(MovedLease { lease, generation })
+            });
+            let moved = moved.collect();
             let (peers, ends) = (self.parts.peers.clone(), self.ends.clone());
             tokio::spawn(async move {
-                let lost = peers.renew(&lender, Renew { leases, io_timeout_ms }).await;
+                let lost = peers.renew(&lender, Renew { leases, moved, io_timeout_ms }).await;
                 ends.send(Input::Renewed { lender, lost })
             });
         }

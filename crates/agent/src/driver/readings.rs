@@ -20,7 +20,9 @@ impl Driver {
         let found = wanted.vacated.map(|mut vacated| {
             vacated.retain(|(volume, lease)| borrower.has_left(*volume, *lease));
             let vacated = vacated.into_iter().map(|(_, lease)| lease).collect();
-            Found { vacated, dead: borrower.dead(), gone: borrower.gone() }
+            let (arrived, missed) = borrower.arrived();
+            let (dead, gone, moved) = (borrower.dead(), borrower.gone(), borrower.moved());
+            Found { vacated, dead, gone, moved, arrived, missed }
         });
         Ok(Readings {
             memory,

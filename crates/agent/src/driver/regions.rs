@@ -3,9 +3,12 @@
 use std::path::Path;
 
 use aquifer_api::Problem;
+use aquifer_api::message::Permit;
 use aquifer_api::order::{BorrowFor, Provided, Settle};
 use aquifer_control::node::Input;
 use aquifer_control::{LiveVolume, RegionRequest, VolumeStatus};
+use aquifer_page::HostName;
+use aquifer_region::process::RegionSpec;
 use tokio::sync::oneshot::Sender;
 
 use super::Driver;
@@ -40,6 +43,41 @@ impl Driver {
             if reply.send(provided).is_err() || is_bad {
                 borrower.refuse(&live);
             }
+        });
+    }
+
+    /// Lets another host use a lease of this one, unless the lease cannot change hands.
+    pub(super) fn permit(
+        &mut self,
+        from: HostName,
+        Permit { lease, generation, to }: Permit,
+        reply: Sender<Result<(), Problem>>,
+    ) {
+        if !self.parts.lender.can_move() {
+            let host = &self.parts.config.host;
+            let error = format!("the kernel of {host} serves lease {lease} to {from} alone");
+            let help = Some(format!("set [lend] backend = \"store\" on {host}"));
+            return drop(reply.send(Err(Problem { error, help })));
+        }
+        let ticket = self.replies.keep(Reply::Done(reply));
+        self.input(Input::Permit { from, lease, generation, to, ticket });
+    }
+
+    /// Expects a region of another host. A blocking thread asks its lenders how to reach them.
+    pub(super) fn expect(
+        &mut self,
+        memory: RegionSpec,
+        reply: Sender<Result<RegionSpec, Problem>>,
+    ) {
+        let (volume, leases) = self.parts.borrower.expect_region(&memory);
+        if !leases.is_empty() {
+            self.input(Input::Expect { volume, leases });
+        }
+        let borrower = self.parts.borrower.clone();
+        tokio::task::spawn_blocking(move || {
+            let here = borrower.for_this_host(memory);
+            // The requester may be gone; the failed send does not matter then.
+            _ = reply.send(here.map_err(|error| Problem { error, help: None }));
         });
     }
 

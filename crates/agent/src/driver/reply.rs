@@ -93,7 +93,9 @@ impl Driver {
             (Reply::Returned(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
-            (Reply::Done(reply), Answer::Left | Answer::Claimed) => drop(reply.send(Ok(()))),
+            (Reply::Done(reply), Answer::Left | Answer::Claimed | Answer::Permitted) => {
+                drop(reply.send(Ok(())))
+            }
             (Reply::Done(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }

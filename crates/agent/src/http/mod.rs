@@ -131,6 +131,7 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(peers::mem_bor_fin))
         .routes(routes!(peers::mem_len_fin))
         .routes(routes!(peers::renew))
+        .routes(routes!(peers::permit))
         .routes(routes!(peers::offer))
         .routes(routes!(peers::summary))
         .routes(routes!(peers::access))
@@ -300,6 +301,7 @@ mod tests {
             path::MEM_BOR_FIN,
             path::MEM_LEN_FIN,
             path::RENEW,
+            path::PERMIT,
             path::OFFER,
             path::SUMMARY,
             path::ACCESS,
@@ -320,7 +322,7 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 23, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 24, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

@@ -4,7 +4,7 @@
 use aquifer_api::cluster::Summary;
 use aquifer_api::message::{
     Access, Arrive, Awaits, Join, Joined, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq,
-    MemLenFin, Offer, Renew, Renewed,
+    MemLenFin, Offer, Permit, Renew, Renewed,
 };
 use aquifer_api::order::Leave;
 use aquifer_api::{Done, schema};
@@ -45,9 +45,10 @@ pub(super) async fn mem_bor_req(
 pub(super) async fn mem_bor_ack(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(MemBorAck { request, lease, bytes, uris }): Body<MemBorAck>,
+    Body(MemBorAck { request, lease, bytes, uris, generation }): Body<MemBorAck>,
 ) -> Answer {
-    hear(&handle, from, Message::MemBorAck { request, lease, bytes, uris }).await
+    let ack = Message::MemBorAck { request, lease, bytes, uris, generation };
+    hear(&handle, from, ack).await
 }
 
 /// A lender refuses a request.
@@ -67,9 +68,9 @@ pub(super) async fn mem_bor_rej(
 pub(super) async fn mem_bor_fin(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(MemBorFin { lease }): Body<MemBorFin>,
+    Body(MemBorFin { lease, generation }): Body<MemBorFin>,
 ) -> Answer {
-    hear(&handle, from, Message::MemBorFin { lease }).await
+    hear(&handle, from, Message::MemBorFin { lease, generation }).await
 }
 
 /// A lender wants a lease's memory back.
@@ -78,9 +79,9 @@ pub(super) async fn mem_bor_fin(
 pub(super) async fn mem_len_fin(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(MemLenFin { lease }): Body<MemLenFin>,
+    Body(MemLenFin { lease, generation }): Body<MemLenFin>,
 ) -> Result<Json<Leaving>, Failure> {
-    let (FromPeer(from), message) = (from, Message::MemLenFin { lease });
+    let (FromPeer(from), message) = (from, Message::MemLenFin { lease, generation });
     let failed = handle.ask(|reply| Command::Hear { from, message, reply }).await??;
     Ok(Json(Leaving { failed }))
 }
@@ -95,6 +96,19 @@ pub(super) async fn renew(
 ) -> Result<Json<Renewed>, Failure> {
     let lost = handle.ask(|reply| Command::Renew { from, renew, reply }).await?;
     Ok(Json(Renewed { lost }))
+}
+
+/// A borrower may move a region to another host, which needs this lease.
+#[utoipa::path(post, path = "/v1/permit", tag = "peers", request_body = Permit,
+    responses((status = 200, description = "The other host may use the lease.", body = Done),
+        Refusals))]
+pub(super) async fn permit(
+    State(handle): State<Handle>,
+    FromPeer(from): FromPeer,
+    Body(permit): Body<Permit>,
+) -> Answer {
+    handle.ask(|reply| Command::Permit { from, permit, reply }).await??;
+    Ok(Json(Done {}))
 }
 
 /// Returns the memory that this host would lend now.

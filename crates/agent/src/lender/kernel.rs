@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 use aquifer_blockdev::nvme::target::{self, HostSecrets, Target, Wish};
 use aquifer_blockdev::nvme::{Root, SubsystemUri, Transport};
 use aquifer_nvme::proto::Nqn;
-use aquifer_page::{Bytes, LeaseId, file, lock};
+use aquifer_page::{Bytes, HostName, LeaseId, file, lock};
 use aquifer_store::LeaseRecord;
 
 use super::{Leases, connections, note};
@@ -124,6 +124,14 @@ impl Leases for KernelLeases {
                 Err(error.to_string())
             }
         }
+    }
+
+    fn give_to(&self, lease: LeaseId, _: HostName, _: serde_json::Value) -> Result<(), String> {
+        Err(format!("the kernel serves lease {lease}, and cannot keep its former host out"))
+    }
+
+    fn can_move(&self) -> bool {
+        false
     }
 
     fn remove(&self, lease: LeaseId) -> Result<(), String> {

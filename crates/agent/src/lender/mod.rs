@@ -41,6 +41,15 @@ trait Leases: fmt::Debug + Send + Sync {
     fn record(&self, lease: LeaseId) -> Option<LeaseRecord>;
     /// Sets up a lease, which outlives this process.
     fn open(&self, record: LeaseRecord) -> Result<(), String>;
+    /// Gives a lease to another host, and replaces its note.
+    fn give_to(
+        &self,
+        lease: LeaseId,
+        borrower: HostName,
+        note: serde_json::Value,
+    ) -> Result<(), String>;
+    /// Returns whether another host can take over a lease: a server keeps the former host out.
+    fn can_move(&self) -> bool;
     /// Removes a lease with its pages and connections; a missing lease is no error.
     fn remove(&self, lease: LeaseId) -> Result<(), String>;
     /// Returns a lease's URIs, one per protocol.
@@ -64,6 +73,12 @@ struct Note {
     /// `None` in the record of an agent without NVMe.
     #[serde(default)]
     access: Option<Access>,
+    /// How often the lease has moved with its region.
+    #[serde(default)]
+    generation: u32,
+    /// The hosts to which its region may be moving.
+    #[serde(default)]
+    next: BTreeSet<HostName>,
 }
 
 /// Reads the agent's data from a record; `None` if no agent wrote it.
@@ -107,12 +122,11 @@ impl Lender {
         if let Some(record) = self.leases.record(lent.lease) {
             return Ok(self.leases.uris(&record));
         }
-        let (request, owner) = (lent.request.to_string(), lent.owner.clone());
-        let note = Note { request, owner, access: Some(self.new_access()?) };
+        let note = noted(lent, Some(self.new_access()?))?;
         let record = LeaseRecord {
             id: lent.lease,
             group: lent.group.clone(),
-            note: serde_json::to_value(note).map_err(|error| error.to_string())?,
+            note,
             ..LeaseRecord::new(lent.borrower.clone(), lent.bytes)
         };
         let uris = self.leases.uris(&record);
@@ -130,8 +144,24 @@ impl Lender {
 
     /// Returns how a host reaches its lease over NVMe; `None` if the host has no such lease.
     pub fn access(&self, lease: LeaseId, borrower: &HostName) -> Option<Access> {
-        let record = self.leases.record(lease).filter(|record| record.borrower == *borrower)?;
+        let record = self.leases.record(lease).filter(|record| admits(record, borrower))?;
         note(&record)?.access
+    }
+
+    /// Writes down which hosts may use a lease.
+    ///
+    /// # Errors
+    /// If there is no such lease, or its record cannot be written.
+    pub fn record_lease(&self, lent: &LentLease) -> Result<(), String> {
+        let lease = lent.lease;
+        let record = self.leases.record(lease).ok_or_else(|| format!("lease {lease} is gone"))?;
+        let access = note(&record).and_then(|note| note.access);
+        self.leases.give_to(lease, lent.borrower.clone(), noted(lent, access)?)
+    }
+
+    /// Returns whether another host can take over a lease of this one.
+    pub fn can_move(&self) -> bool {
+        self.leases.can_move()
     }
 
     /// Drops a lease with its connections and pages; a missing lease is no error.
@@ -173,6 +203,18 @@ impl Lender {
     }
 }
 
+/// Returns the agent's data for a lease's record.
+fn noted(lent: &LentLease, access: Option<Access>) -> Result<serde_json::Value, String> {
+    let LentLease { owner, request, generation, next, .. } = lent.clone();
+    let note = Note { request: request.to_string(), owner, access, generation, next };
+    serde_json::to_value(note).map_err(|error| error.to_string())
+}
+
+/// Returns whether a host may use a lease: its borrower, or one to which the region may be moving.
+fn admits(record: &LeaseRecord, host: &HostName) -> bool {
+    record.borrower == *host || note(record).is_some_and(|note| note.next.contains(host))
+}
+
 /// Converts a record to a lease; `None` if no agent wrote the record.
 fn lent(record: &LeaseRecord) -> Option<LentLease> {
     let note = note(record)?;
@@ -183,5 +225,7 @@ fn lent(record: &LeaseRecord) -> Option<LentLease> {
         group: record.group.clone(),
         bytes: record.capacity,
         request: note.request.try_into().ok()?,
+        generation: note.generation,
+        next: note.next,
     })
 }

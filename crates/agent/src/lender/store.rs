@@ -11,12 +11,12 @@ use aquifer_nvme::NvmeUri;
 use aquifer_nvme::auth::Secrets;
 use aquifer_nvme::proto::Nqn;
 use aquifer_nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Target};
-use aquifer_page::{Bytes, LeaseId, lock};
+use aquifer_page::{Bytes, HostName, LeaseId, lock};
 use aquifer_store::{Lease, LeaseRecord, Store};
 use aquifer_transport::serving::Connections;
 use aquifer_transport::{Address, tls::Identity};
 
-use super::{Leases, note};
+use super::{Leases, admits, note};
 use crate::config::Config;
 
 /// The store with its NBD server and, if configured, its NVMe/TCP target.
@@ -87,6 +87,21 @@ impl Leases for StoreLeases {
         self.registry.store.create(record).map(drop).map_err(|error| error.to_string())?;
         self.changed();
         Ok(())
+    }
+
+    fn give_to(
+        &self,
+        lease: LeaseId,
+        borrower: HostName,
+        note: serde_json::Value,
+    ) -> Result<(), String> {
+        let lease =
+            self.registry.store.get(lease).ok_or_else(|| format!("lease {lease} is gone"))?;
+        lease.give_to(borrower, note).map_err(|error| error.to_string())
+    }
+
+    fn can_move(&self) -> bool {
+        true
     }
 
     fn remove(&self, lease: LeaseId) -> Result<(), String> {
@@ -186,7 +201,7 @@ impl Exports for ExportRegistry {
         let refused = || nbd::Refused::Unknown(name.to_owned());
         let id: LeaseId = name.parse().map_err(|_| refused())?;
         let lease = self.get(id).ok_or_else(refused)?;
-        if peer.host.as_ref() == Some(lease.borrower()) {
+        if peer.host.as_ref().is_some_and(|host| admits(&lease.record(), host)) {
             Ok(Storage::Lease(lease))
         } else {
             Err(refused())
@@ -194,8 +209,15 @@ impl Exports for ExportRegistry {
     }
 
     fn list(&self, peer: &Peer) -> Vec<String> {
-        let own = |lease: &Arc<Lease>| peer.host.as_ref() == Some(lease.borrower());
-        self.store.leases().into_iter().filter(own).map(|lease| lease.id().to_string()).collect()
+        let admitted = |lease: &Arc<Lease>| {
+            peer.host.as_ref().is_some_and(|host| admits(&lease.record(), host))
+        };
+        self.store
+            .leases()
+            .into_iter()
+            .filter(admitted)
+            .map(|lease| lease.id().to_string())
+            .collect()
     }
 }
 

@@ -6,11 +6,10 @@ use aquifer_api::Problem;
 use aquifer_api::order::{VmLeft, VmLeftState};
 use aquifer_control::node::{MoveState, Obstacle, VmReading};
 use aquifer_page::{Bytes, RegionName};
-use aquifer_region::process::client as regions;
-use aquifer_vm::process::{self, Files, Standing, side_by_side};
+use aquifer_vm::process::{self, Standing, side_by_side};
 
 use super::moving::Underway;
-use super::{Vms, borrowed, problem};
+use super::{Vms, problem};
 
 impl Vms {
     /// Returns the VMs of this host, by their records.
@@ -19,12 +18,7 @@ impl Vms {
     /// If the VMs cannot be listed.
     fn standings(&self) -> Result<Vec<Standing>, Problem> {
         let state = &self.0.config.state;
-        let mut standings = process::standings(state).map_err(problem)?;
-        for vm in standings.iter_mut().filter(|vm| vm.obstacle.is_none()) {
-            let memory = regions::record(&Files::new(state, &vm.name).region()).ok();
-            vm.obstacle = memory.and_then(|memory| borrowed(&memory));
-        }
-        Ok(standings)
+        process::standings(state).map_err(problem)
     }
 
     /// Returns the number of VMs on this host; `None` if they cannot be listed.
@@ -129,9 +123,6 @@ mod tests {
             shown(None, Some(refused)),
             (waits, "this host tries again: no room".to_owned())
         );
-        let borrowed = Obstacle::Borrowed(b());
-        let why = "it has memory at b that only this host may use".to_owned();
-        assert_eq!(shown(Some(borrowed), None), (stays, why));
         let failed = MoveState::Failed("lost".to_owned());
         assert_eq!(
             shown(None, Some(failed)),

@@ -23,11 +23,11 @@ impl Node {
     /// free, so that both hosts agree that the lease is returned.
     pub(super) fn take_in(&mut self, from: HostName, message: Message, ticket: Ticket) {
         let failure = match message {
-            Message::MemLenFin { lease } => self.borrowing.failures.get(&lease).cloned(),
+            Message::MemLenFin { lease, .. } => self.borrowing.failures.get(&lease).cloned(),
             _ => None,
         };
         let fin = match message {
-            Message::MemBorFin { lease } if self.lent_to(&from).contains(&lease) => Some(lease),
+            Message::MemBorFin { lease, .. } if self.lent_to(&from).contains(&lease) => Some(lease),
             _ => None,
         };
         self.step(Event::Received { from, message });
@@ -48,8 +48,10 @@ impl Node {
         };
         self.settings.peers.contains(from)
             || match message {
-                Message::MemBorFin { lease } => self.lent_to(from).contains(lease),
-                Message::MemBorAck { lease, .. } | Message::MemLenFin { lease } => holds(*lease),
+                Message::MemBorFin { lease, .. } => self.lent_to(from).contains(lease),
+                Message::MemBorAck { lease, .. } | Message::MemLenFin { lease, .. } => {
+                    holds(*lease)
+                }
                 Message::MemBorReq { .. } | Message::MemBorRej { .. } => false,
             }
     }
@@ -65,10 +67,12 @@ impl Node {
             self.lending.io_timeout_ms.insert(from.clone(), io_timeout);
         }
         let lent = self.lent_to(from);
-        let (here, lost): (Vec<_>, Vec<_>) =
+        let (here, others): (Vec<_>, Vec<_>) =
             leases.into_iter().partition(|lease| lent.contains(lease));
         here.into_iter().for_each(|lease| self.saw(lease));
-        lost
+        // What has moved to another host is not lost.
+        let moved = self.moved_from(from);
+        others.into_iter().filter(|lease| !moved.contains(lease)).collect()
     }
 
     pub(super) fn saw(&mut self, lease: LeaseId) {

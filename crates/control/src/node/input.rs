@@ -7,7 +7,7 @@ use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 
 use super::{MoveEnd, Threshold, VmReading, Work};
 use crate::ledger::{Claim, OwnMemory};
-use crate::{Event, Memory, Message, Offer, RegionRequest};
+use crate::{Event, LiveVolume, Memory, Message, Offer, RegionRequest};
 
 /// The number of a request that waits for an [`Answer`](super::Answer). The agent chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,10 +50,37 @@ pub enum Input {
         from: HostName,
         /// The leases.
         leases: Vec<LeaseId>,
+        /// The generations of those that have moved with their regions.
+        generations: BTreeMap<LeaseId, u32>,
         /// How long the borrower's I/O waits for this host, in ms.
         io_timeout_ms: Option<u64>,
         /// For the answer.
         ticket: Ticket,
+    },
+    /// A host is about to move a region to another host, which needs the region's lease.
+    Permit {
+        /// The host that holds the lease, as its certificate names it.
+        from: HostName,
+        /// The lease.
+        lease: LeaseId,
+        /// The generation that it holds.
+        generation: u32,
+        /// The other host.
+        to: HostName,
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// A region with these leases may come to this host.
+    Expect {
+        /// The region's volume.
+        volume: VolumeId,
+        /// Its leases.
+        leases: BTreeSet<LeaseId>,
+    },
+    /// A region that was expected does not come.
+    Miss {
+        /// The region's volume.
+        volume: VolumeId,
     },
     /// A lender's answer to [`Output::Renew`](super::Output::Renew).
     Renewed {
@@ -196,6 +223,12 @@ pub struct Found {
     pub dead: Vec<VolumeId>,
     /// The volumes of regions that are gone.
     pub gone: Vec<VolumeId>,
+    /// The volumes of regions that are on other hosts now.
+    pub moved: Vec<(VolumeId, HostName)>,
+    /// Regions that have come to this host.
+    pub arrived: Vec<LiveVolume>,
+    /// The volumes of regions that were expected and do not come.
+    pub missed: Vec<VolumeId>,
 }
 
 /// One look at a volume.

@@ -9,6 +9,7 @@
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
 //! - `regions`: memory for regions. `claim`: the check before a VM or a region gets memory.
+//! - `transfer`: leases that move with their regions.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
 //! - `moves`: VMs that move to other hosts, or come from them.
@@ -29,6 +30,7 @@ mod part;
 mod period;
 mod regions;
 mod settle;
+mod transfer;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -50,6 +52,7 @@ use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, Wha
 use moves::Moves;
 use offers::Offers;
 use orders::Orders;
+use transfer::Permits;
 use watch::Watch;
 
 /// What a node knows of its host besides the settings of its controller.
@@ -121,6 +124,8 @@ struct Lending {
     told: BTreeMap<LeaseId, String>,
     /// Senders of `mem_bor_fin` that wait until the memory is free.
     fins: BTreeMap<LeaseId, Vec<Ticket>>,
+    /// Hosts that wait until another may use their lease.
+    permits: Permits,
 }
 
 /// What the node remembers of volumes and lenders besides the leases that it holds.
@@ -173,10 +178,16 @@ impl Node {
             Input::Peers(peers) => self.settings.peers = peers,
             Input::HostDown { host, address } => self.host_down(&host, address),
             Input::Heard { from, message, ticket } => self.hear(from, message, ticket),
-            Input::Renewal { from, leases, io_timeout_ms, ticket } => {
+            Input::Renewal { from, leases, generations, io_timeout_ms, ticket } => {
+                self.take_over(&from, &generations);
                 let lost = self.renewal(&from, leases, io_timeout_ms);
                 self.answer(ticket, Answer::Renewed(lost));
             }
+            Input::Permit { from, lease, generation, to, ticket } => {
+                self.permit(&from, (lease, generation), &to, ticket);
+            }
+            Input::Expect { volume, leases } => self.step(Event::Expected { volume, leases }),
+            Input::Miss { volume } => self.step(Event::Missed { volume }),
             Input::Renewed { lender, lost } => self.note_lost(&lender, lost),
             Input::Volumes(volumes) => self.seen(&volumes),
             Input::Said { to, message, end } => self.said(to, message, end),

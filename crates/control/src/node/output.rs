@@ -86,6 +86,7 @@ impl Work {
             }
             Action::Evacuate { lease, .. }
             | Action::OpenLease(LentLease { lease, .. })
+            | Action::RecordLease(LentLease { lease, .. })
             | Action::FreeLease { lease } => Self::Lease(*lease),
         }
     }
@@ -111,6 +112,8 @@ pub enum Answer {
     NobodyLends(Bytes),
     /// To a return: these volumes are gone.
     Returned(Vec<VolumeId>),
+    /// To a permit: the other host may use the lease.
+    Permitted,
     /// To a claim: the memory is promised.
     Claimed,
     /// To the order to leave the cluster: this host shares no memory, and will not.

@@ -153,6 +153,7 @@ impl Node {
         for lease in vacated {
             self.step(Event::Evacuated { lease, unused: Vec::new() });
         }
+        self.follow_regions(found.moved, found.arrived, found.missed);
         found.gone.into_iter().for_each(|volume| self.region_gone(volume));
         for volume in found.dead {
             if !self.work.contains(&Work::Volume(volume)) {

@@ -8,7 +8,7 @@ use crate::{Event, Message};
 impl Node {
     /// Handles the end of a message to a peer.
     pub(super) fn said(&mut self, to: HostName, message: Message, end: Said) {
-        if let (Message::MemLenFin { lease }, Said::Taken(failed)) = (&message, &end) {
+        if let (Message::MemLenFin { lease, .. }, Said::Taken(failed)) = (&message, &end) {
             match failed {
                 Some(failed) => drop(self.lending.told.insert(*lease, failed.clone())),
                 None => drop(self.lending.told.remove(lease)),
@@ -45,7 +45,10 @@ impl Node {
             Event::EvacuationFailed { lease, why, .. } => {
                 self.borrowing.failures.insert(*lease, why.clone());
             }
+            Event::LeaseRecorded(lent) => self.answer_permits(lent),
+            Event::RecordFailed { lease, why } => self.refuse_permits(*lease, why),
             Event::LeaseFreed { lease } => {
+                self.refuse_permits(*lease, "its memory is free again");
                 self.lending.signs.remove(lease);
                 self.lending.missed.remove(lease);
                 self.lending.told.remove(lease);

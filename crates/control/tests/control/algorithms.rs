@@ -34,7 +34,7 @@ fn algorithm_1_lines_6_8_an_overloaded_lender_does_not_borrow() {
     let mut host = Host::new(config());
     let lease = host.tick(20, &[]).lend("b", 1, Bytes::gib(1));
     host.tick(85, &[("c", 4)]);
-    assert_eq!(host.sent(), [("b", &Message::MemLenFin { lease })]);
+    assert_eq!(host.sent(), [("b", &Message::MemLenFin { lease, generation: 0 })]);
 }
 
 // Algorithm 2: Neutral.

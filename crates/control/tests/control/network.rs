@@ -26,6 +26,10 @@ enum Happening {
     Drain { host: usize, on: bool },
     Part { host: usize, other: usize },
     SeeBorrowers { host: usize },
+    MoveRegion { from: usize, at: usize, to: usize },
+    GoOnMoving(usize),
+    ForgetMoves { host: usize },
+    Renew { host: usize },
 }
 
 fn load() -> impl Strategy<Value = Load> {
@@ -43,6 +47,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     let job = (host.clone(), at.clone(), prop::bool::weighted(0.8));
     let moved = (host.clone(), at.clone());
     let parted = (host.clone(), host.clone());
+    let left = (host.clone(), at.clone(), host.clone());
     let region = (host.clone(), 1..12u64, prop::bool::weighted(0.2));
     prop_oneof![
         6 => tick.prop_map(|(host, load, heard_of, millis)| {
@@ -50,7 +55,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         }),
         12 => at.clone().prop_map(Happening::Deliver),
         2 => at.clone().prop_map(Happening::Lose),
-        2 => at.prop_map(Happening::Double),
+        2 => at.clone().prop_map(Happening::Double),
         8 => job.prop_map(|(host, at, well)| Happening::FinishJob { host, at, well }),
         1 => (host.clone(), any::<bool>()).prop_map(|(host, jobs_happened)| {
             Happening::Crash { host, jobs_happened }
@@ -66,7 +71,11 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => moved.prop_map(|(host, at)| Happening::FinishMove { host, at }),
         1 => (host.clone(), any::<bool>()).prop_map(|(host, on)| Happening::Drain { host, on }),
         1 => parted.prop_map(|(host, other)| Happening::Part { host, other }),
-        1 => host.prop_map(|host| Happening::SeeBorrowers { host }),
+        1 => host.clone().prop_map(|host| Happening::SeeBorrowers { host }),
+        2 => left.prop_map(|(from, at, to)| Happening::MoveRegion { from, at, to }),
+        4 => at.prop_map(Happening::GoOnMoving),
+        1 => host.clone().prop_map(|host| Happening::ForgetMoves { host }),
+        2 => host.prop_map(|host| Happening::Renew { host }),
     ]
 }
 
@@ -98,6 +107,12 @@ fn happen(network: &mut Network, happening: Happening) {
         }
         Happening::Return { host } => network.step(host % hosts, Event::Return { volume: None }),
         Happening::SeeBorrowers { host } => network.see_borrowers(host % hosts),
+        Happening::MoveRegion { from, at, to } => {
+            network.begin_region_move(from % hosts, at, to % hosts);
+        }
+        Happening::GoOnMoving(at) => network.go_on_moving(at),
+        Happening::ForgetMoves { host } => network.forget_moves(host % hosts),
+        Happening::Renew { host } => network.renew(host % hosts),
     }
 }
 
@@ -106,6 +121,7 @@ fn happen(network: &mut Network, happening: Happening) {
 fn comes_to_rest(network: &mut Network, seconds: usize) -> bool {
     let idle = vec![Load { used: 10, ..Load::default() }; network.hosts.len()];
     network.settle();
+    network.conclude_moves();
     for host in 0..network.hosts.len() {
         network.step(host, Event::Drain { on: false });
         network.step(host, Event::Return { volume: None });

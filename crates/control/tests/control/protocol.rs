@@ -1,7 +1,7 @@
 //! Tests of the questions that \[Ge23\] leaves open: permitted roles, several lenders, lost
 //! messages, failures, restarts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use aquifer_control::{
@@ -154,7 +154,7 @@ fn a_fin_is_repeated_until_it_is_delivered() {
 fn a_recall_is_repeated_until_the_borrower_is_done() {
     let mut host = Host::new(config());
     let lease = host.tick(20, &[]).lend("b", 1, Bytes::gib(1));
-    let recall = Message::MemLenFin { lease };
+    let recall = Message::MemLenFin { lease, generation: 0 };
     for _ in 0..3 {
         assert_eq!(host.tick(85, &[]).sent(), [("b", &recall)]);
         host.event(Event::Delivered { to: name("b"), message: recall.clone() });
@@ -372,6 +372,8 @@ fn a_restored_host_that_borrows_and_lends_recalls_its_leases() {
         group: Group::default(),
         bytes: Bytes::gib(1),
         request: RequestId(5),
+        generation: 0,
+        next: BTreeSet::new(),
     };
     let volume = LiveVolume {
         volume: VolumeId(6),
@@ -381,10 +383,11 @@ fn a_restored_host_that_borrows_and_lends_recalls_its_leases() {
         cause: Cause::Overload,
         leases: Vec::new(),
     };
-    let found = Restored { lent: vec![(lease, vec!["there".to_owned()])], volumes: vec![volume] };
+    let lent = vec![(lease, vec!["there".to_owned()])];
+    let found = Restored { lent, volumes: vec![volume], ..Restored::default() };
     let mut host = Host::of(Controller::restore(name("me"), config(), 2000, Duration::ZERO, found));
     host.tick(70, &[]);
-    assert!(host.sent().contains(&("c", &Message::MemLenFin { lease: LeaseId(5) })));
+    assert!(host.sent().contains(&("c", &Message::MemLenFin { lease: LeaseId(5), generation: 0 })));
     host.event(Event::Deactivated { volume: VolumeId(6) });
     assert_eq!(host.role(), Role::Borrower);
     host.receive("c", bor_fin(LeaseId(5))).event(Event::LeaseFreed { lease: LeaseId(5) });

@@ -82,7 +82,11 @@ fn a_drain_recalls_leases_of_regions_also_late_ones() {
     assert_eq!(host.sent(), [("c", &len_fin(held.0))]);
     host.event(Event::LeaseOpened { lease: late, uris: Vec::new() });
     host.tick(20, &[]);
-    assert!(host.sent().contains(&("c", &Message::MemLenFin { lease: late })), "{:?}", host.step);
+    assert!(
+        host.sent().contains(&("c", &Message::MemLenFin { lease: late, generation: 0 })),
+        "{:?}",
+        host.step
+    );
     host.receive("c", region_req(3, Bytes::gib(1)));
     assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Draining));
 }

@@ -58,7 +58,7 @@ impl Exports for ExportRegistry {
         }
         match (self.leases.lock().unwrap().get(name), &peer.host) {
             (None, _) => Err(Refused::Unknown(name.to_owned())),
-            (Some(lease), Some(host)) if host != lease.borrower() => {
+            (Some(lease), Some(host)) if *host != lease.borrower() => {
                 Err(Refused::Forbidden(format!("not lent to {host}")))
             }
             (Some(lease), _) => Ok(Storage::Lease(lease.clone())),

@@ -244,7 +244,7 @@ impl Files {
     }
 
     /// Returns whether the region is another host's.
-    pub(super) fn is_foreign(&self) -> bool {
+    pub fn is_foreign(&self) -> bool {
         self.foreign().exists()
     }
 

@@ -1,5 +1,6 @@
 //! Calls of agents to agents over the network: packets, answers, timeouts.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::Message;
@@ -106,7 +107,8 @@ impl Simulation {
             }
             Ask::Renew(leases) => {
                 let io_timeout_ms = u64::try_from(self.scenario.costs.io_timeout.as_millis()).ok();
-                Input::Renewal { from: name, leases, io_timeout_ms, ticket }
+                let generations = BTreeMap::new();
+                Input::Renewal { from: name, leases, generations, io_timeout_ms, ticket }
             }
             Ask::Offer => return,
         };
@@ -115,7 +117,7 @@ impl Simulation {
 
     /// Notes that a lender has heard of the end of a lease from its borrower.
     fn note_fin(&mut self, borrower: HostNumber, lender: HostNumber, message: &Message) {
-        let Message::MemBorFin { lease } = message else { return };
+        let Message::MemBorFin { lease, .. } = message else { return };
         let name = self.hosts[borrower].name.clone();
         if let Some(kept) = self.hosts[lender].machine.store.get_mut(lease)
             && kept.lent.borrower == name

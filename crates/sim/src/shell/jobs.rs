@@ -63,7 +63,8 @@ impl Simulation {
         let costs = self.scenario.costs;
         let (mut fails, mut has_begun) = (self.draw_failure(), false);
         let (task, wait) = match action {
-            Action::Send { .. } => return,
+            // No region moves here, so no lease changes hands.
+            Action::Send { .. } | Action::RecordLease(_) => return,
             Action::Activate(live) => {
                 (Task::Activate(live), self.time_up_to(costs.start, LEAST_START))
             }

@@ -26,6 +26,7 @@ impl Simulation {
         let found = Restored {
             lent: machine.store.values().map(|kept| (kept.lent.clone(), uris(host))).collect(),
             volumes: machine.volumes.iter().map(|(id, volume)| volume.live(*id)).collect(),
+            ..Restored::default()
         };
         let (name, config) = (at.name.clone(), self.scenario.config.clone());
         let controller = Controller::restore(name, config, seed, Duration::ZERO, found);

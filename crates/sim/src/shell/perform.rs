@@ -65,7 +65,7 @@ impl Simulation {
     fn begin_action(&mut self, host: HostNumber, work: Work, action: Action) {
         match action {
             Action::Send { to, message } => {
-                if let Message::MemLenFin { lease } = message {
+                if let Message::MemLenFin { lease, .. } = message {
                     self.note_recall(host, lease);
                 }
                 let to = self.names[&to];

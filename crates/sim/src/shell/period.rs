@@ -60,7 +60,7 @@ impl Simulation {
         let found = wanted.vacated.map(|vacated| Found {
             vacated: vacated.into_iter().filter(has_left).map(|(_, lease)| lease).collect(),
             dead: self.dead(host),
-            gone: Vec::new(),
+            ..Found::default()
         });
         Some(Readings {
             memory: machine.reading(),

@@ -29,7 +29,6 @@ use crate::{LeaseRecord, Stay, StoreError};
 pub struct Lease {
     record: Mutex<LeaseRecord>,
     id: LeaseId,
-    borrower: HostName,
     group: Group,
     capacity: u64,
     account: Account,
@@ -52,7 +51,6 @@ impl Lease {
     pub(crate) fn new(record: LeaseRecord, pages: Pages, stored: usize, dir: Arc<Dir>) -> Self {
         Self {
             id: record.id,
-            borrower: record.borrower.clone(),
             group: record.group.clone(),
             capacity: record.capacity.0,
             account: Account::new(record.id, record.quota, stored),
@@ -104,8 +102,21 @@ impl Lease {
     }
 
     /// Returns the host that may use the lease.
-    pub fn borrower(&self) -> &HostName {
-        &self.borrower
+    pub fn borrower(&self) -> HostName {
+        self.locked_record().borrower.clone()
+    }
+
+    /// Gives the lease to another host, and replaces the note of the program that uses the store.
+    ///
+    /// # Errors
+    /// If the lease has ended, or its record cannot be written. The lease is as before then.
+    pub fn give_to(&self, borrower: HostName, note: serde_json::Value) -> Result<(), StoreError> {
+        let mut record = self.locked_record();
+        self.check_alive()?;
+        let changed = LeaseRecord { borrower, note, ..record.clone() };
+        changed.save(&self.dir.file(&Entry::Record(self.id)))?;
+        *record = changed;
+        Ok(())
     }
 
     /// Returns the tenant to which the lease is accounted.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use aquifer_control_socket::is_listening;
-use aquifer_page::{Group, RegionName};
+use aquifer_page::{Group, HostName, RegionName};
 use aquifer_region::process::{Files as RegionFiles, GroupFiles, record};
 use rustix::process::{Pid, test_kill_process};
 
@@ -234,6 +234,16 @@ impl Files {
     /// Returns whether the VM exists and no end of its QEMU is on record.
     pub(crate) fn is_alive(&self) -> bool {
         self.read().is_ok_and(|record| record.ended.is_none())
+    }
+
+    /// Returns whether the VM may arrive from another host, and is not this host's yet.
+    pub fn arrives(&self) -> bool {
+        self.read().is_ok_and(|record| record.incoming.is_some())
+    }
+
+    /// Returns the host to which this one has handed the VM over.
+    pub fn moved_to(&self) -> Option<HostName> {
+        self.read().ok()?.handed_over.map(|handed_over| handed_over.to)
     }
 
     /// Returns whether an arriving VM belongs to this host.

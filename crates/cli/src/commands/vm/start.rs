@@ -26,7 +26,7 @@ const ONCE: [&str; 2] = ["take_over", "overcommit"];
 ///
 /// With --cache its memory is in the pool, and local RAM is a cache of it: this host's agent
 /// borrows it, or --lender names the lenders. Without --cache its memory is RAM of this host. Only
-/// a VM in the pool can join a group. Only a VM with named lenders can migrate.
+/// a VM in the pool can join a group or migrate.
 #[derive(Debug, Args)]
 pub struct Start {
     /// Name of the VM and of its region

@@ -10,6 +10,7 @@ mod events;
 pub mod framework;
 mod given_back;
 mod joins;
+mod lease_moves;
 mod ledger;
 mod losses;
 mod mistakes;

@@ -130,8 +130,9 @@ fn a_foreign_certificate_opens_nothing_in_the_borrowers_name() {
         let error = forged.get(b, path).unwrap_err();
         assert!(matches!(error, CallError::Untrusted { .. }), "{error}");
     }
-    let error =
-        forged.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
+    let error = forged
+        .post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease, generation: 0 })
+        .unwrap_err();
     assert!(matches!(error, CallError::Untrusted { .. }), "{error}");
     forged.open(b, scene.lease.lease).unwrap_err();
     scene.goes_on(pid);
@@ -210,16 +211,22 @@ fn a_host_cannot_open_list_or_end_the_lease_of_another() {
         neutral(&unknown, aquifer_page::LeaseId(7).to_string())
     );
 
-    other.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
-    other.post(b, path::MEM_LEN_FIN, &MemLenFin { lease }).unwrap();
-    other.post(b, path::RENEW, &Renew { leases: vec![lease], io_timeout_ms: None }).unwrap();
+    other.post(b, path::MEM_BOR_FIN, &MemBorFin { lease, generation: 0 }).unwrap();
+    other.post(b, path::MEM_LEN_FIN, &MemLenFin { lease, generation: 0 }).unwrap();
+    other
+        .post(
+            b,
+            path::RENEW,
+            &Renew { moved: Vec::new(), leases: vec![lease], io_timeout_ms: None },
+        )
+        .unwrap();
     let decisions = b.status().decisions;
     let ignored = decisions.iter().any(|decision| decision.what.contains("ignores c"));
     assert!(ignored, "{decisions:?}");
     scene.goes_on(pid);
 
     // The lease's borrower can end it, so the attempts above were valid messages.
-    borrower.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
+    borrower.post(b, path::MEM_BOR_FIN, &MemBorFin { lease, generation: 0 }).unwrap();
     assert!(b.status().lent.is_empty());
     assert!(b.lease_files().is_empty(), "{:?}", b.lease_files());
 }
@@ -239,8 +246,9 @@ fn a_host_that_is_no_peer_is_refused_with_the_reason() {
         error.help().unwrap().contains("add a [[peer]] named d to the configuration of b"),
         "{error:?}"
     );
-    let error =
-        newcomer.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
+    let error = newcomer
+        .post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease, generation: 0 })
+        .unwrap_err();
     assert_eq!(error.to_string(), "d is not a peer of b");
     newcomer.open(b, scene.lease.lease).unwrap_err();
     scene.goes_on(pid);

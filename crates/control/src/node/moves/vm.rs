@@ -25,8 +25,6 @@ pub enum Obstacle {
     LocalMemory,
     /// Another program started it.
     Adopted,
-    /// The agent borrowed a part of its memory from this lender, which serves no other host.
-    Borrowed(HostName),
     /// It has cached disks.
     CachedDisks,
     /// Its QEMU starts.
@@ -44,7 +42,7 @@ pub enum Obstacle {
 impl Obstacle {
     /// Returns whether the obstacle ends without an operator.
     pub fn passes(&self) -> bool {
-        !matches!(self, Self::LocalMemory | Self::Adopted | Self::Borrowed(_) | Self::CachedDisks)
+        !matches!(self, Self::LocalMemory | Self::Adopted | Self::CachedDisks)
     }
 
     /// Returns whether a move of the VM is in progress, or may be.
@@ -56,13 +54,10 @@ impl Obstacle {
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::LocalMemory => f.write_str(
-                "its memory is not in the pool, because it was started without --lender",
-            ),
-            Self::Adopted => f.write_str("its memory is not in the pool, because it was adopted"),
-            Self::Borrowed(lender) => {
-                write!(f, "it has memory at {lender} that only this host may use")
+            Self::LocalMemory => {
+                f.write_str("its memory is not in the pool, because it was started without --cache")
             }
+            Self::Adopted => f.write_str("its memory is not in the pool, because it was adopted"),
             Self::CachedDisks => f.write_str(
                 "it has cached disks: the destination's cache could read a disk while this host \
                  still writes to it",

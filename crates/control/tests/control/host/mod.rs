@@ -144,7 +144,13 @@ pub fn region_req(request: u128, bytes: Bytes) -> Message {
 }
 
 pub fn ack(request: RequestId, lease: u128, bytes: Bytes) -> Message {
-    Message::MemBorAck { request, lease: LeaseId(lease), bytes, uris: vec!["there".to_owned()] }
+    Message::MemBorAck {
+        request,
+        lease: LeaseId(lease),
+        bytes,
+        uris: vec!["there".to_owned()],
+        generation: 0,
+    }
 }
 
 pub fn rej(request: RequestId, spare: Bytes, reason: Reason) -> Message {
@@ -152,9 +158,9 @@ pub fn rej(request: RequestId, spare: Bytes, reason: Reason) -> Message {
 }
 
 pub fn bor_fin(lease: LeaseId) -> Message {
-    Message::MemBorFin { lease }
+    Message::MemBorFin { lease, generation: 0 }
 }
 
 pub fn len_fin(lease: u128) -> Message {
-    Message::MemLenFin { lease: LeaseId(lease) }
+    Message::MemLenFin { lease: LeaseId(lease), generation: 0 }
 }

@@ -10,7 +10,7 @@ use super::Shell;
 use crate::host::{bor_fin, name, req};
 
 fn recall(lease: LeaseId) -> Message {
-    Message::MemLenFin { lease }
+    Message::MemLenFin { lease, generation: 0 }
 }
 
 /// Returns the reason why the only lease is still lent, if calls to `b` end like this.

@@ -43,6 +43,6 @@ fn a_host_that_left_neither_lends_nor_borrows() {
     assert_eq!(shell.borrow(1).failure(), "this host leaves its cluster");
     assert!(!shell.period(95).asks_offers() && shell.begun().is_empty());
     assert_eq!(shell.leave().answer(), Answer::Left, "the answer was lost");
-    shell.said("b", Message::MemLenFin { lease: super::LEASE }, Said::Lost);
+    shell.said("b", Message::MemLenFin { lease: super::LEASE, generation: 0 }, Said::Lost);
     assert!(!shell.begun().iter().any(|action| matches!(action, Action::Activate(_))));
 }

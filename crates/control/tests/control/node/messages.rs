@@ -1,5 +1,7 @@
 //! Tests of peers' messages, of this host's own, and of hosts that are no longer peers.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use aquifer_control::node::{Answer, EventKind, Input, Output, Said, Work};
 use aquifer_control::{
     Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Message, Owner, Reason, RequestId,
@@ -17,6 +19,7 @@ fn with_a_former_peer() -> Shell {
         lender: name("x"),
         bytes: Bytes::gib(1),
         uris: vec!["there".to_owned()],
+        generation: 0,
     };
     let volume = LiveVolume {
         volume: VolumeId(3),
@@ -33,8 +36,11 @@ fn with_a_former_peer() -> Shell {
         group: Group::default(),
         bytes: Bytes::gib(1),
         request: RequestId(2),
+        generation: 0,
+        next: BTreeSet::new(),
     };
-    Shell::of(Restored { lent: vec![(lent, vec!["here".to_owned()])], volumes: vec![volume] })
+    let lent = vec![(lent, vec!["here".to_owned()])];
+    Shell::of(Restored { lent, volumes: vec![volume], ..Restored::default() })
 }
 
 #[test]
@@ -68,7 +74,7 @@ fn leases_with_a_former_peer_settle_from_the_first_period_on() {
         shell.outputs.iter().filter(|output| matches!(output, Output::Warning(_))).count()
     };
     assert_eq!(warnings(&shell), 1);
-    let recall = ("x".to_owned(), Message::MemLenFin { lease: LeaseId(2) });
+    let recall = ("x".to_owned(), Message::MemLenFin { lease: LeaseId(2), generation: 0 });
     assert!(shell.sent().contains(&recall));
     let evacuate = Action::Evacuate { volume: VolumeId(3), lease: LEASE, onto: Vec::new() };
     assert!(shell.begun().contains(&evacuate));
@@ -120,7 +126,7 @@ fn the_fin_of_another_host_is_answered_at_once() {
 fn a_message_in_flight_is_not_sent_again() {
     let mut shell = Shell::new();
     let lease = shell.lend("b", 1);
-    let recall = Message::MemLenFin { lease };
+    let recall = Message::MemLenFin { lease, generation: 0 };
     assert_eq!(shell.drain(true).sent(), [("b".to_owned(), recall.clone())]);
     for _ in 0..3 {
         assert_eq!(shell.period(20).sent(), []);
@@ -169,7 +175,8 @@ fn a_renewal_is_a_sign_of_life_and_names_what_is_gone() {
     let (of_b, of_c) = (shell.lend("b", 1), shell.lend("c", 2));
     let ticket = shell.ticket();
     let leases = vec![of_b, of_c, LeaseId(77)];
-    let renewal = Input::Renewal { from: name("b"), leases, io_timeout_ms: Some(8000), ticket };
+    let (from, generations) = (name("b"), BTreeMap::new());
+    let renewal = Input::Renewal { from, leases, generations, io_timeout_ms: Some(8000), ticket };
     shell.after(60).input(renewal);
     assert_eq!(shell.answer(), Answer::Renewed(vec![of_c, LeaseId(77)]));
     let freed = shell.after(60).period(20).begun();

@@ -121,7 +121,7 @@ fn a_drain_moves_each_vm_that_can_move_one_at_a_time() {
     assert_eq!(shell.below(), Some(Threshold::Upper));
     let why = "moves VM small to another host: this host is draining; 5MiB of it is dirty. \
                The others: large has 90MiB, and failed 0 times; local stays: its memory is not in \
-               the pool, because it was started without --lender";
+               the pool, because it was started without --cache";
     assert_eq!(shell.about("small"), [why]);
     assert_eq!(shell.node.move_states()[&vm("small")], MoveState::Moves);
     assert!(!shell.period(20).looks() && shell.see(&all).moves().is_none(), "one at a time");

@@ -169,7 +169,7 @@ fn results_that_come_late_change_nothing() {
         shell.done(Work::Volume(volume), event.clone());
         assert_eq!((shell.begun(), shell.answers()), (Vec::new(), Vec::new()), "{event:?}");
     }
-    shell.said("b", Message::MemLenFin { lease: LEASE }, Said::Taken(None));
+    shell.said("b", Message::MemLenFin { lease: LEASE, generation: 0 }, Said::Taken(None));
     assert!(shell.outputs.is_empty());
 }
 

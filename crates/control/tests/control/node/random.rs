@@ -210,6 +210,8 @@ impl World {
                 Some(Event::LeaseOpened { lease: lent.lease, uris: vec!["here".to_owned()] })
             }
             Action::OpenLease(lent) => Some(Event::LeaseFailed { lease: lent.lease, why }),
+            Action::RecordLease(lent) if well => Some(Event::LeaseRecorded(lent)),
+            Action::RecordLease(lent) => Some(Event::RecordFailed { lease: lent.lease, why }),
             Action::FreeLease { lease } => well.then_some(Event::LeaseFreed { lease }),
         };
         self.shell.input(Input::Done { work, event });
@@ -222,7 +224,7 @@ impl World {
                 self.leases += 1;
                 ack(*request, self.leases, *bytes)
             }
-            Message::MemLenFin { lease } => bor_fin(*lease),
+            Message::MemLenFin { lease, .. } => bor_fin(*lease),
             _ => return,
         };
         self.peers.push_back((to.to_owned(), answer));

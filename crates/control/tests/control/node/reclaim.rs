@@ -11,7 +11,7 @@ use super::ledger::decisions;
 fn reclaim(shell: &mut Shell, bytes: Bytes) -> Vec<LeaseId> {
     shell.input(Input::Reclaim(bytes));
     let asked = shell.sent().into_iter().filter_map(|(_, message)| match message {
-        Message::MemLenFin { lease } => Some(lease),
+        Message::MemLenFin { lease, .. } => Some(lease),
         _ => None,
     });
     asked.collect()
@@ -49,7 +49,7 @@ fn what_vms_get_back_is_not_lent_again_at_once() {
     let mut shell = Shell::new();
     let lease = shell.lend("b", 1);
     assert_eq!(reclaim(&mut shell, Bytes::gib(1)), [lease]);
-    shell.hear("b", Message::MemBorFin { lease });
+    shell.hear("b", Message::MemBorFin { lease, generation: 0 });
     assert!(shell.begun().contains(&Action::FreeLease { lease }), "{:?}", shell.begun());
     shell.freed(lease).after(8).period(20);
     assert_eq!(shell.node.controller().spare(), Bytes::ZERO);

@@ -4,6 +4,8 @@
 //! takes the controller and its pending actions, and leaves the rest. After each step the
 //! simulation checks the crate's invariants.
 
+mod moves;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -12,6 +14,8 @@ use aquifer_control::{
     Offer, RegionRequest, Restored, Role, Shareable, Step, VolumeState, What,
 };
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
+
+use moves::RegionMove;
 
 /// The load of a host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +37,12 @@ pub struct Host {
     /// Moves that a crashed agent began. The volume's process continues them, but does not report
     /// their end.
     moving: Vec<(VolumeId, LeaseId)>,
+    /// The leases of regions that may come.
+    expected: BTreeMap<VolumeId, BTreeSet<LeaseId>>,
+    /// The volumes of regions of which the controller does not know yet whether they come.
+    awaited: BTreeSet<VolumeId>,
+    /// The regions that this host has moved away, and where to.
+    handed_over: BTreeMap<VolumeId, usize>,
     pub roles: Vec<Role>,
 }
 
@@ -54,6 +64,7 @@ pub struct Network {
     pub decisions: Vec<String>,
     /// The number of regions that have asked for memory.
     regions: u128,
+    moves: Vec<RegionMove>,
 }
 
 impl Network {
@@ -70,6 +81,9 @@ impl Network {
                 volumes: BTreeMap::new(),
                 jobs: Vec::new(),
                 moving: Vec::new(),
+                expected: BTreeMap::new(),
+                awaited: BTreeSet::new(),
+                handed_over: BTreeMap::new(),
                 roles: vec![Role::Neutral],
             }
         };
@@ -82,6 +96,7 @@ impl Network {
             expired: BTreeSet::new(),
             decisions: Vec::new(),
             regions: 0,
+            moves: Vec::new(),
         }
     }
 
@@ -155,6 +170,13 @@ impl Network {
                     host.name
                 );
             }
+            for live in host.volumes.values() {
+                assert!(
+                    self.may_use(self.index(&host.name), live),
+                    "{} may not use {live:?}",
+                    host.name
+                );
+            }
             let requests: BTreeSet<_> =
                 host.store.values().map(|l| (&l.borrower, l.request)).collect();
             assert_eq!(
@@ -183,6 +205,7 @@ impl Network {
             swap_used: Bytes(capacity.0 * load.filled / 100),
             pressure: load.pressure,
         };
+        self.follow_regions(index);
         self.reconcile(index);
         let host = &self.hosts[index];
         let stored =
@@ -199,6 +222,7 @@ impl Network {
             !volume.owner.is_swap()
                 && volume.state == VolumeState::Active
                 && !host.volumes.contains_key(&volume.volume)
+                && !host.handed_over.contains_key(&volume.volume)
         });
         for region in regions.collect::<Vec<_>>() {
             self.step(index, Event::Deactivated { volume: region.volume });
@@ -348,6 +372,14 @@ impl Network {
                 Event::LeaseOpened { lease: id, uris: vec!["nbd://somewhere".to_owned()] }
             }
             Action::OpenLease(lease) => Event::LeaseFailed { lease: lease.lease, why },
+            Action::RecordLease(lent) if well => {
+                // A removed lease has no record any more.
+                if host.store.contains_key(&lent.lease) {
+                    host.store.insert(lent.lease, lent.clone());
+                }
+                Event::LeaseRecorded(lent)
+            }
+            Action::RecordLease(lent) => Event::RecordFailed { lease: lent.lease, why },
             Action::FreeLease { lease } => {
                 host.store.remove(&lease);
                 Event::LeaseFreed { lease }
@@ -376,6 +408,7 @@ impl Network {
         let found = Restored {
             lent: host.store.values().map(|lease| (lease.clone(), uris.clone())).collect(),
             volumes: host.volumes.values().cloned().collect(),
+            expected: host.expected.clone(),
         };
         let seed = seed(index, host.starts);
         host.controller =
@@ -414,6 +447,7 @@ impl Network {
         self.advance(Duration::from_secs(1));
         for index in 0..self.hosts.len() {
             self.finish_move(index, 0);
+            self.renew(index);
         }
         for (index, load) in loads.iter().enumerate() {
             self.see_borrowers(index);

@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::framework::{Answer, Cluster, wait_until};
-use scene::{Scene, lacks_qemu, spec};
+pub use scene::lacks_qemu;
+use scene::{Scene, spec};
 
 /// Three hosts with the VM `web` on `a`. Of the others, `b` has most room.
 fn with_web_on_a() -> Option<Scene> {

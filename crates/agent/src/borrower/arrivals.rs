@@ -1,0 +1,101 @@
+//! The regions that other hosts may move here, until they are here or do not come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use aquifer_page::{HostName, LeaseId, RegionName, VolumeId, lock};
+use aquifer_region::RegionError;
+use aquifer_region::process::{Files, RegionSpec};
+use aquifer_vm::process::Files as VmFiles;
+
+/// How long this host may take to prepare for a region.
+const PREPARING: Duration = Duration::from_secs(120);
+
+/// The host of a region that has files here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Whereabouts {
+    /// This host.
+    Here,
+    /// This host or another: the region is on its way.
+    Between,
+    /// This other host, by the record of the region's VM.
+    Moved(HostName),
+}
+
+/// A region's files on this host; `None` without files.
+pub(super) type Found = Option<(Whereabouts, RegionSpec)>;
+
+/// Returns the host of a region, by the records of the region and its VM.
+pub(super) fn whereabouts(files: &Files) -> Whereabouts {
+    let vm = files.run_dir().map(|run_dir| VmFiles::new(run_dir, files.name()));
+    let arrives = vm.as_ref().is_some_and(VmFiles::arrives);
+    match vm.and_then(|vm| vm.moved_to()) {
+        Some(to) => Whereabouts::Moved(to),
+        None if arrives || files.is_foreign() => Whereabouts::Between,
+        None => Whereabouts::Here,
+    }
+}
+
+/// A region that another host may move here.
+#[derive(Clone, Debug)]
+struct Expected {
+    region: RegionName,
+    leases: BTreeSet<LeaseId>,
+    since: Instant,
+    /// Whether its record has been here.
+    seen: bool,
+}
+
+/// The regions that other hosts may move here.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals(Mutex<BTreeMap<VolumeId, Expected>>);
+
+impl Arrivals {
+    /// Expects a region.
+    pub(super) fn expect(&self, spec: &RegionSpec, leases: BTreeSet<LeaseId>) {
+        let region = spec.name.clone();
+        let expected = Expected { region, leases, since: Instant::now(), seen: false };
+        lock(&self.0).insert(spec.volume, expected);
+    }
+
+    /// No longer expects a region.
+    pub(super) fn forget(&self, volume: VolumeId) {
+        lock(&self.0).remove(&volume);
+    }
+
+    /// Returns the leases of these regions, by volume.
+    pub(super) fn leases(&self) -> BTreeMap<VolumeId, BTreeSet<LeaseId>> {
+        let expected = lock(&self.0);
+        expected.iter().map(|(volume, it)| (*volume, it.leases.clone())).collect()
+    }
+
+    /// Looks for each region with `read`. Returns and forgets those that are here, and the volumes
+    /// of those that do not come.
+    pub(super) fn look(
+        &self,
+        read: impl Fn(&RegionName, VolumeId) -> Result<Found, RegionError>,
+    ) -> (Vec<RegionSpec>, Vec<VolumeId>) {
+        let (mut here, mut missed) = (Vec::new(), Vec::new());
+        lock(&self.0).retain(|volume, it| match read(&it.region, *volume) {
+            Ok(Some((Whereabouts::Here, spec))) => {
+                here.push(spec);
+                false
+            }
+            Ok(Some((Whereabouts::Between, _))) => {
+                it.seen = true;
+                true
+            }
+            Ok(None) if !it.seen && it.since.elapsed() < PREPARING => true,
+            Ok(Some((Whereabouts::Moved(_), _)) | None) => {
+                missed.push(*volume);
+                false
+            }
+            Err(error) => {
+                tracing::debug!(region = %it.region, "cannot tell whether it has come: {error}");
+                true
+            }
+        });
+        (here, missed)
+    }
+}
