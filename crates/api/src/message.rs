@@ -56,6 +56,7 @@ pub struct MemBorAck {
     pub uris: Vec<String>,
     /// How often the lease has moved to another host with its region. Absent if never.
     #[serde(default, skip_serializing_if = "is_first")]
+    #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
     pub generation: u32,
 }
 
@@ -82,6 +83,7 @@ pub struct MemBorFin {
     pub lease: LeaseId,
     /// The generation that the borrower held. Absent if the lease has never moved to another host.
     #[serde(default, skip_serializing_if = "is_first")]
+    #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
     pub generation: u32,
 }
 
@@ -94,6 +96,7 @@ pub struct MemLenFin {
     pub lease: LeaseId,
     /// The lease's generation. Absent if the lease has never moved to another host.
     #[serde(default, skip_serializing_if = "is_first")]
+    #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
     pub generation: u32,
 }
 
@@ -127,6 +130,7 @@ pub struct MovedLease {
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
     /// How often it has moved.
+    #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
     pub generation: u32,
 }
 
@@ -139,6 +143,7 @@ pub struct Permit {
     #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
     /// How often it has moved before.
+    #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
     pub generation: u32,
     /// The other host.
     #[schema(value_type = schema::Name)]

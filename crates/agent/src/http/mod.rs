@@ -227,11 +227,18 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-/// Turns 4096.0 into 4096: JSON has one type of numbers, serde has two.
+/// Turns each 4096.0 into 4096: JSON has one type of numbers, serde has two.
 fn make_whole(value: &mut Value) {
-    let Some(number) = value.as_f64().filter(|_| value.is_f64()) else { return };
-    if number.fract() == 0.0 && (0.0..u64::MAX as f64).contains(&number) {
-        *value = Value::from(number as u64);
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(make_whole),
+        Value::Object(values) => values.values_mut().for_each(make_whole),
+        Value::Number(number) if number.is_f64() => {
+            let whole = number.as_f64().filter(|number| number.fract() == 0.0);
+            if let Some(whole) = whole.filter(|whole| (0.0..u64::MAX as f64).contains(whole)) {
+                *value = Value::from(whole as u64);
+            }
+        }
+        _ => {}
     }
 }
 
