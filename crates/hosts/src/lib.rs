@@ -9,13 +9,15 @@ mod export;
 mod host;
 mod network;
 mod reports;
+mod switched;
 mod sys;
 mod wait;
 
 pub use daemon::Binary;
 pub use error::{Error, Result};
 pub use export::Export;
-pub use host::{Host, block_on, stored};
+pub use host::{Host, Place, block_on, stored};
 pub use network::{Namespace, Network};
 pub use reports::Daemon;
+pub use switched::Switched;
 pub use wait::{wait_for, wait_until};

@@ -1,5 +1,6 @@
 //! The network of two hosts on one machine: two network namespaces, joined by a veth pair.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io;
 use std::net::Ipv4Addr;
@@ -54,10 +55,7 @@ impl Network {
     /// If one cannot be removed.
     pub fn clean_up(name: &str) -> Result<()> {
         for suffix in ['a', 'b'] {
-            let name = named(name, suffix);
-            if Path::new(NAMESPACES).join(&name).exists() {
-                ip(&["netns", "delete", &name])?;
-            }
+            delete(&named(name, suffix))?;
         }
         Ok(())
     }
@@ -72,8 +70,13 @@ impl Network {
     }
 }
 
-fn named(network: &str, suffix: char) -> String {
+pub(crate) fn named(network: &str, suffix: impl Display) -> String {
     format!("aquifer-{network}-{suffix}")
+}
+
+/// Removes a namespace, unless it is gone.
+pub(crate) fn delete(name: &str) -> Result<()> {
+    if Path::new(NAMESPACES).join(name).exists() { ip(&["netns", "delete", name]) } else { Ok(()) }
 }
 
 /// One host's network.
@@ -84,19 +87,23 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    fn create(name: String, address: Ipv4Addr) -> Result<Self> {
+    pub(crate) fn create(name: String, address: Ipv4Addr) -> Result<Self> {
         ip(&["netns", "add", &name])?;
         Ok(Self { name, address })
     }
 
-    fn configure(&self) -> Result<()> {
+    pub(crate) fn configure(&self) -> Result<()> {
         let address = format!("{}/24", self.address);
         ip(&["-n", &self.name, "address", "add", &address, "dev", "eth0"])?;
         ip(&["-n", &self.name, "link", "set", "lo", "up"])?;
         ip(&["-n", &self.name, "link", "set", "eth0", "up"])
     }
 
-    /// Returns its address on the veth pair.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns its address on the network.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
@@ -127,7 +134,7 @@ impl Drop for Namespace {
     }
 }
 
-fn ip(words: &[&str]) -> Result<()> {
+pub(crate) fn ip(words: &[&str]) -> Result<()> {
     let what = || format!("running 'ip {}'", words.join(" "));
     let output = Command::new("ip").args(words).output().map_err(|error| {
         let help = (error.kind() == io::ErrorKind::NotFound).then_some("install iproute2");

@@ -27,6 +27,28 @@ struct Made {
     token: String,
 }
 
+/// Where a host is: its name, its address, and its network.
+#[derive(Clone, Debug)]
+pub struct Place {
+    name: &'static str,
+    address: Ipv4Addr,
+    network: Option<Arc<Namespace>>,
+}
+
+impl Place {
+    /// Places a host in a network namespace.
+    pub fn within(name: &'static str, network: &Arc<Namespace>) -> Self {
+        Self { name, address: network.address(), network: Some(network.clone()) }
+    }
+}
+
+impl From<(&'static str, Ipv4Addr)> for Place {
+    /// Places a host in the network of this process.
+    fn from((name, address): (&'static str, Ipv4Addr)) -> Self {
+        Self { name, address, network: None }
+    }
+}
+
 /// A host; its drop ends its agent and removes its pages.
 #[derive(Debug)]
 pub struct Host {
@@ -54,7 +76,7 @@ impl Host {
     ) -> Result<Vec<Self>> {
         aquifer.init(dir, members.iter().copied())?;
         let host = |&(name, address): &(&'static str, Ipv4Addr)| {
-            let host = Self::new(aquifer, dir, stores, (name, address));
+            let host = Self::new(aquifer, dir, stores, (name, address).into());
             host.configure(|_| ()).map(|()| host)
         };
         members.iter().map(host).collect()
@@ -69,10 +91,10 @@ impl Host {
         aquifer: &Binary,
         dir: &Path,
         stores: &Path,
-        (name, address): (&'static str, Ipv4Addr),
+        place: impl Into<Place>,
     ) -> Result<(Self, String)> {
-        let host = Self::new(aquifer, dir, stores, (name, address));
-        let made: Made = answer(&mut host.to_belong(&["create"]))?;
+        let host = Self::new(aquifer, dir, stores, place.into());
+        let made: Made = answer(&mut host.to_belong(&["create"])?)?;
         host.configure(|_| ())?;
         Ok((host, made.token))
     }
@@ -85,34 +107,31 @@ impl Host {
         aquifer: &Binary,
         dir: &Path,
         stores: &Path,
-        (name, address): (&'static str, Ipv4Addr),
+        place: impl Into<Place>,
         (signer, token): (&Self, &str),
     ) -> Result<Self> {
-        let host = Self::new(aquifer, dir, stores, (name, address));
+        let host = Self::new(aquifer, dir, stores, place.into());
         let signer = signer.api().to_string();
-        answer::<Value>(&mut host.to_belong(&["join", &signer, "--token", token]))?;
+        answer::<Value>(&mut host.to_belong(&["join", &signer, "--token", token])?)?;
         host.configure(|_| ())?;
         Ok(host)
     }
 
-    fn new(
-        aquifer: &Binary,
-        dir: &Path,
-        stores: &Path,
-        (name, address): (&'static str, Ipv4Addr),
-    ) -> Self {
+    fn new(aquifer: &Binary, dir: &Path, stores: &Path, place: Place) -> Self {
+        let Place { name, address, network } = place;
         let (dir, store) = (dir.join(name), stores.join(name));
         let (aquifer, agent) = (aquifer.clone(), Mutex::new(None));
-        Self { name, address, aquifer, dir, store, network: None, agent }
+        Self { name, address, aquifer, dir, store, network, agent }
     }
 
     /// Returns the command `aquifer cluster VERB` on this host, with its name, address and files.
-    fn to_belong(&self, verb: &[&str]) -> Command {
+    fn to_belong(&self, verb: &[&str]) -> Result<Command> {
         let words: Vec<_> = ["cluster"].iter().chain(verb).copied().collect();
         let mut command = self.aquifer.json(&self.state(), &words);
         command.args(["--host", self.name, "--address", &self.address.to_string()]);
         command.arg("--config").arg(self.config()).arg("--cluster-dir").arg(self.cluster());
-        command
+        self.enter(&mut command)?;
+        Ok(command)
     }
 
     /// Returns the directory of what it knows of its cluster.
