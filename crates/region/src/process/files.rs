@@ -11,7 +11,8 @@ use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 use aquifer_volume::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
-use super::{record, regions};
+use super::record;
+use super::regions::{self, UNFINISHED};
 use crate::engine::{LinkSpec, Scheme};
 use crate::error::RegionError;
 use crate::frames;
@@ -160,6 +161,9 @@ impl GroupFiles {
     }
 }
 
+/// The file of a region's record.
+const RECORD: &str = "record.json";
+
 /// The files of a region.
 #[derive(Clone, Debug)]
 pub struct Files {
@@ -272,7 +276,7 @@ impl Files {
     }
 
     pub(super) fn record(&self) -> PathBuf {
-        self.beside("record.json")
+        self.beside(RECORD)
     }
 
     /// Returns the path of the engines' log.
@@ -280,49 +284,30 @@ impl Files {
         self.beside("log")
     }
 
-    /// Creates all files, for root only.
+    /// Creates all files, for root only. The caller holds the directory ([`regions::ensure`]), so that
+    /// a maker that dies leaves only what the next one removes.
     pub(super) fn create(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot create {}", path.display()));
         let beside = self.beside("");
-        match fs::DirBuilder::new().mode(0o700).create(&beside) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(RegionError::Exists(self.name.clone()));
-            }
-            made => made.map_err(fail(&beside))?,
+        let making = self.directory.join(format!("{UNFINISHED}{}", self.name));
+        if beside.exists() {
+            return Err(RegionError::Exists(self.name.clone()));
         }
-        let made = self.fill(spec);
+        let made = fs::DirBuilder::new().mode(0o700).create(&making).map_err(fail(&making));
+        let made = made
+            .and_then(|()| fill(&making, spec))
+            .and_then(|()| fs::rename(&making, &beside).map_err(fail(&beside)))
+            .and_then(|()| create_sized(&self.region(), spec.size.0));
         if made.is_err() {
+            let _ = fs::remove_dir_all(&making);
             self.remove();
         }
         made
     }
 
-    fn fill(&self, spec: &RegionSpec) -> Result<(), RegionError> {
-        let fail = |path: &Path| RegionError::io(format!("cannot create {}", path.display()));
-        let sizes = [
-            (self.region(), spec.size.0),
-            (self.table(), spec.size.pages()),
-            (self.extent_map(), 0),
-            (self.sharers(), 0),
-        ];
-        for (path, size) in sizes {
-            let mut options = OpenOptions::new();
-            let file = options
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path)
-                .map_err(fail(&path))?;
-            file.set_len(size).map_err(fail(&path))?;
-        }
-        self.write(spec)
-    }
-
     /// Replaces the record.
     pub(super) fn write(&self, spec: &RegionSpec) -> Result<(), RegionError> {
-        let path = self.record();
-        record::write(&path, spec)
-            .map_err(RegionError::io(format!("cannot write {}", path.display())))
+        write_record(&self.record(), spec)
     }
 
     pub(super) fn read(&self) -> Result<RegionSpec, RegionError> {
@@ -383,4 +368,22 @@ impl Files {
             thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Creates the files beside a region, the record last.
+fn fill(directory: &Path, spec: &RegionSpec) -> Result<(), RegionError> {
+    for (file, size) in [("table", spec.size.pages()), ("extent_map", 0), ("sharers", 0)] {
+        create_sized(&directory.join(file), size)?;
+    }
+    write_record(&directory.join(RECORD), spec)
+}
+
+fn create_sized(path: &Path, size: u64) -> Result<(), RegionError> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let made = file.and_then(|file| file.set_len(size));
+    made.map_err(RegionError::io(format!("cannot create {}", path.display())))
+}
+
+fn write_record(path: &Path, spec: &RegionSpec) -> Result<(), RegionError> {
+    record::write(path, spec).map_err(RegionError::io(format!("cannot write {}", path.display())))
 }

@@ -2,12 +2,17 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_store::tmpfs::{self, is_mounted};
 use rustix::mount::{UnmountFlags, unmount};
+
+/// The first characters of the name of a directory in which a region is being made. No region's name
+/// begins with a dot.
+pub(super) const UNFINISHED: &str = "..";
 
 /// Refuses a file system other than tmpfs. Only there a hole punched in a file frees its memory.
 fn check_tmpfs(directory: &Path) -> io::Result<()> {
@@ -34,11 +39,22 @@ pub(super) fn ensure(directory: &Path) -> io::Result<File> {
     let held = hold(directory)?;
     if is_mounted(directory)? {
         check_tmpfs(directory)?;
+        discard_unfinished(directory);
         return Ok(held);
     }
     // The kernel must not swap out the local cache, or each miss would cost two.
     tmpfs::mount("aquifer-regions", directory, "0")?;
     Ok(held)
+}
+
+/// Removes the files of regions whose makers died: makers hold the directory, as the caller does.
+fn discard_unfinished(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name().as_bytes().starts_with(UNFINISHED.as_bytes()) {
+            // An error only leaves a few small files.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Unmounts the tmpfs if it is empty. Waits up to 5 s for ending processes to close their files
@@ -55,6 +71,7 @@ pub(super) fn release_soon(directory: &Path) {
 pub(super) fn release(directory: &Path) -> bool {
     // If there is no such directory, there is nothing to unmount.
     let Ok(_held) = hold(directory) else { return true };
+    discard_unfinished(directory);
     let empty = fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none());
     if !empty || !is_mounted(directory).unwrap_or(false) {
         return true;
@@ -68,6 +85,24 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
     use super::*;
+
+    #[test]
+    fn a_region_whose_maker_died_leaves_nothing() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("regions");
+        let unfinished = directory.join("..one");
+        let make = || {
+            fs::create_dir_all(&unfinished).unwrap();
+            fs::write(unfinished.join("table"), b"1").unwrap();
+        };
+        drop(ensure(&directory).unwrap());
+        make();
+        drop(ensure(&directory).unwrap());
+        assert!(!unfinished.exists());
+        make();
+        assert!(release(&directory));
+        assert!(!is_mounted(&directory).unwrap());
+    }
 
     #[test]
     fn no_region_is_swapped_out() {
