@@ -164,6 +164,9 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     }
     let (commands, inbox) = mpsc::channel(64);
     let handle = Handle(commands);
+    if let Err(error) = aquifer_vm::process::clear_arrivals(&config.state) {
+        tracing::warn!("cannot remove what is left of VMs that did not arrive: {error}");
+    }
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone(), handle.clone());
     let journal = Journal::default();
     let balances = config.vms.balance;

@@ -10,7 +10,7 @@ mod moving;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
@@ -18,7 +18,7 @@ use aquifer_api::{Problem, Threshold};
 use aquifer_control::Offer;
 use aquifer_control::ledger::{Claim, Purpose};
 use aquifer_group::Agreements;
-use aquifer_page::{Bytes, HostName, RegionName};
+use aquifer_page::{Bytes, HostName, RegionName, lock};
 use aquifer_region::process::{RegionSpec, preload_library};
 use aquifer_vm::definition::Definitions;
 use aquifer_vm::migrate::{self, Arrival};
@@ -42,6 +42,8 @@ struct Inner {
     peers: Peers,
     agent: Handle,
     moving: Moving,
+    /// The VMs for which this host prepares.
+    preparing: Mutex<BTreeSet<RegionName>>,
 }
 
 fn problem(error: impl std::fmt::Display) -> Problem {
@@ -51,7 +53,8 @@ fn problem(error: impl std::fmt::Display) -> Problem {
 impl Vms {
     /// Serves VMs with files in this agent's state directory.
     pub fn new(config: Config, exe: PathBuf, peers: Peers, agent: Handle) -> Self {
-        Self(Arc::new(Inner { config, exe, peers, agent, moving: Moving::default() }))
+        let (moving, preparing) = Default::default();
+        Self(Arc::new(Inner { config, exe, peers, agent, moving, preparing }))
     }
 
     /// Starts to wait for a VM that another host is about to move here.
@@ -74,8 +77,27 @@ impl Vms {
             return Err(problem(format!("{from} is not a peer of host {}", config.host)));
         }
         let arrival: Arrival = serde_json::from_value(arrive.arrival).map_err(problem)?;
+        let Some(preparing) = Preparing::begin(&self.0, arrival.memory.name.clone()) else {
+            let vm = &arrival.memory.name;
+            return Err(problem(format!("this host prepares for VM '{vm}' already")));
+        };
+        // It ends also if the caller hangs up, so that no two prepare for one VM.
+        let vms = self.clone();
+        let prepared = tokio::spawn(async move {
+            let _preparing = preparing;
+            vms.prepare(from, arrival, arrive.below).await
+        });
+        prepared.await.map_err(problem)?
+    }
+
+    async fn prepare(
+        &self,
+        from: HostName,
+        arrival: Arrival,
+        below: Option<Threshold>,
+    ) -> Result<Awaits, Problem> {
         let RegionSpec { name: vm, cache, group, .. } = arrival.memory.clone();
-        let (below, sender) = (arrive.below, from.clone());
+        let sender = from.clone();
         let claim = Claim {
             name: vm.clone(),
             purpose: Purpose::Cache,
@@ -100,10 +122,15 @@ impl Vms {
     async fn expect(&self, from: HostName, mut arrival: Arrival) -> Result<Awaits, Problem> {
         let (memory, agent) = (Box::new(arrival.memory), &self.0.agent);
         let (vm, volume) = (memory.name.clone(), memory.volume);
+        let again = memory.clone();
         arrival.memory = agent.ask(|reply| Command::Expect { memory, reply }).await??;
         let inner = self.0.clone();
         let received = tokio::task::spawn_blocking(move || inner.receive(from, arrival)).await;
         let received = received.map_err(problem).flatten();
+        if received.is_ok() {
+            // The agent may have seen the end of an earlier attempt, and no longer expect the region.
+            agent.ask(|reply| Command::Expect { memory: again, reply }).await??;
+        }
         // An earlier attempt may wait for this VM.
         if received.is_err() && !self.waits_for(&vm) {
             agent.tell(Command::Miss { volume }).await;
@@ -169,6 +196,23 @@ struct Wanted {
     avoid: Option<HostName>,
     /// Up to where the host may use its memory then.
     below: Threshold,
+}
+
+/// A VM for which this host prepares.
+struct Preparing(Arc<Inner>, RegionName);
+
+impl Preparing {
+    /// Begins to prepare; `None` if this host does so already.
+    fn begin(inner: &Arc<Inner>, vm: RegionName) -> Option<Self> {
+        let is_first = lock(&inner.preparing).insert(vm.clone());
+        is_first.then(|| Self(inner.clone(), vm))
+    }
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        lock(&self.0.preparing).remove(&self.1);
+    }
 }
 
 /// Returns the hosts that can spare `cache` and those that cannot, each with most room first.

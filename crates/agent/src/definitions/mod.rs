@@ -2,9 +2,11 @@
 //!
 //! Module `restart` of the `control` crate decides. This module looks at the VMs once a period, and
 //! runs `aquifer vm start` for those that are to start. That command holds the definition's lock,
-//! so that neither another command nor a migration changes the VM meanwhile.
+//! so that neither another command nor a migration changes the VM meanwhile. All VMs, defined or
+//! not, get another supervisor if theirs dies.
 
 mod starting;
+mod supervising;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,12 +26,14 @@ use crate::config::Config;
 use crate::driver::{Command, Handle, Journal};
 use crate::events::Events;
 use starting::Starting;
+use supervising::Supervising;
 
 /// The defined VMs of this host, and the commands that start some of them.
 #[derive(Debug)]
 pub(crate) struct Starter {
     definitions: Definitions,
     starting: Starting,
+    supervising: Supervising,
     restarts: Restarts,
     began: Instant,
     events: Events,
@@ -51,6 +55,7 @@ impl Starter {
     ) -> Self {
         Self {
             starting: Starting::new(config, exe),
+            supervising: Supervising::new(config, exe.to_owned(), journal.clone()),
             definitions: Definitions::of(&config.vms.dir),
             restarts: Restarts::default(),
             began: Instant::now(),
@@ -82,6 +87,7 @@ impl Starter {
     }
 
     fn step(&mut self) {
+        self.supervising.step();
         self.reap();
         // A record that cannot be read is no reason to start nothing: all is as after a boot.
         let ends = ended(self.starting.run_dir(), SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -135,6 +135,9 @@ pub(crate) fn take_in(
             }
             Err(error) => tracing::warn!("refused a connection: {error}"),
         }
+        if !taking.incoming.prepared && files.is_superseded() {
+            return Ok(Outcome::Stays(format!("host {} begins again", incoming.from)));
+        }
         if !taking.incoming.prepared && began.elapsed() > CONNECTING {
             return Ok(Outcome::Stays(format!("host {} did not connect", incoming.from)));
         }

@@ -15,6 +15,7 @@ use aquifer_region::process::{RegionSpec, client as regions, record};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 
+use super::earlier::give_way;
 use super::files::Files;
 use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
 use super::run::{SUBCOMMAND, remove_region};
@@ -325,6 +326,7 @@ pub fn receive(
     let files = Files::new(run_dir, &vm.name);
     let text = arrival.definition.as_deref();
     let path = text.map(|_| definitions.file(&vm.name));
+    give_way(&files, &incoming)?;
     await_place(&files, &Record::of(vm, path.as_deref(), Some(incoming.clone())))?;
     let expect = |text| definitions.expect(&vm.name, &incoming, text);
     let started = admit(&files, vm, Some(memory), &arrival.limits)
@@ -354,6 +356,14 @@ fn await_place(files: &Files, record: &Record) -> Result<(), VmError> {
         }
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Starts another supervisor for a VM that runs without one.
+///
+/// # Errors
+/// [`VmError::Reported`] if it does not start, or another one did meanwhile.
+pub fn supervise(program: &Path, files: &Files) -> Result<(), VmError> {
+    start_supervisor(program, files).map(drop)
 }
 
 /// Starts a VM's supervisor; returns the address at which it waits for an arriving VM, if it does.

@@ -171,6 +171,16 @@ impl Files {
         self.file("devices")
     }
 
+    /// Returns the mark of a later attempt to move the VM here.
+    pub(super) fn superseded(&self) -> PathBuf {
+        self.file("superseded")
+    }
+
+    /// Returns whether the source has begun another attempt to move the VM here.
+    pub(crate) fn is_superseded(&self) -> bool {
+        self.superseded().exists()
+    }
+
     /// Returns the supervisor's control socket.
     pub(super) fn supervisor(&self) -> PathBuf {
         // Supervisors of earlier releases listen here as well.
@@ -327,6 +337,16 @@ impl Files {
     pub(super) fn is_supervised(&self) -> bool {
         let lock = File::open(self.file("lock"));
         lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Returns whether QEMU runs without a supervisor, although the VM is this host's, or part of its
+    /// memory is still here.
+    pub fn lacks_supervisor(&self) -> bool {
+        let may_run = self.read().is_ok_and(|record| {
+            let needs_it = record.handed_over.is_none_or(|it| it.left_at_source.is_some());
+            record.pid.is_some() && record.incoming.is_none() && needs_it
+        });
+        may_run && !self.is_supervised() && self.is_running()
     }
 
     /// Removes the VM's directory.

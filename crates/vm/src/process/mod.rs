@@ -3,6 +3,7 @@
 
 pub mod client;
 mod control_server;
+mod earlier;
 mod ended;
 mod files;
 mod logs;
@@ -14,6 +15,7 @@ mod standing;
 mod stop;
 mod supervisor_call;
 
+pub use earlier::clear_arrivals;
 pub use ended::{Cause, Ended, ended};
 pub use files::Files;
 pub use message::{Origin, State, VmStatus};

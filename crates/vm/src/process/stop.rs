@@ -41,7 +41,12 @@ pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), VmErr
     end(files, at_once, timeout, if at_once { "vm stop --force" } else { "vm stop" })
 }
 
-fn end(files: &Files, at_once: bool, timeout: Duration, order: &str) -> Result<(), VmError> {
+pub(super) fn end(
+    files: &Files,
+    at_once: bool,
+    timeout: Duration,
+    order: &str,
+) -> Result<(), VmError> {
     if matches!(files.read()?.origin, Origin::Adopted { .. }) && files.is_running() {
         let why = format!(
             "Aquifer did not start the VM, and cannot stop it: stop it where it was started, \

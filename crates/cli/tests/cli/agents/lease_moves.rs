@@ -1,6 +1,13 @@
 //! Tests of VMs that move with the memory that their host's agent borrowed.
 
+use std::fs;
+use std::process::Command;
+
+use aquifer_api::order::{Awaited, Migrate};
+use aquifer_api::path;
 use aquifer_api::status::Lent;
+use aquifer_hosts::block_on;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::framework::{Answer, Cluster, Host, Spec, wait_until};
 use super::vm_moves::lacks_qemu;
@@ -38,6 +45,27 @@ impl Scene {
     #[track_caller]
     fn migrate(&self, from: &str, to: &str) {
         self.done(from, &["vm", "migrate", "web", "--to", to]);
+    }
+
+    /// Lets a host wait for the VM. Nothing moves: that is up to the VM's supervisor.
+    fn introduce(&self, from: &str, to: &str) -> Awaited {
+        let (vm, to) = ("web".parse().unwrap(), Some(to.parse().unwrap()));
+        let order = Migrate { vm, to, cache: None };
+        block_on(self.host(from).client().post(path::MIGRATE, &order)).unwrap()
+    }
+
+    /// Kills all processes of the VM on a host, but for its agent.
+    fn kill_vm(&self, host: &str) {
+        let like = format!("(serve (vm|region).*|qemu.*){}", self.host(host).state().display());
+        let find = || Command::new("pgrep").args(["-f", &like]).output().unwrap().stdout;
+        wait_until("the VM's processes are dead", || {
+            for process in String::from_utf8(find()).unwrap().lines() {
+                let process = Pid::from_raw(process.parse().unwrap()).unwrap();
+                // It may be dead already.
+                let _ = kill_process(process, Signal::KILL);
+            }
+            find().is_empty()
+        });
     }
 
     fn lent(&self, lender: &str) -> Vec<Lent> {
@@ -141,4 +169,37 @@ fn a_move_that_fails_leaves_the_leases_where_they_were() {
     refused.must_fail(1, &["c"]);
     scene.held_by("b", "a", "c");
     scene.end("a", &["b"]);
+}
+
+#[test]
+fn another_attempt_replaces_one_that_nobody_began() {
+    if lacks_qemu() {
+        return;
+    }
+    let scene = Scene::with_a_vm(&["b"]);
+    let first = scene.introduce("a", "c");
+    let second = scene.introduce("a", "c");
+    assert_ne!(first.migration, second.migration);
+    scene.migrate("a", "c");
+    scene.held_by("b", "c", "a");
+    scene.end("c", &["b"]);
+}
+
+#[test]
+fn an_agent_that_dies_while_it_prepares_for_a_vm_leaves_nothing() {
+    if lacks_qemu() {
+        return;
+    }
+    let scene = Scene::with_a_vm(&["b"]);
+    scene.introduce("a", "c");
+    scene.host("c").kill_agent();
+    scene.kill_vm("c");
+    let vm = scene.host("c").state().join("vms/web");
+    assert!(fs::exists(vm.join("record.json")).unwrap());
+    scene.host("c").restart();
+    assert!(!fs::exists(vm).unwrap());
+    assert!(!fs::exists(scene.host("c").state().join("regions/web")).unwrap());
+    scene.migrate("a", "c");
+    scene.held_by("b", "c", "a");
+    scene.end("c", &["b"]);
 }

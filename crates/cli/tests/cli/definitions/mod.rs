@@ -238,6 +238,35 @@ fn after_a_boot_the_agent_starts_each_defined_vm_once() {
 }
 
 #[test]
+fn the_agent_replaces_a_killed_supervisor() {
+    let Some(host) = Host::new() else { return };
+    host.start_agent();
+    host.create("db", &[]);
+    host.done(&["vm", "start", "transient", "--memory", "32M", "--accel", "tcg"]);
+    let supervisors = || {
+        let find = ["-f", &format!("serve vm {}", host.host.state().display())];
+        let found = Command::new("pgrep").args(find).output().unwrap();
+        String::from_utf8(found.stdout).unwrap().lines().map(|pid| pid.parse().unwrap()).collect()
+    };
+    let before: Vec<u32> = supervisors();
+    let qemu = host.wait_for_qemu("db");
+    assert_eq!(before.len(), 2);
+    before.iter().for_each(|supervisor| kill(*supervisor));
+    wait_until("both VMs have other supervisors", || {
+        let now: Vec<u32> = supervisors();
+        now.len() == 2 && now.iter().all(|supervisor| !before.contains(supervisor))
+    });
+    wait_until("the journal says so", || {
+        stdout(&host.run(&["why", "db"])).contains("another supervisor for VM db")
+    });
+    assert_eq!(host.qemu("db"), Some(qemu));
+    for name in ["db", "transient"] {
+        host.done(&["vm", "stop", name, "--force"]);
+    }
+    assert_eq!(supervisors(), Vec::<u32>::new());
+}
+
+#[test]
 fn a_killed_vm_restarts_and_one_that_ends_by_itself_does_not() {
     let Some(host) = Host::new() else { return };
     host.start_agent();
