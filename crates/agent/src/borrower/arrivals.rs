@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_page::{HostName, LeaseId, RegionName, VolumeId, lock};
 use aquifer_region::RegionError;
 use aquifer_region::process::{Files, RegionSpec};
-use aquifer_vm::process::Files as VmFiles;
+use aquifer_vm::process::{Cause, Files as VmFiles};
 
 /// How long this host may take to prepare for a region.
 const PREPARING: Duration = Duration::from_secs(120);
@@ -34,6 +34,15 @@ pub(super) fn whereabouts(files: &Files) -> Whereabouts {
         Some(to) => Whereabouts::Moved(to),
         None if arrives || files.is_foreign() => Whereabouts::Between,
         None => Whereabouts::Here,
+    }
+}
+
+/// Returns the host to which the last VM of a region's name has moved, if that is how it ended.
+pub(super) fn ended_in_a_move(files: &Files) -> Option<HostName> {
+    let ended = aquifer_vm::process::ended(files.run_dir()?, SystemTime::UNIX_EPOCH).ok()?;
+    match ended.into_iter().rfind(|ended| ended.name == *files.name())?.cause {
+        Cause::Moved { to } => Some(to),
+        _ => None,
     }
 }
 

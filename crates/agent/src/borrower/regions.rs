@@ -16,7 +16,7 @@ use aquifer_region::RegionError;
 use aquifer_region::process::{Files, RegionSpec, client};
 use aquifer_volume::{Claim, LeaseTarget};
 
-use super::arrivals::{Arrivals, Whereabouts, whereabouts};
+use super::arrivals::{Arrivals, Whereabouts, ended_in_a_move, whereabouts};
 use super::hand_over::{HandOvers, Outcome};
 use super::held;
 
@@ -196,12 +196,20 @@ impl Regions {
     pub(super) fn moved(&self) -> Vec<(VolumeId, HostName)> {
         let known: Vec<_> =
             lock(&self.known).iter().map(|(volume, spec)| (*volume, spec.name.clone())).collect();
-        let moved =
-            known.into_iter().filter_map(|(volume, name)| match whereabouts(&self.files(&name)) {
-                Whereabouts::Moved(to) => Some((volume, to)),
-                Whereabouts::Here | Whereabouts::Between => None,
-            });
-        moved.collect()
+        let moved = |(volume, name): (VolumeId, RegionName)| {
+            let files = self.files(&name);
+            let to = match whereabouts(&files) {
+                Whereabouts::Moved(to) => Some(to),
+                Whereabouts::Between => None,
+                // The source forgets a VM that the other host has as a whole.
+                Whereabouts::Here => match self.read(&name, volume) {
+                    Ok(None) => ended_in_a_move(&files),
+                    _ => None,
+                },
+            };
+            to.map(|to| (volume, to))
+        };
+        known.into_iter().filter_map(moved).collect()
     }
 
     /// Returns the generations of leases that have moved here with their regions.
@@ -329,13 +337,14 @@ impl Regions {
     /// Asks each region's engine for the state of its leases.
     pub(super) fn status(&self) -> Vec<status::Region> {
         let known: Vec<_> = lock(&self.known).values().cloned().collect();
-        aquifer_vm::process::side_by_side(known, |spec| Some(self.region_status(spec)))
+        aquifer_vm::process::side_by_side(known, |spec| self.region_status(spec))
             .into_iter()
             .flatten()
             .collect()
     }
 
-    fn region_status(&self, spec: RegionSpec) -> status::Region {
+    /// Returns the state of a region's leases; `None` if the region is gone.
+    fn region_status(&self, spec: RegionSpec) -> Option<status::Region> {
         let leases: BTreeSet<_> = borrowed(&spec).map(|target| target.lease).collect();
         let mut shown = status::Region {
             region: spec.name.clone(),
@@ -350,9 +359,10 @@ impl Regions {
                 shown.leases = own.filter(|it| leases.contains(&it.lease)).map(held).collect();
                 shown.last_error = region.volume.last_error;
             }
+            Err(RegionError::Unknown(_)) => return None,
             Err(error) => shown.last_error = Some(error.to_string()),
         }
-        shown
+        Some(shown)
     }
 }
 

@@ -30,6 +30,10 @@ impl Node {
             Message::MemBorFin { lease, .. } if self.lent_to(&from).contains(&lease) => Some(lease),
             _ => None,
         };
+        if self.is_asked_for_a_moved_lease(&message) {
+            // The renewal tells the lender that the lease is here now.
+            self.borrowing.renewed = None;
+        }
         self.step(Event::Received { from, message });
         match fin {
             Some(lease) if self.work.contains(&Work::Lease(lease)) => {
@@ -37,6 +41,15 @@ impl Node {
             }
             _ => self.answer(ticket, Answer::Heard(failure)),
         }
+    }
+
+    /// Returns whether the message asks for a lease that has come here with its region.
+    fn is_asked_for_a_moved_lease(&self, message: &Message) -> bool {
+        let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease, .. }) = message else {
+            return false;
+        };
+        let borrowed = self.controller.borrowed();
+        borrowed.iter().any(|held| held.lease.lease == *lease && held.lease.generation > 0)
     }
 
     /// Tells whether a host may send this message. A former peer may still settle leases between

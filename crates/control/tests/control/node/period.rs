@@ -5,8 +5,10 @@ use std::time::Duration;
 use aquifer_control::node::{
     EventKind, Found, Health, Input, LeaseReading, Output, Readings, VolumeReading, Work,
 };
-use aquifer_control::{Action, Event, Memory};
-use aquifer_page::{Bytes, LeaseId, VolumeId};
+use aquifer_control::{
+    Action, BorrowedLease, Cause, Event, LiveVolume, Memory, Message, Owner, RequestId,
+};
+use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
 use super::{LEASE, Shell, memory};
 use crate::host::{bor_fin, len_fin, name};
@@ -178,4 +180,37 @@ fn a_lease_on_which_work_is_in_progress_is_not_searched_for() {
     assert_eq!(vacated(shell.after(1)), Some(Vec::new()));
     shell.read(found(Found { vacated: vec![LEASE], ..Found::default() }));
     assert!(shell.sent().is_empty(), "the move began after the search");
+}
+
+#[test]
+fn a_lender_that_asks_for_a_moved_lease_learns_its_host_at_once() {
+    let lease = BorrowedLease {
+        lease: LEASE,
+        lender: name("b"),
+        bytes: Bytes::gib(1),
+        uris: vec!["there".to_owned()],
+        generation: 1,
+    };
+    let live = LiveVolume {
+        volume: VolumeId(5),
+        bytes: Bytes::gib(1),
+        owner: Owner::Region("items".parse().unwrap()),
+        group: Group::default(),
+        cause: Cause::ByHand,
+        leases: vec![lease],
+    };
+    let mut shell = Shell::new();
+    let arrived = Found { arrived: vec![live], ..Found::default() };
+    shell.after(1).read(found(arrived));
+    assert_eq!(renewals(shell.period(20)), [None], "the region has come");
+    assert_eq!(renewals(shell.period(20)), []);
+    let (request, bytes) = (RequestId(1), Bytes::gib(1));
+    let asked = |generation| {
+        let uris = Vec::new();
+        Message::MemBorAck { request, lease: LEASE, bytes, uris, generation }
+    };
+    shell.hear("b", asked(1));
+    assert!(shell.sent().is_empty(), "it does not deny that it holds the lease");
+    assert_eq!(renewals(shell.period(20)), [None]);
+    assert_eq!(renewals(shell.period(20)), []);
 }
