@@ -12,6 +12,7 @@ mod doctor;
 mod fabrics;
 mod groups;
 mod hello;
+mod kills;
 mod losses;
 mod migrate;
 mod nvme_initiator;

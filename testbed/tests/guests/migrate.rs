@@ -7,7 +7,6 @@
 mod hosts;
 
 use std::fs;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,10 +18,9 @@ use aquifer_page::{Bytes, RegionName};
 use aquifer_testbed::wait_until;
 use aquifer_vm::migrate::{Mode, Order};
 use aquifer_vm::process::{Files, client};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use rustix::process::Signal;
 
-use crate::support::{TIMEOUT, demo, step};
+use crate::support::{TIMEOUT, VmHost as _, demo, kill, process_like, step};
 use hosts::Hosts;
 
 fn lacks_root() -> bool {
@@ -290,11 +288,11 @@ fn move_with_failure(
     // Find the victim first, as a phase may be over soon.
     let victim = match party {
         AgentHere => hosts.agent(here)?,
-        EngineHere => engine_pid(hosts, here)?,
-        SupervisorHere => process_like(&format!("serve vm {}", hosts.run_dir(here).display()))?,
+        EngineHere => hosts.of(here).engine("one")?,
+        SupervisorHere => hosts.of(here).supervisor()?,
         AgentThere => hosts.agent(there)?,
-        EngineThere => engine_pid(hosts, there)?,
-        SupervisorThere => process_like(&format!("serve vm {}", hosts.run_dir(there).display()))?,
+        EngineThere => hosts.of(there).engine("one")?,
+        SupervisorThere => hosts.of(there).supervisor()?,
         QemuThere => process_like(&format!("qemu.*{}/", hosts.run_dir(there).display()))?,
         Lender | Link | MoveClient => hosts.lending(),
     };
@@ -426,28 +424,5 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
 
 /// Returns the VM's state on a host; `none` if the VM is not there.
 fn state(hosts: &Hosts, host: &str) -> String {
-    let state = hosts.done(host, &["vm", "show", "one"]).map(|status| status["state"].clone());
-    match state {
-        Ok(Value::String(state)) => state,
-        Ok(other) => other.to_string(),
-        Err(_) => "none".to_owned(),
-    }
-}
-
-fn engine_pid(hosts: &Hosts, host: &str) -> Result<u32> {
-    let pid = hosts.done(host, &["region", "show", "one"])?["pid"].as_u64();
-    Ok(u32::try_from(pid.context("the region has no engine")?)?)
-}
-
-/// Returns the first process with a command line that matches `like`.
-fn process_like(like: &str) -> Result<u32> {
-    let found = Command::new("pgrep").args(["-f", like]).output()?;
-    let text = String::from_utf8(found.stdout)?;
-    let first = text.lines().next().with_context(|| format!("there is no process '{like}'"))?;
-    Ok(first.parse()?)
-}
-
-fn kill(process: u32, signal: Signal) -> Result<()> {
-    let process = Pid::from_raw(process as i32).context("the process ID is 0")?;
-    Ok(kill_process(process, signal)?)
+    hosts.of(host).vm_state("one")
 }

@@ -5,6 +5,7 @@ mod cluster;
 mod here;
 mod load;
 mod picture;
+mod vm_host;
 
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
@@ -22,6 +23,7 @@ pub use built::{aquifer, example, test, tool, with_script};
 pub use cluster::{Aquifer, Cluster, member, with_admitted};
 pub use here::Here;
 pub use load::Load;
+pub use vm_host::{Sizes, VmHost, busy_guest, busy_vm, kill, process_like};
 
 /// Timeout of an event that must happen, on emulated hosts of a busy machine; only a hang takes so
 /// long.
