@@ -68,6 +68,7 @@ impl LenderRole {
                 seen: now,
                 sent: Duration::ZERO,
                 recalled: None,
+                parted: false,
                 unrecorded: None,
                 left: false,
                 lease,
@@ -252,6 +253,7 @@ impl LenderRole {
             seen: ctx.now(),
             sent: ctx.now(),
             recalled: None,
+            parted: false,
             unrecorded: None,
             left: false,
         };
@@ -421,6 +423,7 @@ impl LenderRole {
         if let Some(loan) = self.loans.get_mut(&lease) {
             loan.state = LoanState::Recalled;
             loan.recalled = Some(ctx.now());
+            loan.parted = because == Because::Parted;
             let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
             ctx.decide(What::Recalls { borrower, lease, stored, expected, because });
             loan.send(loan.recall(), ctx);

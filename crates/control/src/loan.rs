@@ -64,6 +64,8 @@ pub(crate) struct Loan {
     pub(crate) sent: Duration,
     /// The time of its recall.
     pub(crate) recalled: Option<Duration>,
+    /// Whether the only reason for the recall is that the borrower is no longer a peer.
+    pub(crate) parted: bool,
     /// The time at which this host last ordered the record of which hosts may use the lease; `None`
     /// once it is written.
     pub(crate) unrecorded: Option<Duration>,

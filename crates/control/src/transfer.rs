@@ -105,7 +105,8 @@ impl Loan {
         self.lease.next.contains(host) && generation == self.lease.generation + 1
     }
 
-    /// Makes `next` the borrower. A recall goes on there.
+    /// Makes `next` the borrower. A recall goes on there, unless only the former borrower was its
+    /// reason.
     fn pass_on(&mut self, next: HostName, ctx: &mut StepContext<'_>) {
         let LentLease { lease, borrower, generation, .. } = self.lease.clone();
         ctx.decide(What::PassesOn { from: borrower, to: next.clone(), lease });
@@ -113,6 +114,9 @@ impl Loan {
         self.lease.generation = generation + 1;
         self.lease.next.clear();
         (self.left, self.sent) = (false, Duration::ZERO);
+        if std::mem::take(&mut self.parted) && self.state == LoanState::Recalled {
+            (self.state, self.recalled) = (LoanState::Held, None);
+        }
         self.seen(ctx.now());
         self.order_record(ctx);
     }

@@ -142,6 +142,20 @@ impl Driver {
         }
     }
 
+    /// Looks for regions that have just gone, or moved to another host.
+    fn follow_regions(&mut self) {
+        let borrower = &self.parts.borrower;
+        let (moved, gone) = (borrower.moved(), borrower.gone());
+        match self.read() {
+            Ok(mut readings) => {
+                readings.found.get_or_insert_default().moved.extend(moved);
+                readings.found.get_or_insert_default().gone.extend(gone);
+                self.input(Input::Period(readings));
+            }
+            Err(error) => tracing::error!("cannot read the memory figures: {error}"),
+        }
+    }
+
     /// Passes one input to the node, and performs its outputs.
     fn input(&mut self, input: Input) {
         for output in self.node.handle(self.now(), input) {
@@ -206,6 +220,7 @@ impl Driver {
             Command::Room { reply } => drop(reply.send(self.room())),
             Command::Reclaim { bytes } => self.input(Input::Reclaim(bytes)),
             Command::Leave { reply } => {
+                self.follow_regions();
                 let ticket = self.replies.keep(Reply::Done(reply));
                 self.input(Input::Leave { ticket });
             }

@@ -1,13 +1,14 @@
 //! Tests of requests for regions: their answers, their turn, and regions that are gone.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use aquifer_control::node::{Answer, Found, Input, Output, Readings, Said, Work};
-use aquifer_control::{Action, Event, Message, Owner, Role, Subject};
+use aquifer_control::{Action, Event, LoanState, Message, Owner, Role, Subject};
 use aquifer_page::{Bytes, VolumeId};
 
 use super::{LEASE, Shell, memory};
-use crate::host::{ack, bor_fin, name, rej};
+use crate::host::{ack, bor_fin, name, region_req, rej};
 
 const VOLUME: VolumeId = VolumeId(5);
 
@@ -170,4 +171,40 @@ fn a_former_peer_s_lease_under_a_region_is_vacated() {
     let [Action::Evacuate { volume, lease, onto }] = &begun[..] else { panic!("{begun:?}") };
     assert_eq!((*volume, *lease, onto[0].lease.0), (VOLUME, LEASE, 8));
     assert!(shell.now > Duration::ZERO);
+}
+
+#[test]
+fn a_host_that_leaves_after_a_move_takes_no_lease_from_the_next() {
+    let mut shell = Shell::new();
+    shell.period(20).hear("b", region_req(1, Bytes::gib(1)));
+    let lent = match &shell.begun()[..] {
+        [Action::OpenLease(lent)] => lent.clone(),
+        other => panic!("one lease to open was expected, not {other:?}"),
+    };
+    let lease = lent.lease;
+    let opened = Event::LeaseOpened { lease, uris: vec!["here".to_owned()] };
+    let (to, message) = shell.done(Work::Lease(lease), opened).sent().pop().unwrap();
+    shell.said(&to, message, Said::Taken(None));
+
+    let (ticket, to) = (shell.ticket(), name("c"));
+    shell.input(Input::Permit { from: name("b"), lease, generation: 0, to, ticket });
+    let [Action::RecordLease(lent)] = &shell.begun()[..] else { panic!("{:?}", shell.outputs) };
+    let recorded = Event::LeaseRecorded(lent.clone());
+    assert_eq!(shell.done(Work::Lease(lease), recorded).answer(), Answer::Permitted);
+
+    // The region moves to `c`, and `b` leaves the cluster before this host hears of that.
+    shell.input(Input::Peers(BTreeSet::from([name("c")])));
+    shell.after(60).period(20).offers(&[]);
+    let state = |shell: &Shell| shell.node.controller().lent()[0].state;
+    assert_eq!(state(&shell), LoanState::Recalled);
+    let (ticket, generations) = (shell.ticket(), BTreeMap::from([(lease, 1)]));
+    let (from, io_timeout_ms) = (name("c"), None);
+    shell.input(Input::Renewal { from, leases: vec![lease], generations, io_timeout_ms, ticket });
+    assert_eq!(shell.node.controller().lent()[0].lease.borrower, name("c"));
+    assert_eq!(state(&shell), LoanState::Held, "`c` is a peer");
+    shell.after(60).period(20);
+    assert_eq!(state(&shell), LoanState::Held);
+    // Another reason stays.
+    shell.drain(true);
+    assert_eq!(state(&shell), LoanState::Recalled);
 }
