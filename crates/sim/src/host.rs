@@ -12,8 +12,8 @@ use crate::shell::Agent;
 /// The number of events that a violation shows of a host.
 const SHOWN: usize = 24;
 
-/// The time in which [`Host::most_changes`] counts.
-const OSCILLATION: Duration = Duration::from_secs(600);
+/// The time in which [`Host::most_changes`] counts, and in which overload moves a VM at most once.
+pub(crate) const OSCILLATION: Duration = Duration::from_secs(600);
 
 /// One host.
 #[derive(Debug)]

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
+use aquifer_control::ledger::Ledger;
 use aquifer_control::node::Output;
-use aquifer_control::{Action, LoanState, Role};
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_control::{Action, LentLease, LoanState, Role};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 
 use crate::event::HostNumber;
-use crate::machine::Stored;
+use crate::host::Host;
+use crate::machine::{Stored, Volume};
 use crate::simulation::Simulation;
 
 /// A broken rule.
@@ -46,6 +48,29 @@ pub enum Rule {
     /// A lender gave two leases for one request.
     #[error("{lender} has two leases for one request")]
     TwoLeases { lender: HostName },
+    /// A host uses a lease that its lender's record does not let it use.
+    #[error("{host} uses lease {lease} of {lender}, which does not know that it may")]
+    Stranger { host: HostName, lender: HostName, lease: LeaseId },
+    /// A VM runs on two hosts, or on none.
+    #[error("{vm} is on {places} hosts")]
+    Places { vm: RegionName, places: usize },
+    /// A page of a VM is nowhere, or in two places.
+    #[error("{vm} on {host} uses {wanted}, but {found} of it is somewhere")]
+    VmAstray { vm: RegionName, host: HostName, wanted: Bytes, found: Bytes },
+    /// The cache of a VM holds more than it may.
+    #[error("{vm} has {resident} in a cache of {cache} on {host}")]
+    VmOverfull { vm: RegionName, host: HostName, resident: Bytes, cache: Bytes },
+    /// A host promises more to its VMs and borrowers than it has.
+    #[error("{host} promises {promised} of {total} to VMs and borrowers")]
+    Overcommitted { host: HostName, promised: Bytes, total: Bytes },
+    /// A host takes a VM for which its ledger has no room.
+    #[error(
+        "{host} takes {vm}, whose cache may take {cache}: {left} are left, with {headroom} kept"
+    )]
+    Overfilled { host: HostName, vm: RegionName, cache: Bytes, left: Bytes, headroom: Bytes },
+    /// Overload moves a VM again too soon.
+    #[error("overload moves {vm} again after {:.0} s, to {host}", apart.as_secs_f64())]
+    Oscillates { vm: RegionName, host: HostName, apart: Duration },
     /// A host without an agent acts.
     #[error("the agent of {host} is down, but {what}")]
     Ghost { host: HostName, what: &'static str },
@@ -94,6 +119,7 @@ impl Simulation {
     /// Checks the state of one host.
     pub(crate) fn check(&mut self, host: HostNumber) {
         let broken = self.check_pages(host);
+        let broken = broken.or_else(|| self.check_vms(host));
         let broken = broken.or_else(|| self.check_volumes(host)).or_else(|| self.check_store(host));
         if let Some((rule, other)) = broken {
             let concerned: BTreeSet<_> = [host, other].into();
@@ -106,7 +132,8 @@ impl Simulation {
         let name = || self.hosts[host].name.clone();
         let (demand, total, used) = (machine.demand, machine.total, machine.used());
         let found = machine.resident + machine.disk + machine.swapped();
-        let (volumes, leases) = (machine.volumes.len(), machine.store.len());
+        let volumes = machine.volumes.values().filter(|volume| volume.is_swap()).count();
+        let leases = machine.store.values().filter(|kept| kept.lent.owner.is_swap()).count();
         let rule = if found != demand {
             Rule::Astray { host: name(), demand, found }
         } else if used > total {
@@ -119,6 +146,55 @@ impl Simulation {
         Some((rule, host))
     }
 
+    /// Checks that each VM is on one host.
+    pub(crate) fn check_places_of_vms(&mut self, touched: &[HostNumber]) {
+        let mut changed = Vec::new();
+        for &host in touched {
+            changed.extend(self.tally.fleet.take(host, &self.hosts[host].machine));
+        }
+        if let Some((vm, places)) = self.tally.fleet.astray(&changed) {
+            self.violate(Rule::Places { vm, places }, touched);
+        }
+    }
+
+    /// Checks that a promise to a VM that comes is within the ledger, and below this share of M_t.
+    pub(crate) fn check_promise(
+        &mut self,
+        host: HostNumber,
+        vm: RegionName,
+        (cache, share): (Bytes, f64),
+        before: &Ledger,
+    ) {
+        let Some(agent) = &self.hosts[host].agent else { return };
+        let (after, left) = (agent.node.ledger(), agent.node.controller().left());
+        let headroom = after.total.saturating_sub(after.total.scaled(share));
+        if after.overcommitted > before.overcommitted || left < headroom {
+            let host_name = self.hosts[host].name.clone();
+            let rule = Rule::Overfilled { host: host_name, vm, cache, left, headroom };
+            self.violate(rule, &[host]);
+        }
+    }
+
+    fn check_vms(&self, host: HostNumber) -> Option<(Rule, HostNumber)> {
+        let Host { name, machine, .. } = &self.hosts[host];
+        for vm in machine.vms.values() {
+            let volume = vm.volume.and_then(|volume| machine.volumes.get(&volume));
+            let found = vm.resident + vm.outside + volume.map_or(Bytes::ZERO, Volume::used);
+            let (wanted, resident, cache) = (vm.wanted, vm.resident, vm.spec.cache);
+            let (vm, host_name) = (vm.spec.name.clone(), name.clone());
+            if found != wanted {
+                return Some((Rule::VmAstray { vm, host: host_name, wanted, found }, host));
+            }
+            if resident > cache {
+                return Some((Rule::VmOverfull { vm, host: host_name, resident, cache }, host));
+            }
+        }
+        let lent: Bytes = machine.store.values().map(|kept| kept.lent.bytes).sum();
+        let (promised, total) = (machine.promised_to_vms() + lent, machine.total);
+        let rule = Rule::Overcommitted { host: name.clone(), promised, total };
+        (promised > total).then_some((rule, host))
+    }
+
     /// Compares this borrower's book with those of its lenders.
     fn check_volumes(&self, borrower: HostNumber) -> Option<(Rule, HostNumber)> {
         for (&volume, held) in &self.hosts[borrower].machine.volumes {
@@ -129,7 +205,14 @@ impl Simulation {
             }
             for (&lease, place) in &held.places {
                 let lender = &self.hosts[place.lender];
-                let stored = lender.machine.store.get(&lease).map_or(Bytes::ZERO, |l| l.stored);
+                let kept = lender.machine.store.get(&lease);
+                let host = &self.hosts[borrower].name;
+                if kept.is_some_and(|it| it.lent.borrower != *host && !it.lent.next.contains(host))
+                {
+                    let (host, lender) = (host.clone(), lender.name.clone());
+                    return Some((Rule::Stranger { host, lender, lease }, place.lender));
+                }
+                let stored = kept.map_or(Bytes::ZERO, |kept| kept.stored);
                 if stored != place.placed {
                     let rule = self.books(borrower, place.lender, lease, place.placed, stored);
                     return Some((rule, place.lender));
@@ -143,20 +226,26 @@ impl Simulation {
     fn check_store(&self, lender: HostNumber) -> Option<(Rule, HostNumber)> {
         let store = &self.hosts[lender].machine.store;
         for (&lease, kept) in store {
-            let borrower = self.names[&kept.lent.borrower];
-            let placed = self.placed(borrower, lease);
+            let placed = kept.users.iter().map(|user| self.placed(*user, lease)).sum();
             if placed != kept.stored {
+                let borrower = self.names[&kept.lent.borrower];
                 let rule = self.books(borrower, lender, lease, placed, kept.stored);
                 return Some((rule, borrower));
             }
         }
-        let request = |kept: &Stored| (kept.lent.request, kept.lent.borrower.clone());
-        if store.len() > 1
-            && store.values().map(request).collect::<BTreeSet<_>>().len() < store.len()
-        {
-            return Some((Rule::TwoLeases { lender: self.hosts[lender].name.clone() }, lender));
-        }
         None
+    }
+
+    /// Checks that a lender that opens a lease has none for the same request.
+    pub(crate) fn check_request(&mut self, lender: HostNumber, new: &LentLease) {
+        let store = &self.hosts[lender].machine.store;
+        let is_same = |kept: &Stored| {
+            (kept.lent.request, &kept.lent.borrower) == (new.request, &new.borrower)
+        };
+        if store.iter().any(|(lease, kept)| *lease != new.lease && is_same(kept)) {
+            let name = self.hosts[lender].name.clone();
+            self.violate(Rule::TwoLeases { lender: name }, &[lender]);
+        }
     }
 
     fn books(
@@ -289,6 +378,91 @@ mod tests {
             simulation.set_load(0, Load::constant(Bytes::ZERO));
         });
         assert!(matches!(rule, Rule::NoEdge { from: Role::Lender, .. }), "{rule}");
+    }
+
+    /// Returns a simulation of two hosts, of which `a` has a VM in borrowed memory of `b`.
+    fn with_vm() -> Simulation {
+        let hosts = ["a", "b"].map(|name| (name.parse().unwrap(), Load::constant(Bytes::gib(1))));
+        let scenario = Scenario::new(hosts.into(), MEMORY, Duration::from_secs(60), 1);
+        let (size, load) = (Bytes::gib(1), Load::constant(Bytes::mib(768)));
+        let (cache, backing) = (Bytes::mib(512), crate::Backing::Borrowed);
+        let name = "vm".parse().unwrap();
+        let vm = crate::VmSpec { name, size, cache, backing, load, dirty: 1.0 };
+        let mut simulation = Simulation::new(Scenario { vms: vec![vec![vm]], ..scenario });
+        simulation.run_for(Duration::from_secs(20)).unwrap();
+        assert_eq!(simulation.vms(0).len(), 1);
+        simulation
+    }
+
+    /// Breaks something about the VM, and returns the violation that the next seconds find.
+    fn broken_vm(breaks: impl FnOnce(&mut Simulation)) -> Rule {
+        let mut simulation = with_vm();
+        breaks(&mut simulation);
+        simulation.run_for(Duration::from_secs(5)).unwrap_err().rule
+    }
+
+    #[test]
+    fn a_vm_on_two_hosts_is_found() {
+        let rule = broken_vm(|simulation| {
+            let vms = simulation.hosts[0].machine.vms.clone();
+            simulation.hosts[1].machine.vms = vms;
+        });
+        assert!(matches!(rule, Rule::Places { places: 2, .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_vm_that_is_lost_is_found() {
+        let rule = broken_vm(|simulation| simulation.hosts[0].machine.vms.clear());
+        assert!(matches!(rule, Rule::Places { places: 0, .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_page_of_a_vm_that_vanishes_is_found() {
+        let rule = broken_vm(|simulation| {
+            let vm = simulation.hosts[0].machine.vms.values_mut().next().unwrap();
+            vm.resident = vm.resident - Bytes(4096);
+        });
+        assert!(matches!(rule, Rule::VmAstray { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_promise_that_exceeds_the_ram_is_found() {
+        let rule = broken_vm(|simulation| {
+            let vm = simulation.hosts[0].machine.vms.values_mut().next().unwrap();
+            vm.spec.cache = MEMORY + Bytes(4096);
+        });
+        assert!(matches!(rule, Rule::Overcommitted { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_lease_that_its_lender_gave_another_host_is_found() {
+        let rule = broken_vm(|simulation| {
+            let name = simulation.hosts[1].name.clone();
+            simulation.hosts[1].machine.store.values_mut().next().unwrap().lent.borrower = name;
+        });
+        assert!(matches!(rule, Rule::Stranger { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_second_move_within_ten_minutes_is_found() {
+        let mut simulation = with_vm();
+        let vm = "vm".parse().unwrap();
+        let last = Some(simulation.now);
+        simulation.now += Duration::from_secs(599);
+        simulation.count_move(1, &vm, crate::machine::Reason::Overload, last);
+        let rule = simulation.violation.unwrap().rule;
+        assert!(matches!(rule, Rule::Oscillates { .. }), "{rule}");
+    }
+
+    #[test]
+    fn a_vm_for_which_no_room_is_left_is_found() {
+        let mut simulation = with_vm();
+        let before = simulation.hosts[1].agent.as_ref().unwrap().node.ledger();
+        simulation.check_promise(1, "vm".parse().unwrap(), (Bytes::gib(1), 0.8), &before);
+        assert_eq!(simulation.violation, None);
+        simulation.check_promise(1, "vm".parse().unwrap(), (Bytes::gib(1), 0.2), &before);
+        let rule = simulation.violation.unwrap().rule;
+        assert!(matches!(rule, Rule::Overfilled { .. }), "{rule}");
     }
 
     #[test]

@@ -9,13 +9,14 @@
 //! event it checks the rules of [`Rule`] for the hosts that the event touched. The first violation
 //! ends the run, with the seed and the latest events of those hosts.
 //!
-//! - `scenario`, `load`: what runs. `report`: what came of it.
+//! - `scenario`, `load`, `vms`: what runs. `report`: what came of it.
 //! - `event`, `agenda`: the heap. `simulation`: the loop.
 //! - `machine`: what outlives an agent. `shell`: what the agent's driver does around the node.
-//! - `invariants`: the rules. `tally`: sums over all hosts.
+//! - `invariants`: the rules. `tally`: sums over all hosts. `fleet`: all VMs.
 
 mod agenda;
 mod event;
+mod fleet;
 mod host;
 mod invariants;
 mod load;
@@ -25,9 +26,11 @@ mod scenario;
 mod shell;
 mod simulation;
 mod tally;
+mod vms;
 
 pub use invariants::{Rule, Violation};
 pub use load::{Load, Synthetic, TraceError, read_trace, synthetic_hosts};
-pub use report::{Amounts, Counts, Report, RoleChanges};
+pub use report::{Amounts, Counts, Moves, Report, RoleChanges, Usage};
 pub use scenario::{Command, Costs, Faults, Network, Order, Scenario};
 pub use simulation::Simulation;
+pub use vms::{Backing, VmSpec, synthetic_vms};

@@ -18,9 +18,23 @@ pub struct Report {
     pub counts: Counts,
     /// Changes of roles.
     pub role_changes: RoleChanges,
-    /// The demand of all programs.
+    /// VMs and their moves.
+    pub vms: Moves,
+    /// The time that hosts used more than T_upper M_t, all hosts together, in seconds.
+    pub overloaded_s: f64,
+    /// Where memory was.
+    #[serde(flatten)]
+    pub usage: Usage,
+    /// Violated rules. A run ends at the first, without a report.
+    pub violations: u64,
+}
+
+/// Where memory was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// The demand of all programs and VMs.
     pub demand: Amounts,
-    /// Pages of programs in other hosts' memory.
+    /// Pages of programs and VMs in other hosts' memory.
     pub remote: Amounts,
     /// Pages of programs on disks, in swap areas and spill files. Programs stall that touch them.
     pub on_disk: Amounts,
@@ -28,8 +42,6 @@ pub struct Report {
     pub stranded: Amounts,
     /// The same, for RAM below T_upper only, which hosts may lend.
     pub stranded_below_upper: Amounts,
-    /// Violated rules. A run ends at the first, without a report.
-    pub violations: u64,
 }
 
 /// How often things happened.
@@ -59,6 +71,29 @@ pub struct Counts {
     pub failures: u64,
     /// Bytes of pages that were in expired leases.
     pub lost_bytes: u64,
+}
+
+/// VMs and their moves of VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Moves {
+    /// All VMs.
+    pub total: usize,
+    /// Drains of hosts with their VMs.
+    pub drains: u64,
+    /// Moves away from overloaded hosts.
+    pub for_overload: u64,
+    /// Moves away from hosts that an operator drains.
+    pub for_drains: u64,
+    /// Leases that moved with their VMs.
+    pub leases: u64,
+    /// Moves that failed.
+    pub failed: u64,
+    /// Moves that no host took.
+    pub refused: u64,
+    /// Moves that the source cancelled.
+    pub cancelled: u64,
+    /// The shortest time between two moves of one VM for overload, in seconds.
+    pub shortest_s: Option<f64>,
 }
 
 /// Changes of roles.

@@ -5,7 +5,10 @@ use std::time::Duration;
 use aquifer_control::Config;
 use aquifer_page::{Bytes, HostName};
 
-use crate::Load;
+use crate::{Load, VmSpec};
+
+/// How long overload lasts before a VM moves, as in the agent.
+const MOVE_AFTER: Duration = Duration::from_secs(300);
 
 /// One simulated cluster and its fate.
 #[derive(Clone, Debug)]
@@ -24,12 +27,16 @@ pub struct Scenario {
     pub config: Config,
     /// The network between agents.
     pub network: Network,
-    /// Outages and failures.
+    /// Outages, failures and drains.
     pub faults: Faults,
     /// The times of work.
     pub costs: Costs,
     /// The orders of operators.
     pub orders: Vec<Order>,
+    /// The VMs of each host at the start. Hosts beyond its end have none.
+    pub vms: Vec<Vec<VmSpec>>,
+    /// How long overload lasts before a VM moves to another host; `None` for never.
+    pub move_after: Option<Duration>,
 }
 
 /// The network between agents.
@@ -44,7 +51,7 @@ pub struct Network {
     pub delay: Duration,
 }
 
-/// Outages and failures.
+/// Outages, failures and drains.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
     /// Crashes of each agent in an hour, on average.
@@ -55,6 +62,10 @@ pub struct Faults {
     pub longest: Duration,
     /// The probability that work fails.
     pub failures: f64,
+    /// How often the operator drains each host of its VMs in an hour, on average.
+    pub drains: f64,
+    /// The longest of these drains. The shortest is a tenth of it.
+    pub longest_drain: Duration,
 }
 
 /// The times of work.
@@ -92,6 +103,8 @@ pub enum Command {
     Return,
     /// Recall all leases and lend nothing, or lend again.
     Drain(bool),
+    /// The same, and move all VMs away and take none, or take some again.
+    Vacate(bool),
     /// No longer count this host of [`Scenario::hosts`] as a peer.
     Part(usize),
     /// Count all hosts as peers again.
@@ -106,7 +119,14 @@ impl Default for Network {
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { crashes: 0.0, cuts: 0.0, longest: Duration::from_secs(60), failures: 0.0 }
+        Self {
+            crashes: 0.0,
+            cuts: 0.0,
+            longest: Duration::from_secs(60),
+            failures: 0.0,
+            drains: 0.0,
+            longest_drain: Duration::from_secs(600),
+        }
     }
 }
 
@@ -137,6 +157,8 @@ impl Scenario {
             faults: Faults::default(),
             costs: Costs::default(),
             orders: Vec::new(),
+            vms: Vec::new(),
+            move_after: Some(MOVE_AFTER),
         }
     }
 }

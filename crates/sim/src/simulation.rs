@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use aquifer_control::Role;
-use aquifer_page::{Bytes, HostName};
+use aquifer_page::{Bytes, HostName, RegionName};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::agenda::Agenda;
 use crate::event::{Event, HostNumber};
 use crate::host::Host;
-use crate::machine::Machine;
+use crate::machine::{Machine, Standing, Vm};
 use crate::report::RoleChanges;
 use crate::shell::Board;
 use crate::tally::Tally;
-use crate::{Counts, Load, Network, Report, Scenario, Violation};
+use crate::{Counts, Load, Network, Report, Scenario, Violation, VmSpec};
 
 /// A simulation in progress.
 #[derive(Debug)]
@@ -39,17 +39,18 @@ pub struct Simulation {
 impl Simulation {
     /// Returns a simulation at its start, with an agent on each host.
     pub fn new(mut scenario: Scenario) -> Self {
-        let hosts: Vec<_> = std::mem::take(&mut scenario.hosts)
+        let mut hosts: Vec<_> = std::mem::take(&mut scenario.hosts)
             .into_iter()
             .map(|(name, load)| Host::new(name, Machine::new(scenario.memory, load)))
             .collect();
+        let vms = place(std::mem::take(&mut scenario.vms), &mut hosts);
         let mut simulation = Self {
             now: Duration::ZERO,
             rng: SmallRng::seed_from_u64(scenario.seed),
             agenda: Agenda::default(),
             names: hosts.iter().map(|host| host.name.clone()).zip(0..).collect(),
             board: Board::new(hosts.len()),
-            tally: Tally::new(hosts.len()),
+            tally: Tally::new(hosts.len(), vms),
             counts: Counts::default(),
             numbers: 0,
             touched: Vec::new(),
@@ -69,6 +70,7 @@ impl Simulation {
             self.agenda.enter(phase, Event::Period(host));
             self.plan_crash(host);
             self.plan_cut(host);
+            self.plan_drain(host);
         }
         for (number, order) in self.scenario.orders.iter().enumerate() {
             self.agenda.enter(order.at, Event::Order(number));
@@ -113,6 +115,7 @@ impl Simulation {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_unstable();
         touched.dedup();
+        self.check_places_of_vms(&touched);
         for &host in &touched {
             self.check(host);
             self.tally.set(host, &self.hosts[host].machine, &self.scenario.config);
@@ -139,13 +142,16 @@ impl Simulation {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Period(host) => self.period(host),
-            Event::Arrival(packet) => self.arrive(packet),
+            Event::Arrival(packet) => self.arrive(*packet),
             Event::CallOver(host, call) => self.call_over(host, call),
             Event::JobStep(host, job) => self.job_step(host, job),
             Event::Crash(host) => self.crash(host),
             Event::Restart(host) => self.restart(host),
             Event::Cut(host) => self.cut(host),
             Event::Heal(host) => self.heal(host),
+            Event::MoveStep(host, id) => self.move_step(host, id),
+            Event::Await(host, id) => self.look_at_source(host, id),
+            Event::Drain(host, on) => self.drain(host, on),
             Event::Order(number) => self.obey(number),
         }
     }
@@ -155,12 +161,26 @@ impl Simulation {
     pub fn calm(&mut self) {
         self.scenario.network = Network::default();
         let faults = &mut self.scenario.faults;
-        (faults.crashes, faults.cuts, faults.failures) = (0.0, 0.0, 0.0);
+        (faults.crashes, faults.cuts, faults.failures, faults.drains) = (0.0, 0.0, 0.0, 0.0);
     }
 
     /// Changes the load of a host.
     pub fn set_load(&mut self, host: usize, load: Load) {
         self.hosts[host].machine.load = load;
+    }
+
+    /// Changes the load of a VM, wherever it is.
+    pub fn set_vm_load(&mut self, vm: &RegionName, load: Load) {
+        let mut machines = self.hosts.iter_mut().map(|host| &mut host.machine);
+        if let Some(it) = machines.find_map(|machine| machine.vms.get_mut(vm)) {
+            it.spec.load = load;
+        }
+    }
+
+    /// Returns the VMs that run on a host.
+    pub fn vms(&self, host: usize) -> Vec<RegionName> {
+        let vms = self.hosts[host].machine.vms.iter().filter(|(_, vm)| vm.runs());
+        vms.map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the report up to now.
@@ -173,11 +193,9 @@ impl Simulation {
             simulated_s: self.now.as_secs_f64(),
             counts: self.counts,
             role_changes: self.role_changes(),
-            demand: self.tally.demand(),
-            remote: self.tally.remote(),
-            on_disk: self.tally.on_disk(),
-            stranded: self.tally.stranded(),
-            stranded_below_upper: self.tally.stranded_spare(),
+            vms: self.tally.fleet.moves,
+            overloaded_s: self.tally.overloaded_s(),
+            usage: self.tally.usage(),
             violations: self.violation.is_some().into(),
         }
     }
@@ -215,6 +233,19 @@ impl Simulation {
     }
 }
 
+/// Puts the VMs on their hosts. Returns their names.
+fn place(vms: Vec<Vec<VmSpec>>, hosts: &mut [Host]) -> Vec<RegionName> {
+    let mut names = Vec::new();
+    for (host, vms) in hosts.iter_mut().zip(vms) {
+        for spec in vms {
+            let vm = Vm::new(names.len(), spec);
+            names.push(vm.spec.name.clone());
+            host.machine.vms.insert(vm.spec.name.clone(), vm);
+        }
+    }
+    names
+}
+
 /// What a test asks of a simulation that has come to rest.
 impl Simulation {
     /// Returns what is left of borrowing and lending: leases, volumes, work, fins on their way,
@@ -241,6 +272,25 @@ impl Simulation {
             left.extend(some.map(|(what, count)| format!("{name} has {count} {what}")));
         }
         left
+    }
+
+    /// Returns the VMs that are on their way or wait for their memory, and the regions that their
+    /// host's agent does not know. Empty once all moves are over.
+    pub fn under_way(&self) -> Vec<String> {
+        let mut under_way = Vec::new();
+        for Host { name, machine, agent, .. } in &self.hosts {
+            let moving = machine.moving.leaving.values().map(|it| &it.vm);
+            let moving = moving.chain(machine.moving.awaited.values().map(|it| &it.vm));
+            under_way.extend(moving.map(|vm| format!("{vm} moves from or to {name}")));
+            let waits = machine.vms.iter().filter(|(_, vm)| vm.standing == Standing::Starts);
+            under_way.extend(waits.map(|(vm, _)| format!("{vm} waits on {name}")));
+            let known = agent.iter().flat_map(|agent| agent.node.controller().volumes());
+            let known: BTreeSet<_> = known.map(|volume| volume.volume).collect();
+            let regions: BTreeSet<_> = machine.volumes_here().map(|(id, _)| id).collect();
+            let unknown = known.symmetric_difference(&regions);
+            under_way.extend(unknown.map(|id| format!("volume {id} of {name} or its agent")));
+        }
+        under_way
     }
 
     /// Returns the leases that only their lender or only their borrower has. Empty while no lease

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use aquifer_control::Config;
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, RegionName};
 
+use crate::fleet::Fleet;
 use crate::machine::Machine;
-use crate::report::Amounts;
+use crate::report::{Amounts, Usage};
 
 /// The figures of one host that the sums need, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +21,8 @@ struct Figures {
     on_disk: u64,
     /// Pages of programs in other hosts' memory.
     remote: u64,
+    /// Hosts that use more than T_upper M_t.
+    overloaded: u64,
 }
 
 /// One sum over all hosts, with its largest value and its integral over time.
@@ -32,6 +35,7 @@ struct Course {
 /// Sums over all hosts.
 #[derive(Debug)]
 pub(crate) struct Tally {
+    pub(crate) fleet: Fleet,
     hosts: Vec<Figures>,
     sum: Figures,
     now: Duration,
@@ -40,11 +44,13 @@ pub(crate) struct Tally {
     remote: Course,
     stranded: Course,
     stranded_spare: Course,
+    overloaded_s: f64,
 }
 
 impl Tally {
-    pub(crate) fn new(hosts: usize) -> Self {
+    pub(crate) fn new(hosts: usize, vms: Vec<RegionName>) -> Self {
         Self {
+            fleet: Fleet::new(vms, hosts),
             hosts: vec![Figures::default(); hosts],
             sum: Figures::default(),
             now: Duration::ZERO,
@@ -53,6 +59,7 @@ impl Tally {
             remote: Course::default(),
             stranded: Course::default(),
             stranded_spare: Course::default(),
+            overloaded_s: 0.0,
         }
     }
 
@@ -63,7 +70,8 @@ impl Tally {
         if elapsed_s == 0.0 {
             return;
         }
-        let Figures { demand, free, spare, on_disk, remote } = self.sum;
+        let Figures { demand, free, spare, on_disk, remote, overloaded } = self.sum;
+        self.overloaded_s += overloaded as f64 * elapsed_s;
         self.demand.add(demand, elapsed_s);
         self.on_disk.add(on_disk, elapsed_s);
         self.remote.add(remote, elapsed_s);
@@ -76,39 +84,37 @@ impl Tally {
     pub(crate) fn set(&mut self, host: usize, machine: &Machine, config: &Config) {
         let upper = machine.total.scaled(config.upper);
         let new = Figures {
-            demand: machine.demand.0,
+            demand: (machine.demand + machine.wanted_by_vms()).0,
             free: machine.free().0,
             spare: upper.saturating_sub(machine.used()).0,
             on_disk: machine.on_disk().0,
             remote: machine.remote().0,
+            overloaded: (machine.used() > upper).into(),
         };
         let old = std::mem::replace(&mut self.hosts[host], new);
-        let Figures { demand, free, spare, on_disk, remote } = &mut self.sum;
+        let Figures { demand, free, spare, on_disk, remote, overloaded } = &mut self.sum;
         *demand = *demand - old.demand + new.demand;
         *free = *free - old.free + new.free;
         *spare = *spare - old.spare + new.spare;
         *on_disk = *on_disk - old.on_disk + new.on_disk;
         *remote = *remote - old.remote + new.remote;
+        *overloaded = *overloaded - old.overloaded + new.overloaded;
     }
 
-    pub(crate) fn demand(&self) -> Amounts {
-        self.demand.amounts(self.now)
+    /// Returns the time that hosts were overloaded, all hosts together.
+    pub(crate) fn overloaded_s(&self) -> f64 {
+        self.overloaded_s
     }
 
-    pub(crate) fn on_disk(&self) -> Amounts {
-        self.on_disk.amounts(self.now)
-    }
-
-    pub(crate) fn remote(&self) -> Amounts {
-        self.remote.amounts(self.now)
-    }
-
-    pub(crate) fn stranded(&self) -> Amounts {
-        self.stranded.amounts(self.now)
-    }
-
-    pub(crate) fn stranded_spare(&self) -> Amounts {
-        self.stranded_spare.amounts(self.now)
+    pub(crate) fn usage(&self) -> Usage {
+        let amounts = |course: &Course| course.amounts(self.now);
+        Usage {
+            demand: amounts(&self.demand),
+            remote: amounts(&self.remote),
+            on_disk: amounts(&self.on_disk),
+            stranded: amounts(&self.stranded),
+            stranded_below_upper: amounts(&self.stranded_spare),
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, HostName};
 use aquifer_sim::{
-    Amounts, Costs, Faults, Load, Network, Report, Scenario, Simulation, read_trace,
-    synthetic_hosts,
+    Amounts, Costs, Faults, Load, Network, Report, Scenario, Simulation, VmSpec, read_trace,
+    synthetic_hosts, synthetic_vms,
 };
 use clap::Args;
 use humantime::format_duration;
@@ -20,7 +20,7 @@ use crate::table::{Column, table};
 
 /// Simulate a cluster of hosts that lend each other memory
 ///
-/// Runs the decisions of the agents of many hosts in one process, against simulated memory,
+/// Runs the decisions of the agents of many hosts in one process, against simulated memory, VMs,
 /// networks and copies. After each event it checks the rules of the protocol. It needs no rights
 /// and touches nothing of this host.
 ///
@@ -45,12 +45,31 @@ pub struct Simulate {
     #[arg(long, value_name = "SIZE", default_value = "64G")]
     memory: Bytes,
     #[command(flatten)]
+    vms: VmArgs,
+    #[command(flatten)]
     network: NetworkArgs,
     #[command(flatten)]
     faults: FaultArgs,
 }
 
 const SYNTHETIC: &str = "synthetic";
+
+#[derive(Debug, Args)]
+struct VmArgs {
+    /// VMs of each host at the start [default: 4, or none with a trace]
+    #[arg(long, value_name = "N")]
+    vms: Option<usize>,
+    /// Mean size of a VM [default: a sixteenth of the RAM]
+    #[arg(long, value_name = "SIZE")]
+    vm_size: Option<Bytes>,
+    /// How long overload lasts before a VM moves to another host, or 'never'
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = move_after)]
+    move_after: MoveAfter,
+}
+
+/// How long overload lasts before a VM moves; `None` for never.
+#[derive(Clone, Copy, Debug)]
+struct MoveAfter(Option<Duration>);
 
 #[derive(Debug, Args)]
 struct NetworkArgs {
@@ -83,6 +102,10 @@ struct FaultArgs {
     #[arg(long, value_name = "TIME", default_value = "1m",
         value_parser = humantime::parse_duration)]
     outage: Duration,
+    /// How often the operator drains each host in an hour, on average, for ten minutes at most
+    #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = rate,
+        allow_negative_numbers = true)]
+    drains: f64,
 }
 
 pub(super) const MANUAL: Manual = Manual {
@@ -91,6 +114,10 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "aquifer simulate --hosts 20 --loss 0.05 --crashes 6 --cuts 2 --seed 7",
             "Simulate 20 hosts on a lossy network, with agents that crash every ten minutes",
+        ),
+        (
+            "aquifer simulate --vms 8 --drains 0.1 --move-after 2m",
+            "Simulate hosts with eight VMs each; a tenth of the hosts drain in the hour",
         ),
         ("aquifer simulate --trace demand.csv --json", "Replay a trace, and print one object"),
     ],
@@ -130,34 +157,72 @@ impl Simulate {
     }
 
     fn scenario(&self) -> Result<Scenario> {
-        let hosts = self.loads()?;
+        let is_synthetic = self.trace == Path::new(SYNTHETIC);
+        let each = self.vms.vms.unwrap_or(if is_synthetic { 4 } else { 0 });
+        let size = self.vms.vm_size.unwrap_or(Bytes(self.memory.0 / 16));
+        let hosts = match is_synthetic {
+            true => self.synthetic(Bytes(size.0.saturating_mul(each as u64)))?,
+            false => self.traced()?,
+        };
         if hosts.is_empty() || self.duration.is_zero() || self.memory == Bytes::ZERO {
             return Err(Failure::new(
                 "simulating",
                 "--hosts, --for and --memory must be above zero",
             ));
         }
+        let vms = synthetic_vms(hosts.len(), each, size, self.seed);
+        let vms = vms.or_fail(|| "making the VMs of the hosts")?;
+        self.check_room(&vms)?;
         let NetworkArgs { loss, duplication, delay, bandwidth } = self.network;
-        let FaultArgs { crashes, cuts, outage } = self.faults;
+        let FaultArgs { crashes, cuts, outage, drains } = self.faults;
         Ok(Scenario {
             network: Network { loss, duplication, delay },
-            faults: Faults { crashes, cuts, longest: outage, ..Faults::default() },
+            faults: Faults { crashes, cuts, longest: outage, drains, ..Faults::default() },
             costs: Costs { bandwidth, ..Costs::default() },
+            vms,
+            move_after: self.vms.move_after.0,
             ..Scenario::new(hosts, self.memory, self.duration, self.seed)
         })
     }
 
-    fn loads(&self) -> Result<Vec<(HostName, Load)>> {
-        let what = || "making the load of the hosts";
-        if self.trace == Path::new(SYNTHETIC) {
-            return synthetic_hosts(self.hosts.unwrap_or(100), self.memory, self.seed)
-                .or_fail(what);
+    /// Returns hosts whose programs use the RAM that VMs of this size in all leave. VMs use half of
+    /// their memory on average.
+    fn synthetic(&self, vms: Bytes) -> Result<Vec<(HostName, Load)>> {
+        let left = self.memory.saturating_sub(Bytes(vms.0 / 2));
+        let hosts = synthetic_hosts(self.hosts.unwrap_or(100), left, self.seed);
+        hosts.or_fail(|| "making the load of the hosts")
+    }
+
+    /// Checks that each host has RAM for all that it promises to its VMs.
+    fn check_room(&self, vms: &[Vec<VmSpec>]) -> Result<()> {
+        let promised = vms.iter().map(|vms| vms.iter().map(|vm| vm.cache).sum::<Bytes>());
+        match promised.max() {
+            Some(most) if most > self.memory => {
+                let memory = self.memory;
+                let what = format!("a host's VMs may take {most} of its RAM, which is {memory}");
+                Err(Failure::new("simulating", what)
+                    .help("choose fewer --vms, or a smaller --vm-size"))
+            }
+            _ => Ok(()),
         }
+    }
+
+    fn traced(&self) -> Result<Vec<(HostName, Load)>> {
         let what = || format!("reading the trace {}", self.trace.display());
         let text = std::fs::read_to_string(&self.trace).or_fail(what)?;
         let mut hosts = read_trace(&text).or_fail(what)?;
         hosts.truncate(self.hosts.unwrap_or(usize::MAX));
         Ok(hosts)
+    }
+}
+
+fn move_after(text: &str) -> Result<MoveAfter, String> {
+    match text {
+        "never" => Ok(MoveAfter(None)),
+        time => match humantime::parse_duration(time) {
+            Ok(time) => Ok(MoveAfter(Some(time))),
+            Err(error) => Err(format!("{error}; write a time such as 5m, or never")),
+        },
     }
 }
 
@@ -175,6 +240,27 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
+fn vms(report: &Report) -> String {
+    let Report { vms: moves, overloaded_s, .. } = report;
+    let shortest = moves.shortest_s.map_or(String::new(), |shortest_s| {
+        format!(", of one VM at least {shortest_s:.0} s apart")
+    });
+    format!(
+        "{} VMs: {} moved for overload{shortest}; {} for {} drains; {} leases with them\n\
+         {} moves failed, {} found no host, {} cancelled\n\
+         {:.1} % of the hosts' time was overload",
+        moves.total,
+        moves.for_overload,
+        moves.for_drains,
+        moves.drains,
+        moves.leases,
+        moves.failed,
+        moves.refused,
+        moves.cancelled,
+        100.0 * overloaded_s / (report.simulated_s * report.hosts as f64)
+    )
+}
+
 fn text(report: &Report) -> String {
     let Report { counts, role_changes, .. } = report;
     let time = format_duration(Duration::from_secs_f64(report.simulated_s));
@@ -182,11 +268,11 @@ fn text(report: &Report) -> String {
         format!(", at most {} within ten minutes ({host})", role_changes.most_in_ten_minutes)
     });
     let rows = [
-        ("all programs", report.demand),
-        ("of that in other hosts' memory", report.remote),
-        ("of that on disks", report.on_disk),
-        ("RAM that stood free for it", report.stranded),
-        ("of that below the upper threshold", report.stranded_below_upper),
+        ("all programs and VMs", report.usage.demand),
+        ("of that in other hosts' memory", report.usage.remote),
+        ("of that on disks", report.usage.on_disk),
+        ("RAM that stood free for it", report.usage.stranded),
+        ("of that below the upper threshold", report.usage.stranded_below_upper),
     ];
     let row = |(what, Amounts { average, most }): (&str, Amounts)| {
         [what.to_owned(), average.to_string(), most.to_string()]
@@ -210,6 +296,7 @@ fn text(report: &Report) -> String {
         ),
         format!("{} agents crashed, the network cut off {} hosts", counts.crashes, counts.cuts),
         format!("{:.1} role changes a host{oscillation}", role_changes.per_host),
+        vms(report),
         String::new(),
         table(columns, rows.map(row)),
     ];

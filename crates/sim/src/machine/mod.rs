@@ -1,23 +1,28 @@
-//! What outlives an agent: a host's RAM, its volumes, its store, and work in progress.
+//! What outlives an agent: a host's RAM, its volumes, its VMs, its store, and work in progress.
 //!
 //! The ledger counts bytes, page by page. Each host books where the pages of its programs are, and
 //! each lender books the bytes in each lease. The two books are separate; `invariants` compares
 //! them.
 
 mod copying;
+mod moving;
 mod settling;
 mod store;
+mod vm;
 mod volume;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::Memory;
-use aquifer_page::{Bytes, LeaseId, VolumeId};
+use aquifer_page::{Bytes, LeaseId, RegionName, VolumeId};
 
 pub(crate) use copying::{Copied, Target};
+use moving::Moving;
+pub(crate) use moving::{Awaited, Gone, Leases, Leaving, Progress, Reason};
 pub(crate) use settling::Flow;
 pub(crate) use store::Stored;
+pub(crate) use vm::{Standing, Vm};
 pub(crate) use volume::{Place, Volume};
 
 use crate::Load;
@@ -41,6 +46,10 @@ pub(crate) struct Machine {
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
     pub(crate) store: BTreeMap<LeaseId, Stored>,
     pub(crate) jobs: BTreeMap<JobId, Job>,
+    pub(crate) vms: BTreeMap<RegionName, Vm>,
+    pub(crate) moving: Moving,
+    /// Whether the operator drains this host of its VMs.
+    pub(crate) is_drained: bool,
     settled: Duration,
 }
 
@@ -65,6 +74,9 @@ impl Machine {
             volumes: BTreeMap::new(),
             store: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            vms: BTreeMap::new(),
+            moving: Moving::default(),
+            is_drained: false,
             settled: Duration::ZERO,
         }
     }
@@ -78,9 +90,21 @@ impl Machine {
         self.store.iter().map(|(id, lease)| (*id, lease.stored)).collect()
     }
 
-    /// Returns the bytes of programs on all volumes.
+    /// Returns the bytes of programs on all volumes for swap.
     pub(crate) fn swapped(&self) -> Bytes {
-        self.volumes.values().map(Volume::used).sum()
+        self.volumes.values().filter(|volume| volume.is_swap()).map(Volume::used).sum()
+    }
+
+    /// Returns the volumes of VMs that are here, and not on their way to another host.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
+        let here = self.vms.values().filter(|vm| !matches!(vm.standing, Standing::HandedOver(_)));
+        here.filter_map(|vm| Some((vm.volume?, self.volumes.get(&vm.volume?)?)))
+    }
+
+    /// Returns the volumes that the agent of this host works with.
+    pub(crate) fn volumes_here(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
+        let swap = self.volumes.iter().filter(|(_, volume)| volume.is_swap());
+        swap.map(|(id, volume)| (*id, volume)).chain(self.regions())
     }
 
     /// Returns the bytes of programs that wait for a disk.
@@ -94,7 +118,7 @@ impl Machine {
     }
 
     pub(crate) fn used(&self) -> Bytes {
-        self.resident + self.stored()
+        self.resident + self.held_by_vms() + self.stored()
     }
 
     /// Returns the RAM that is free for programs.

@@ -1,9 +1,9 @@
 //! The kernel's part: demand changes, pages leave RAM, and pages come back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, LeaseId};
+use aquifer_page::{Bytes, LeaseId, VolumeId};
 
 use super::{Machine, Posting, Volume};
 use crate::Costs;
@@ -27,7 +27,11 @@ impl<'a> Flow<'a> {
         self.postings
     }
 
-    fn spend(&mut self, bytes: Bytes) {
+    pub(super) fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    pub(super) fn spend(&mut self, bytes: Bytes) {
         self.budget = self.budget.saturating_sub(bytes);
     }
 
@@ -87,10 +91,12 @@ impl Machine {
         let elapsed_s = now.saturating_sub(self.settled).as_secs_f64();
         self.settled = now;
         let mut flow = Flow::new(reached, costs.bandwidth.scaled(elapsed_s));
+        let touched = (costs.touched * elapsed_s).min(1.0);
+        self.settle_vms(now, touched, &mut flow);
         let demand = self.load.demand(now);
         self.follow(demand, &mut flow);
         self.push_out(&mut flow);
-        self.bring_back((costs.touched * elapsed_s).min(1.0), &mut flow);
+        self.bring_back(touched, &mut flow);
         self.leave_disk(&mut flow);
         flow.postings()
     }
@@ -116,7 +122,7 @@ impl Machine {
 
     fn free_elsewhere(&mut self, bytes: Bytes, flow: &mut Flow<'_>) -> Bytes {
         let mut left = bytes - take(&mut self.disk, bytes);
-        for volume in self.volumes.values_mut() {
+        for volume in swap(&mut self.volumes) {
             left = left - take(&mut volume.spilled, left);
             left = left - flow.take(volume, left);
         }
@@ -140,7 +146,7 @@ impl Machine {
         flow.spend(from_disk);
         self.resident += from_disk;
         let mut room = self.free().min(flow.budget);
-        for volume in self.volumes.values_mut() {
+        for volume in swap(&mut self.volumes) {
             let wanted = room.min(volume.used().scaled(touched));
             let spilled = take(&mut volume.spilled, wanted);
             let read = spilled + flow.take(volume, wanted - spilled);
@@ -153,7 +159,8 @@ impl Machine {
     /// Moves pages from disks to leases with room: programs touch them, and the kernel swaps others
     /// out to the volumes, which have the higher priority.
     fn leave_disk(&mut self, flow: &mut Flow<'_>) {
-        let ids: Vec<_> = self.volumes.keys().copied().collect();
+        let swap = self.volumes.iter().filter(|(_, volume)| volume.is_swap());
+        let ids: Vec<_> = swap.map(|(id, _)| *id).collect();
         for id in ids {
             let volume = self.volumes.get_mut(&id).filter(|volume| !volume.is_detaching);
             let spilled = volume.map_or(Bytes::ZERO, |volume| std::mem::take(&mut volume.spilled));
@@ -171,7 +178,7 @@ impl Machine {
     /// Writes up to `bytes` to spill files: a volume takes pages also without a lease for them.
     fn spill(&mut self, bytes: Bytes) -> Bytes {
         let mut left = bytes;
-        for volume in self.volumes.values_mut().filter(|volume| !volume.is_detaching) {
+        for volume in swap(&mut self.volumes).filter(|volume| !volume.is_detaching) {
             let spilled = left.min(volume.bytes.saturating_sub(volume.used()));
             volume.spilled += spilled;
             left = left - spilled;
@@ -182,11 +189,15 @@ impl Machine {
     /// Writes up to `bytes` to leases with room. Returns the bytes written.
     pub(super) fn write(&mut self, bytes: Bytes, flow: &mut Flow<'_>) -> Bytes {
         let mut left = bytes;
-        for volume in self.volumes.values_mut() {
+        for volume in swap(&mut self.volumes) {
             left = left - flow.write(volume, left);
         }
         bytes - left
     }
+}
+
+fn swap(volumes: &mut BTreeMap<VolumeId, Volume>) -> impl Iterator<Item = &mut Volume> {
+    volumes.values_mut().filter(|volume| volume.is_swap())
 }
 
 /// Takes up to `bytes` off an amount. Returns the bytes taken.

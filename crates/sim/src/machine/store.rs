@@ -5,10 +5,14 @@ use std::time::Duration;
 use aquifer_control::LentLease;
 use aquifer_page::Bytes;
 
+use crate::event::HostNumber;
+
 /// A lease in the store of its lender.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
     pub(crate) lent: LentLease,
+    /// The hosts that may use it, by `lent`.
+    pub(crate) users: Vec<HostNumber>,
     /// The bytes in the lease, by the book of the lender.
     pub(crate) stored: Bytes,
     /// The last time at which the borrower's volume was connected to the lease.

@@ -8,10 +8,11 @@ use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
 use crate::event::HostNumber;
 
-/// A borrowed volume, which the kernel swaps to.
+/// A borrowed volume: the kernel swaps to it, or it is the memory of a VM.
 #[derive(Debug)]
 pub(crate) struct Volume {
     pub(crate) bytes: Bytes,
+    pub(crate) owner: Owner,
     group: Group,
     cause: Cause,
     pub(crate) places: BTreeMap<LeaseId, Place>,
@@ -39,20 +40,31 @@ impl Place {
 
 impl Volume {
     pub(crate) fn new(live: LiveVolume, lender_of: impl Fn(&BorrowedLease) -> HostNumber) -> Self {
-        let LiveVolume { bytes, group, cause, leases, .. } = live;
+        let LiveVolume { bytes, owner, group, cause, leases, .. } = live;
         let place = |lease: BorrowedLease| {
             let lender = lender_of(&lease);
             (lease.lease, Place::new(lease, lender))
         };
         let places = leases.into_iter().map(place).collect();
-        Self { bytes, group, cause, places, spilled: Bytes::ZERO, is_detaching: false }
+        Self { bytes, owner, group, cause, places, spilled: Bytes::ZERO, is_detaching: false }
+    }
+
+    /// Returns the volume as the next host has it, after a move.
+    pub(crate) fn of_next_generation(mut self) -> Self {
+        self.places.values_mut().for_each(|place| place.borrowed.generation += 1);
+        self
     }
 
     /// Returns the record from which the next agent continues.
     pub(crate) fn live(&self, volume: VolumeId) -> LiveVolume {
         let leases = self.places.values().map(|place| place.borrowed.clone()).collect();
-        let (bytes, group, cause) = (self.bytes, self.group.clone(), self.cause);
-        LiveVolume { volume, bytes, owner: Owner::Swap, group, cause, leases }
+        let (bytes, owner) = (self.bytes, self.owner.clone());
+        LiveVolume { volume, bytes, owner, group: self.group.clone(), cause: self.cause, leases }
+    }
+
+    /// Returns whether the kernel swaps to it.
+    pub(crate) fn is_swap(&self) -> bool {
+        self.owner.is_swap()
     }
 
     pub(crate) fn placed(&self) -> Bytes {

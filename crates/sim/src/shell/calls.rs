@@ -1,13 +1,13 @@
 //! Calls of agents to agents over the network: packets, answers, timeouts.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::Message;
 use aquifer_control::node::{Input, Said};
+use aquifer_page::Bytes;
 use rand::RngExt as _;
 
-use super::{Call, CallKind};
+use super::{Call, CallKind, Offered};
 use crate::event::{Ask, CallId, Content, Event, HostNumber, Packet, Reply};
 use crate::simulation::Simulation;
 
@@ -16,6 +16,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The timeout of a question for an offer, as in the agent.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The timeout of an order, as in the agent.
+const ASK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The share of messages that take much longer, so that others overtake them.
 const STRAGGLERS: f64 = 0.02;
@@ -28,11 +31,14 @@ impl Simulation {
     pub(super) fn call(&mut self, from: HostNumber, to: HostNumber, kind: CallKind, ask: Ask) {
         let call = CallId(self.number());
         let timeout = match kind {
-            CallKind::Offer => OFFER_TIMEOUT,
+            CallKind::Offer(_) => OFFER_TIMEOUT,
             CallKind::Say(_) | CallKind::Renew => CALL_TIMEOUT,
+            CallKind::Permit | CallKind::Arrive => ASK_TIMEOUT,
         };
         if let Some(agent) = &mut self.hosts[from].agent {
-            if let (CallKind::Offer, Some(sampling)) = (&kind, &mut agent.sampling) {
+            if let CallKind::Offer(slot) = kind
+                && let Some(sampling) = agent.sampling(slot)
+            {
                 sampling.awaits(call);
             }
             agent.calls.insert(call, Call { to, kind });
@@ -55,7 +61,7 @@ impl Simulation {
     /// Hands a packet to the network, which may lose, delay and duplicate it.
     fn send(&mut self, packet: Packet) {
         self.counts.messages += 1;
-        let is_offer = matches!(packet.content, Content::Ask(Ask::Offer));
+        let is_offer = matches!(packet.content, Content::Ask(Ask::Offer | Ask::Room));
         self.counts.offer_questions += u64::from(is_offer);
         let network = self.scenario.network;
         if self.is_cut_off(packet.from, packet.to) || self.rng.random_bool(network.loss) {
@@ -65,13 +71,14 @@ impl Simulation {
         if self.rng.random_bool(network.duplication) {
             self.counts.duplicates += 1;
             let at = self.arrival();
-            self.agenda.enter(at, Event::Arrival(packet.clone()));
+            self.agenda.enter(at, Event::Arrival(Box::new(packet.clone())));
         }
         let at = self.arrival();
-        self.agenda.enter(at, Event::Arrival(packet));
+        self.agenda.enter(at, Event::Arrival(Box::new(packet)));
     }
 
-    fn arrival(&mut self) -> Duration {
+    /// Draws the time at which a message arrives.
+    pub(super) fn arrival(&mut self) -> Duration {
         let slowness = if self.rng.random_bool(STRAGGLERS) { STRAGGLING } else { 1.0 };
         let times = slowness * self.rng.random_range(0.5..1.5);
         self.now + self.scenario.network.delay.mul_f64(times)
@@ -90,13 +97,16 @@ impl Simulation {
     }
 
     fn asked(&mut self, from: HostNumber, to: HostNumber, call: CallId, ask: Ask) {
+        let ask = match ask {
+            Ask::Offer | Ask::Room => return self.asked_for_offer(from, to, call, &ask),
+            Ask::Arrive(arrive) => return self.ask_to_take(to, from, call, arrive),
+            ask => ask,
+        };
+        let receiver = match ask {
+            Ask::Permit { to, .. } => Some(self.hosts[to].name.clone()),
+            _ => None,
+        };
         let Some(agent) = &mut self.hosts[to].agent else { return };
-        if let Ask::Offer = ask {
-            let spare = agent.node.controller().spare();
-            let is_peer = !self.hosts[to].parted.contains(&from);
-            let reply = if is_peer { Reply::Offer(spare) } else { Reply::NoPeer };
-            return self.answer_call(to, from, call, reply);
-        }
         let ticket = agent.ticket();
         agent.tickets.insert(ticket, (from, call));
         let name = self.hosts[from].name.clone();
@@ -107,20 +117,42 @@ impl Simulation {
             }
             Ask::Renew(leases) => {
                 let io_timeout_ms = u64::try_from(self.scenario.costs.io_timeout.as_millis()).ok();
-                let generations = BTreeMap::new();
+                let generations = leases.iter().copied().filter(|(_, generation)| *generation > 0);
+                let generations = generations.collect();
+                let leases = leases.into_iter().map(|(lease, _)| lease).collect();
                 Input::Renewal { from: name, leases, generations, io_timeout_ms, ticket }
             }
-            Ask::Offer => return,
+            Ask::Permit { lease, generation, .. } => {
+                let Some(to) = receiver else { return };
+                Input::Permit { from: name, lease, generation, to, ticket }
+            }
+            Ask::Offer | Ask::Room | Ask::Arrive(_) => return,
         };
         self.input(to, input);
     }
 
+    fn asked_for_offer(&mut self, from: HostNumber, to: HostNumber, call: CallId, ask: &Ask) {
+        let Some(agent) = &self.hosts[to].agent else { return };
+        if self.hosts[to].parted.contains(&from) {
+            return self.answer_call(to, from, call, Reply::NoPeer);
+        }
+        let offer = match ask {
+            Ask::Room => Offered { spare: agent.node.room(), for_regions: Bytes::ZERO },
+            _ => Offered {
+                spare: agent.node.controller().spare(),
+                for_regions: agent.node.controller().spare_for_regions(),
+            },
+        };
+        self.answer_call(to, from, call, Reply::Offer(offer));
+    }
+
     /// Notes that a lender has heard of the end of a lease from its borrower.
     fn note_fin(&mut self, borrower: HostNumber, lender: HostNumber, message: &Message) {
-        let Message::MemBorFin { lease, .. } = message else { return };
+        let Message::MemBorFin { lease, generation } = message else { return };
         let name = self.hosts[borrower].name.clone();
         if let Some(kept) = self.hosts[lender].machine.store.get_mut(lease)
-            && kept.lent.borrower == name
+            && (&kept.lent.borrower, kept.lent.generation) == (&name, *generation)
+            && kept.lent.next.is_empty()
         {
             kept.is_finished = true;
         }
@@ -144,9 +176,11 @@ impl Simulation {
             (CallKind::Renew, Reply::Renewed(lost)) => {
                 self.input(host, Input::Renewed { lender: to, lost });
             }
-            (CallKind::Offer, Reply::Offer(spare)) => {
-                self.offered(host, call, Some((ended.to, spare)));
+            (CallKind::Offer(slot), Reply::Offer(offer)) => {
+                self.offered(host, (call, slot), Some((ended.to, offer)));
             }
+            (CallKind::Permit, reply) => self.permitted(host, Some(reply)),
+            (CallKind::Arrive, reply) => self.asked_to_take(host, Some(reply)),
             (kind, _) => self.unanswered(host, call, ended.to, kind),
         }
     }
@@ -165,7 +199,9 @@ impl Simulation {
                 self.input(host, Input::Said { to, message, end: Said::Lost });
             }
             CallKind::Renew => self.input(host, Input::Renewed { lender: to, lost: Vec::new() }),
-            CallKind::Offer => self.offered(host, call, None),
+            CallKind::Offer(slot) => self.offered(host, (call, slot), None),
+            CallKind::Permit => self.permitted(host, None),
+            CallKind::Arrive => self.asked_to_take(host, None),
         }
     }
 }

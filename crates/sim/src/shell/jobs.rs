@@ -46,6 +46,7 @@ enum Task {
     Deactivate(VolumeId),
     Evacuate { volume: VolumeId, lease: LeaseId, unused: Vec<LeaseId> },
     Open(LentLease),
+    Record(LentLease),
     Free(LeaseId),
 }
 
@@ -63,8 +64,7 @@ impl Simulation {
         let costs = self.scenario.costs;
         let (mut fails, mut has_begun) = (self.draw_failure(), false);
         let (task, wait) = match action {
-            // No region moves here, so no lease changes hands.
-            Action::Send { .. } | Action::RecordLease(_) => return,
+            Action::Send { .. } => return,
             Action::Activate(live) => {
                 (Task::Activate(live), self.time_up_to(costs.start, LEAST_START))
             }
@@ -84,6 +84,9 @@ impl Simulation {
                 self.counts.grants += 1;
                 (Task::Open(lent), self.time_up_to(costs.lease, LEAST_LEASE))
             }
+            Action::RecordLease(lent) => {
+                (Task::Record(lent), self.time_up_to(costs.lease, LEAST_LEASE))
+            }
             Action::FreeLease { lease } => {
                 self.check_free(host, lease);
                 (Task::Free(lease), self.time_up_to(costs.lease, LEAST_LEASE))
@@ -96,15 +99,14 @@ impl Simulation {
         self.agenda.enter(self.now + wait, Event::JobStep(host, job));
     }
 
-    fn draw_failure(&mut self) -> Option<String> {
+    pub(super) fn draw_failure(&mut self) -> Option<String> {
         let fails = self.rng.random_bool(self.scenario.faults.failures);
         fails.then(|| "the simulation lets it fail".to_owned())
     }
 
-    /// Checks that a lender frees only what its borrower has given back, or what was out of its
-    /// reach for the whole grace.
+    /// Checks that a lender frees only what no host uses, or what was out of its reach for the
+    /// whole grace.
     fn check_free(&mut self, lender: HostNumber, lease: LeaseId) {
-        let placed = self.in_use(lender, lease);
         let Some(kept) = self.hosts[lender].machine.store.get_mut(&lease) else { return };
         // The controller repeats an order that failed. The borrower may be back by then.
         if std::mem::replace(&mut kept.is_freeing, true) {
@@ -112,12 +114,16 @@ impl Simulation {
         }
         // Connections are noted once a period, so the silence may be shorter by that.
         let may_expire = self.now - kept.connected >= self.scenario.config.grace;
-        if placed > Bytes::ZERO && (kept.is_finished || !may_expire) {
-            let borrower = kept.lent.borrower.clone();
-            let other = self.names[&borrower];
-            let name = self.hosts[lender].name.clone();
-            let rule = Rule::FreedInUse { lender: name, borrower, lease, placed };
-            self.violate(rule, &[lender, other]);
+        let (users, is_finished) = (kept.users.clone(), kept.is_finished);
+        let user = users.into_iter().find(|user| self.holds(*user, lease));
+        if let Some(user) = user
+            && (is_finished || !may_expire)
+        {
+            let placed = self.placed(user, lease);
+            let name = |host: HostNumber| self.hosts[host].name.clone();
+            let (lender_name, borrower) = (name(lender), name(user));
+            let rule = Rule::FreedInUse { lender: lender_name, borrower, lease, placed };
+            self.violate(rule, &[lender, user]);
         }
     }
 
@@ -158,9 +164,12 @@ impl Simulation {
         let places: Vec<_> =
             added.into_iter().map(|lease| Place::new(lease.clone(), lender_of(&lease))).collect();
         let unused: Vec<_> = unused.into_iter().map(|lease| lease.lease).collect();
-        let Some(volume) = self.hosts[host].machine.volumes.get_mut(&id) else {
+        let machine = &mut self.hosts[host].machine;
+        let is_moving = machine.is_moving(id);
+        let volume = machine.volumes.get_mut(&id);
+        let Some(volume) = volume.filter(|_| !is_moving) else {
             let all = places.into_iter().map(|place| place.borrowed.lease).chain(unused);
-            return (all.collect(), Some("its process has ended".to_owned()));
+            return (all.collect(), Some("its process has ended or moves".to_owned()));
         };
         volume.places.extend(places.into_iter().map(|place| (place.borrowed.lease, place)));
         if volume.is_detaching {
@@ -194,8 +203,11 @@ impl Simulation {
         }
         let Some(agent) = &mut at.agent else { return };
         match &event {
-            Some(Done::Activated { volume }) => _ = agent.records.insert(*volume),
-            Some(Done::Deactivated { volume }) => _ = agent.records.remove(volume),
+            Some(Done::Activated { volume }) => match at.machine.volumes.get(volume) {
+                Some(made) if !made.is_swap() => _ = agent.known.regions.insert(*volume),
+                _ => _ = agent.known.swap.insert(*volume),
+            },
+            Some(Done::Deactivated { volume }) => _ = agent.known.swap.remove(volume),
             _ => {}
         }
         self.input(host, Input::Done { work: job.work.clone(), event });
@@ -212,6 +224,7 @@ impl Simulation {
                 self.copy(host, id, job, Target::Lease(volume, lease))
             }
             Task::Open(lent) => Next::End(Some(self.open(host, lent))),
+            Task::Record(lent) => Next::End(Some(self.record(host, lent))),
             Task::Free(lease) => {
                 self.free(host, lease);
                 Next::End(Some(Done::LeaseFreed { lease }))
@@ -228,6 +241,7 @@ impl Simulation {
             Task::Deactivate(volume) => Done::DeactivationFailed { volume, why },
             Task::Evacuate { lease, unused, .. } => Done::EvacuationFailed { lease, unused, why },
             Task::Open(LentLease { lease, .. }) => Done::LeaseFailed { lease, why },
+            Task::Record(LentLease { lease, .. }) => Done::RecordFailed { lease, why },
             // The controller orders it again.
             Task::Free(_) => return None,
         })
@@ -263,15 +277,23 @@ impl Simulation {
             let why = format!("{} does not answer", silent.lender);
             return Done::ActivationFailed { volume, why };
         }
+        let region = live.owner.region().cloned();
         let new = Volume::new(live, lender_of);
-        self.hosts[host].machine.volumes.insert(volume, new);
+        let machine = &mut self.hosts[host].machine;
+        if region.is_some_and(|region| !machine.begin_to_run(&region, volume)) {
+            let why = "its region is gone".to_owned();
+            return Done::ActivationFailed { volume, why };
+        }
+        machine.volumes.insert(volume, new);
         Done::Activated { volume }
     }
 
     fn open(&mut self, host: HostNumber, lent: LentLease) -> Done {
-        let lease = lent.lease;
+        self.check_request(host, &lent);
+        let (lease, users) = (lent.lease, self.users(&lent));
         let new = Stored {
             lent,
+            users,
             stored: Bytes::ZERO,
             connected: self.now,
             is_finished: false,
@@ -282,16 +304,34 @@ impl Simulation {
         Done::LeaseOpened { lease, uris: uris(host) }
     }
 
+    /// Writes down which hosts may use a lease.
+    fn record(&mut self, lender: HostNumber, lent: LentLease) -> Done {
+        let (lease, users) = (lent.lease, self.users(&lent));
+        match self.hosts[lender].machine.store.get_mut(&lease) {
+            Some(kept) => {
+                (kept.lent, kept.users) = (lent.clone(), users);
+                Done::LeaseRecorded(lent)
+            }
+            None => Done::RecordFailed { lease, why: "it is gone".to_owned() },
+        }
+    }
+
     /// Drops a lease. Pages in it are lost: their programs read them from the disk again.
     fn free(&mut self, lender: HostNumber, lease: LeaseId) {
         let Some(kept) = self.hosts[lender].machine.store.remove(&lease) else { return };
-        let borrower = self.names[&kept.lent.borrower];
-        self.touch(borrower);
-        let machine = &mut self.hosts[borrower].machine;
-        let mut places = machine.volumes.values_mut().flat_map(|v| v.places.values_mut());
-        if let Some(place) = places.find(|place| place.borrowed.lease == lease) {
+        for borrower in kept.users {
+            self.touch(borrower);
+            let machine = &mut self.hosts[borrower].machine;
+            let mut volumes = machine.volumes.values_mut();
+            let Some(volume) = volumes.find(|volume| volume.places.contains_key(&lease)) else {
+                continue;
+            };
+            let Some(place) = volume.places.get_mut(&lease) else { continue };
             let lost = std::mem::take(&mut place.placed);
-            machine.disk += lost;
+            match volume.is_swap() {
+                true => machine.disk += lost,
+                false => volume.spilled += lost,
+            }
             self.counts.lost_bytes += lost.0;
         }
     }
@@ -338,9 +378,9 @@ impl Simulation {
                 volumes.remove(volume);
                 Done::Deactivated { volume: *volume }
             }
-            Task::Open(LentLease { lease, .. }) | Task::Free(lease) => {
-                Done::LeaseFreed { lease: *lease }
-            }
+            Task::Open(LentLease { lease, .. })
+            | Task::Record(LentLease { lease, .. })
+            | Task::Free(lease) => Done::LeaseFreed { lease: *lease },
         }
     }
 

@@ -9,7 +9,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE};
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 
-use super::CallKind;
+use super::{Agent, CallKind};
 use crate::event::{Ask, CallId, HostNumber};
 use crate::simulation::Simulation;
 
@@ -19,18 +19,65 @@ const SAMPLE: usize = 4;
 /// The age at which news of a host is so old that gossip counts the host as down.
 const DOWN: Duration = Duration::from_secs(5);
 
+/// What an agent asks offers for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// Memory for swap and regions.
+    Leases,
+    /// Room for a VM.
+    Rooms,
+}
+
+/// The offer of a host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offered {
+    /// The bytes for swap, or the room for a VM.
+    pub(crate) spare: Bytes,
+    pub(crate) for_regions: Bytes,
+}
+
 /// An agent's questions for offers, sample after sample.
 #[derive(Debug)]
 pub(super) struct Sampling {
     /// The hosts that it has asked or must not ask.
     asked: BTreeSet<HostNumber>,
     awaited: BTreeSet<CallId>,
-    offers: Vec<Offer>,
+    offers: Vec<(HostNumber, Offered)>,
 }
 
 impl Sampling {
     pub(super) fn awaits(&mut self, call: CallId) {
         self.awaited.insert(call);
+    }
+}
+
+impl Agent {
+    pub(super) fn sampling(&mut self, slot: Slot) -> Option<&mut Sampling> {
+        match slot {
+            Slot::Leases => self.sampling.as_mut(),
+            Slot::Rooms => self.search.as_mut()?.sampling.as_mut(),
+        }
+    }
+
+    fn end_sampling(&mut self, slot: Slot) -> Vec<(HostNumber, Offered)> {
+        let ended = match slot {
+            Slot::Leases => self.sampling.take(),
+            Slot::Rooms => self.search.as_mut().and_then(|search| search.sampling.take()),
+        };
+        ended.map_or_else(Vec::new, |sampling| sampling.offers)
+    }
+
+    /// Returns whether the offers so far suffice.
+    fn suffices(&self, slot: Slot, offers: &[(HostNumber, Offered)]) -> bool {
+        let any = |least| offers.iter().any(|(_, offer)| offer.spare >= least);
+        match (slot, self.node.requested()) {
+            (Slot::Rooms, _) => self.search.as_ref().is_none_or(|search| any(search.cache())),
+            (Slot::Leases, Bytes::ZERO) => any(Bytes(EXTENT_SIZE)),
+            (Slot::Leases, need) => {
+                let for_regions = offers.iter().map(|(_, offer)| offer.for_regions);
+                for_regions.sum::<Bytes>() >= need
+            }
+        }
     }
 }
 
@@ -123,51 +170,77 @@ impl Numbers {
 }
 
 impl Simulation {
-    /// Asks samples of hosts for offers, until one can lend an extent.
-    pub(super) fn ask_offers(&mut self, host: HostNumber) {
+    /// Asks samples of hosts for offers, until they suffice.
+    pub(super) fn sample(&mut self, host: HostNumber, slot: Slot) {
         let mut asked = self.hosts[host].parted.clone();
         asked.insert(host);
-        if let Some(agent) = &mut self.hosts[host].agent {
-            let sampling = Sampling { asked, awaited: BTreeSet::new(), offers: Vec::new() };
-            agent.sampling = Some(sampling);
+        let Some(agent) = &mut self.hosts[host].agent else { return };
+        let sampling = |asked| Sampling { asked, awaited: BTreeSet::new(), offers: Vec::new() };
+        match (slot, &mut agent.search) {
+            (Slot::Leases, _) => agent.sampling = Some(sampling(asked)),
+            (Slot::Rooms, Some(search)) => {
+                asked.extend(search.excepted());
+                search.sampling = Some(sampling(asked));
+            }
+            (Slot::Rooms, None) => {}
         }
-        self.ask_sample(host);
+        self.ask_sample(host, slot);
     }
 
-    fn ask_sample(&mut self, host: HostNumber) {
-        let Some(agent) = &mut self.hosts[host].agent else { return };
-        let Some(sampling) = &mut agent.sampling else { return };
+    fn ask_sample(&mut self, host: HostNumber, slot: Slot) {
+        let agent = self.hosts[host].agent.as_mut();
+        let Some(sampling) = agent.and_then(|agent| agent.sampling(slot)) else { return };
         let sample = self.board.draw(&mut sampling.asked, self.now, &mut self.rng);
         if sample.is_empty() {
-            let lenders = std::mem::take(&mut sampling.offers);
-            agent.sampling = None;
-            let stored = self.hosts[host].machine.stored_by_lease();
-            return self.input(host, Input::Offers { lenders, stored });
+            return self.end_sampling(host, slot);
         }
-        sample.into_iter().for_each(|to| self.call(host, to, CallKind::Offer, Ask::Offer));
+        let ask = match slot {
+            Slot::Leases => Ask::Offer,
+            Slot::Rooms => Ask::Room,
+        };
+        for to in sample {
+            self.call(host, to, CallKind::Offer(slot), ask.clone());
+        }
     }
 
     /// Takes an offer, or the end of a question without one.
     pub(super) fn offered(
         &mut self,
         host: HostNumber,
-        call: CallId,
-        offer: Option<(HostNumber, Bytes)>,
+        (call, slot): (CallId, Slot),
+        offer: Option<(HostNumber, Offered)>,
     ) {
-        let offer = offer.map(|(lender, spare)| Offer::new(self.hosts[lender].name.clone(), spare));
         let Some(agent) = &mut self.hosts[host].agent else { return };
-        let Some(sampling) = &mut agent.sampling else { return };
+        let Some(sampling) = agent.sampling(slot) else { return };
         sampling.awaited.remove(&call);
         sampling.offers.extend(offer);
         if !sampling.awaited.is_empty() {
             return;
         }
-        if sampling.offers.iter().any(|offer| offer.spare >= Bytes(EXTENT_SIZE)) {
-            let lenders = std::mem::take(&mut sampling.offers);
-            agent.sampling = None;
-            let stored = self.hosts[host].machine.stored_by_lease();
-            return self.input(host, Input::Offers { lenders, stored });
+        let offers = std::mem::take(&mut sampling.offers);
+        let suffices = agent.suffices(slot, &offers);
+        if let Some(sampling) = agent.sampling(slot) {
+            sampling.offers = offers;
         }
-        self.ask_sample(host);
+        match suffices {
+            true => self.end_sampling(host, slot),
+            false => self.ask_sample(host, slot),
+        }
+    }
+
+    fn end_sampling(&mut self, host: HostNumber, slot: Slot) {
+        let Some(agent) = &mut self.hosts[host].agent else { return };
+        let offers = agent.end_sampling(slot);
+        if slot == Slot::Rooms {
+            let rooms = offers.into_iter().map(|(host, offer)| (host, offer.spare));
+            return self.found_rooms(host, rooms.collect());
+        }
+        let offer = |(lender, Offered { spare, for_regions }): (HostNumber, _)| {
+            let host = self.hosts[lender].name.clone();
+            Offer { host, spare, for_regions }
+        };
+        let lenders = offers.into_iter().map(offer).collect();
+        let stored = self.hosts[host].machine.stored_by_lease();
+        self.input(host, Input::Offers { lenders, stored });
     }
 }

@@ -17,6 +17,9 @@ impl Simulation {
             Command::Join => self.hosts[host].parted.clear(),
             _ => {}
         }
+        if let Command::Vacate(on) = command {
+            return self.obey_vacate(host, on);
+        }
         let stored = self.hosts[host].machine.stored();
         let peers = self.peers(host);
         let Some(agent) = &mut self.hosts[host].agent else { return };
@@ -25,10 +28,17 @@ impl Simulation {
             Command::Borrow(bytes) => Input::Borrow { bytes, priority: None, ticket },
             Command::Return => Input::Return { volume: None, ticket },
             Command::Drain(on) => Input::Drain { on, stored, vms: false },
-            Command::Part(_) | Command::Join => Input::Peers(peers),
+            Command::Part(_) | Command::Join | Command::Vacate(_) => Input::Peers(peers),
         };
         self.hosts[host].note(self.now, format!("gets the order {command:?}"));
         self.input(host, input);
+    }
+
+    fn obey_vacate(&mut self, host: HostNumber, on: bool) {
+        if self.hosts[host].agent.is_some() {
+            self.hosts[host].note(self.now, format!("gets the order to drain: {on}"));
+            self.vacate(host, on);
+        }
     }
 
     /// Returns the hosts that this host counts as peers.

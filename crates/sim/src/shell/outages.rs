@@ -1,12 +1,12 @@
-//! Crashes of agents, their restarts, and hosts that the network cuts off.
+//! Drains, crashes of agents, their restarts, and hosts that the network cuts off.
 
 use std::time::Duration;
 
-use aquifer_control::node::{Node, Settings};
-use aquifer_control::{Controller, Restored};
+use aquifer_control::node::{Input, Node, Settings};
+use aquifer_control::{Controller, LiveVolume, Restored};
 use rand::RngExt as _;
 
-use super::Agent;
+use super::{Agent, Known};
 use crate::event::{Event, HostNumber};
 use crate::invariants::Rule;
 use crate::simulation::Simulation;
@@ -25,23 +25,65 @@ impl Simulation {
         machine.store.values_mut().for_each(|kept| kept.is_freeing = false);
         let found = Restored {
             lent: machine.store.values().map(|kept| (kept.lent.clone(), uris(host))).collect(),
-            volumes: machine.volumes.iter().map(|(id, volume)| volume.live(*id)).collect(),
-            ..Restored::default()
+            volumes: machine.volumes_here().map(|(id, volume)| volume.live(id)).collect(),
+            expected: machine.expected(),
         };
+        let expected = found.expected.keys().copied().collect();
+        let (swap, regions): (Vec<_>, Vec<_>) =
+            found.volumes.iter().partition(|live| live.owner.is_swap());
+        let ids = |live: Vec<&LiveVolume>| live.into_iter().map(|live| live.volume).collect();
+        let known = Known { swap: ids(swap), regions: ids(regions), expected };
         let (name, config) = (at.name.clone(), self.scenario.config.clone());
         let controller = Controller::restore(name, config, seed, Duration::ZERO, found);
         let (before, role) = (at.role, controller.role());
         let (period, source) = (self.scenario.period, "host".to_owned());
-        // Simulated hosts have no VMs.
-        let settings = Settings { period, source, peers, move_after: None };
-        let records = machine.volumes.keys().copied().collect();
-        at.agent = Some(Agent::new(Node::new(controller, settings), self.now, records));
+        let move_after = self.scenario.move_after;
+        let settings = Settings { period, source, peers, move_after };
+        let node = Node::new(controller, settings);
+        at.agent = Some(Agent::new(node, self.now, known));
         at.starts += 1;
         if !at.change_role(self.now, role) {
             let name = at.name.clone();
             self.violate(Rule::NoEdge { host: name, from: before, to: role }, &[host]);
         }
         self.touch(host);
+        if self.hosts[host].machine.is_drained {
+            self.vacate(host, true);
+        }
+    }
+
+    pub(crate) fn plan_drain(&mut self, host: HostNumber) {
+        if let Some(wait) = self.wait_for(self.scenario.faults.drains) {
+            self.agenda.enter(self.now + wait, Event::Drain(host, true));
+        }
+    }
+
+    /// Begins a drain, or ends it. The operator waits for an agent to give the order to.
+    pub(crate) fn drain(&mut self, host: HostNumber, on: bool) {
+        if on && self.scenario.faults.drains <= 0.0 {
+            return;
+        }
+        if self.hosts[host].agent.is_none() {
+            let at = self.now + self.scenario.faults.longest;
+            return self.agenda.enter(at, Event::Drain(host, on));
+        }
+        self.hosts[host].note(self.now, format!("gets the order to drain: {on}"));
+        self.vacate(host, on);
+        if on {
+            self.tally.fleet.moves.drains += 1;
+            let lasts = self.time_up_to(self.scenario.faults.longest_drain, LEAST_OUTAGE);
+            self.agenda.enter(self.now + lasts, Event::Drain(host, false));
+        } else {
+            self.plan_drain(host);
+        }
+    }
+
+    /// Orders the drain of a host with its VMs, or its end, and records it for the next agent.
+    pub(super) fn vacate(&mut self, host: HostNumber, on: bool) {
+        let machine = &mut self.hosts[host].machine;
+        machine.is_drained = on;
+        let stored = machine.stored();
+        self.input(host, Input::Drain { on, stored, vms: true });
     }
 
     pub(crate) fn plan_crash(&mut self, host: HostNumber) {
@@ -72,6 +114,7 @@ impl Simulation {
         }
         self.counts.crashes += 1;
         self.settle_jobs_of_dead(host);
+        self.cancel_moves_of_dead(host);
         let at = &mut self.hosts[host];
         at.note(self.now, "its agent crashes".to_owned());
         at.agent = None;

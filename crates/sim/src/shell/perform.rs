@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use aquifer_control::node::{Answer, EventKind, Health, Input, Notice, Output, Work};
-use aquifer_control::{Action, Message};
-use aquifer_page::{Bytes, HostName, LeaseId};
+use aquifer_control::node::{Answer, EventKind, Health, Input, Notice, Output, Ticket, Work};
+use aquifer_control::{Action, BorrowedLease, LentLease, Message, Owner};
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::CallKind;
+use super::offers::Slot;
 use crate::event::{Ask, HostNumber, Reply};
+use crate::host::Host;
 use crate::invariants::Rule;
 use crate::machine::Place;
 use crate::simulation::Simulation;
@@ -20,10 +22,17 @@ impl Simulation {
             return self.violate(Rule::Ghost { host: name, what: "gets an input" }, &[host]);
         };
         // Only a request can lead to a grant.
-        let is_request = matches!(&input, Input::Heard { message: Message::MemBorReq { .. }, .. });
-        let spare = is_request.then(|| agent.node.controller().spare());
+        let spare = match &input {
+            Input::Heard { message: Message::MemBorReq { owner: Owner::Swap, .. }, .. } => {
+                agent.node.controller().spare()
+            }
+            Input::Heard { message: Message::MemBorReq { .. }, .. } => {
+                agent.node.controller().spare_for_regions()
+            }
+            _ => Bytes::ZERO,
+        };
         let outputs = agent.node.handle(self.now - agent.born, input);
-        self.check_grants(host, spare.unwrap_or_default(), &outputs);
+        self.check_grants(host, spare, &outputs);
         for output in outputs {
             self.perform(host, output);
         }
@@ -33,15 +42,10 @@ impl Simulation {
     fn perform(&mut self, host: HostNumber, output: Output) {
         match output {
             Output::Begin(work, action) => self.begin_action(host, work, action),
-            Output::AskOffers => self.ask_offers(host),
+            Output::AskOffers => self.sample(host, Slot::Leases),
             Output::Renew { only } => self.renew(host, only.as_ref()),
             Output::LookAtVolumes => self.look_at_volumes(host),
-            Output::Answer(ticket, answer) => {
-                let waiting = self.hosts[host].agent.as_mut();
-                if let Some((caller, call)) = waiting.and_then(|a| a.tickets.remove(&ticket)) {
-                    self.reply(host, caller, call, answer);
-                }
-            }
+            Output::Answer(ticket, answer) => self.answer(host, ticket, answer),
             Output::Decision { what, .. } => self.hosts[host].note(self.now, what),
             Output::RoleChanged { from, to } => {
                 let is_continuous = self.hosts[host].role == from;
@@ -55,10 +59,10 @@ impl Simulation {
                 self.hosts[host].note(self.now, what);
             }
             Output::Warning(what) => self.hosts[host].note(self.now, what),
-            Output::SetSwapGate
-            | Output::LookAtVms
-            | Output::MoveVm { .. }
-            | Output::CancelMove => {}
+            Output::LookAtVms => self.look_at_vms(host),
+            Output::MoveVm { vm, avoid, below } => self.move_vm(host, &vm, avoid.as_ref(), below),
+            Output::CancelMove => self.cancel_move(host),
+            Output::SetSwapGate => {}
         }
     }
 
@@ -81,11 +85,30 @@ impl Simulation {
         }
     }
 
+    fn answer(&mut self, host: HostNumber, ticket: Ticket, answer: Answer) {
+        let Some(agent) = self.hosts[host].agent.as_mut() else { return };
+        if let Some(asked) = agent.arrivals.remove(&ticket) {
+            self.answer_to_arrival(host, asked, answer);
+        } else if agent.starting.remove(&ticket).is_some() {
+            self.answer_to_start(host, &answer);
+        } else if let Some((caller, call)) = agent.tickets.remove(&ticket) {
+            self.reply(host, caller, call, answer);
+        }
+    }
+
+    fn look_at_vms(&mut self, host: HostNumber) {
+        let name = |host: HostNumber| self.hosts[host].name.clone();
+        let readings = self.hosts[host].machine.vm_readings(self.now, name);
+        self.input(host, Input::Vms(readings));
+    }
+
     fn reply(&mut self, host: HostNumber, caller: HostNumber, call: super::CallId, answer: Answer) {
         let reply = match answer {
             Answer::Heard(failed) => Reply::Taken(failed),
             Answer::NoPeer => Reply::NoPeer,
             Answer::Renewed(lost) => Reply::Renewed(lost),
+            Answer::Permitted => Reply::Done,
+            Answer::Failed(problem) => Reply::Refused(problem.error),
             // Answers to operators, which no call awaits.
             _ => return,
         };
@@ -94,12 +117,16 @@ impl Simulation {
 
     /// Tells lenders that this host's volumes need their leases.
     fn renew(&mut self, host: HostNumber, only: Option<&BTreeSet<HostName>>) {
-        let places = self.hosts[host].machine.volumes.values().flat_map(|v| v.places.values());
+        let Host { machine, agent, .. } = &self.hosts[host];
+        let is_known = |id: &VolumeId| agent.as_ref().is_some_and(|a| a.known.regions.contains(id));
+        let known = machine.volumes.iter().filter(|(id, v)| v.is_swap() || is_known(id));
+        let places = known.flat_map(|(_, volume)| volume.places.values());
         let meant =
             places.filter(|place| only.is_none_or(|only| only.contains(&place.borrowed.lender)));
         let mut leases = std::collections::BTreeMap::<_, Vec<_>>::new();
         for place in meant {
-            leases.entry(place.lender).or_default().push(place.borrowed.lease);
+            let BorrowedLease { lease, generation, .. } = place.borrowed;
+            leases.entry(place.lender).or_default().push((lease, generation));
         }
         for (lender, leases) in leases {
             self.call(host, lender, CallKind::Renew, Ask::Renew(leases));
@@ -117,8 +144,8 @@ impl Simulation {
                 Health::Lost
             }
         };
-        let volumes = &self.hosts[host].machine.volumes;
-        let readings = volumes.iter().map(|(id, volume)| volume.reading(*id, health)).collect();
+        let volumes = self.hosts[host].machine.volumes_here();
+        let readings = volumes.map(|(id, volume)| volume.reading(id, health)).collect();
         self.input(host, Input::Volumes(readings));
     }
 
@@ -152,9 +179,14 @@ impl Simulation {
         }
     }
 
-    /// Returns the bytes that a borrower has in a lease of this lender.
-    pub(crate) fn in_use(&self, lender: HostNumber, lease: LeaseId) -> Bytes {
-        let kept = self.hosts[lender].machine.store.get(&lease);
-        kept.map_or(Bytes::ZERO, |kept| self.placed(self.names[&kept.lent.borrower], lease))
+    /// Returns the hosts that may use a lease.
+    pub(crate) fn users(&self, lent: &LentLease) -> Vec<HostNumber> {
+        std::iter::once(&lent.borrower).chain(&lent.next).map(|host| self.names[host]).collect()
+    }
+
+    /// Returns whether a volume on this host has a lease.
+    pub(crate) fn holds(&self, host: HostNumber, lease: LeaseId) -> bool {
+        let mut volumes = self.hosts[host].machine.volumes.values();
+        volumes.any(|volume| volume.places.contains_key(&lease))
     }
 }

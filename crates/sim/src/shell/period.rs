@@ -12,7 +12,14 @@ impl Simulation {
         self.settle(host);
         self.note_connections(host);
         if let Some(readings) = self.read(host) {
+            if let Some(found) = &readings.found {
+                self.note_found(host, found);
+            }
             self.input(host, Input::Period(readings));
+            if let Some(agent) = &mut self.hosts[host].agent {
+                agent.known.regions.retain(|volume| agent.node.holds(*volume));
+            }
+            self.start_vms(host);
         }
         if let Some(agent) = &self.hosts[host].agent
             && !self.hosts[host].is_cut
@@ -41,10 +48,8 @@ impl Simulation {
     fn connected(&self, lender: HostNumber) -> Vec<LeaseId> {
         let store = &self.hosts[lender].machine.store;
         let is_connected = |lease: &LeaseId| {
-            let borrower = self.names[&store[lease].lent.borrower];
-            let mut volumes = self.hosts[borrower].machine.volumes.values();
-            self.reaches(borrower, lender, *lease)
-                && volumes.any(|volume| volume.places.contains_key(lease))
+            let mut users = store[lease].users.iter();
+            users.any(|user| self.reaches(*user, lender, *lease) && self.holds(*user, *lease))
         };
         store.keys().copied().filter(is_connected).collect()
     }
@@ -60,10 +65,14 @@ impl Simulation {
         let found = wanted.vacated.map(|vacated| Found {
             vacated: vacated.into_iter().filter(has_left).map(|(_, lease)| lease).collect(),
             dead: self.dead(host),
-            ..Found::default()
+            gone: self.gone(host),
+            moved: self.moved(host),
+            arrived: self.arrived(host),
+            missed: self.missed(host),
         });
         Some(Readings {
             memory: machine.reading(),
+            own: machine.own(),
             stored: machine.stored_by_lease(),
             connected: wanted.connected.then(|| self.connected(host)),
             found,
@@ -71,10 +80,10 @@ impl Simulation {
         })
     }
 
-    /// Returns the volumes that the agent has found or made and that have ended.
+    /// Returns the volumes for swap that the agent has found or made and that have ended.
     fn dead(&self, host: HostNumber) -> Vec<VolumeId> {
         let Some(agent) = &self.hosts[host].agent else { return Vec::new() };
         let volumes = &self.hosts[host].machine.volumes;
-        agent.records.iter().copied().filter(|volume| !volumes.contains_key(volume)).collect()
+        agent.known.swap.iter().copied().filter(|volume| !volumes.contains_key(volume)).collect()
     }
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use aquifer_control::Config;
 use aquifer_page::Bytes;
-use aquifer_sim::{Command, Faults, Load, Network, Order, Scenario, Simulation, synthetic_hosts};
+use aquifer_sim::{
+    Command, Faults, Load, Network, Order, Scenario, Simulation, synthetic_hosts, synthetic_vms,
+};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -41,6 +43,7 @@ fn rough(seed: u64) -> Scenario {
         cuts: rng.random_range(0.0..30.0),
         longest: Duration::from_secs(rng.random_range(1..120)),
         failures: rng.random_range(0.0..0.3),
+        ..calm.faults
     };
     let request = Bytes::mib(64 * rng.random_range(1..16));
     let config = Config { request, grace: GRACE, ..calm.config.clone() };
@@ -133,4 +136,49 @@ fn only_outages_longer_than_the_grace_lose_pages() {
         lost += simulation.run().unwrap().counts.lost_bytes;
     }
     assert!(lost > 0, "some lease must expire in use");
+}
+
+/// Returns a rough cluster with VMs, half of them in borrowed memory, and with drains.
+fn rough_with_vms(seed: u64) -> Scenario {
+    let rough = rough(seed);
+    let hosts = rough.hosts.len();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let programs = MEMORY.scaled(rng.random_range(0.5..0.9));
+    let loads = synthetic_hosts(hosts, programs, seed).unwrap();
+    let vms = synthetic_vms(hosts, rng.random_range(1..=4), Bytes::mib(384), seed).unwrap();
+    let longest_drain = Duration::from_secs(rng.random_range(10..300));
+    let faults = Faults { drains: rng.random_range(0.0..30.0), longest_drain, ..rough.faults };
+    let move_after = Some(Duration::from_secs(rng.random_range(10..120)));
+    let config = Config { max_borrowed: Bytes::gib(8), ..rough.config.clone() };
+    Scenario { hosts: loads, vms, faults, move_after, config, ..rough }
+}
+
+#[test]
+fn under_heavy_faults_each_vm_and_lease_has_one_host() {
+    let (mut moves, mut leases) = (0, 0);
+    for seed in seeds(60) {
+        let rough = rough_with_vms(seed);
+        let (hosts, duration) = (rough.hosts.len(), rough.duration);
+        let mut simulation = Simulation::new(rough);
+        simulation.run_for(duration).unwrap();
+        idle(&mut simulation, hosts);
+        for host in 0..hosts {
+            simulation.order(host, Command::Vacate(false));
+        }
+        simulation.run_for(GRACE / 2).unwrap();
+        let report = simulation.report();
+        // Outages of both hosts, one after the other, can be longer than the grace. A region then
+        // keeps the name of a lease that is gone.
+        if report.counts.expired > 0 {
+            continue;
+        }
+        let unmatched = simulation.unmatched();
+        let latest = || (0..hosts).map(|host| simulation.latest(host)).collect::<Vec<_>>();
+        assert!(unmatched.is_empty(), "seed {seed}: {unmatched:#?}\n{:#?}", latest());
+        let under_way = simulation.under_way();
+        assert!(under_way.is_empty(), "seed {seed}: {under_way:#?}\n{:#?}", latest());
+        moves += report.vms.for_overload + report.vms.for_drains;
+        leases += report.vms.leases;
+    }
+    assert!(moves > 100 && leases > 20, "{moves} moves, {leases} leases with them");
 }

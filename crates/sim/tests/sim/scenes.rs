@@ -89,9 +89,9 @@ fn copies_take_time_by_the_bandwidth() {
 fn demand_without_a_lender_waits_on_disk() {
     let report = Simulation::new(hosts(&[120, 120])).run().unwrap();
     // 22 % of both hosts.
-    assert!((Bytes::mib(1790)..Bytes::mib(1810)).contains(&report.on_disk.average));
-    assert_eq!(report.stranded.most, Bytes::ZERO, "no RAM is free");
-    assert_eq!((report.remote.most, report.counts.grants), (Bytes::ZERO, 0));
+    assert!((Bytes::mib(1790)..Bytes::mib(1810)).contains(&report.usage.on_disk.average));
+    assert_eq!(report.usage.stranded.most, Bytes::ZERO, "no RAM is free");
+    assert_eq!((report.usage.remote.most, report.counts.grants), (Bytes::ZERO, 0));
 }
 
 #[test]
@@ -99,8 +99,8 @@ fn ram_that_its_host_does_not_lend_is_stranded() {
     // 75 % used leaves less than an extent below T_upper for each of the others.
     let report = Simulation::new(hosts(&[120, 79, 79])).run().unwrap();
     assert_eq!(report.counts.grants, 0);
-    assert!(report.stranded.average > Bytes::mib(800), "{:?}", report.stranded);
-    assert!(report.stranded_below_upper.most < Bytes::mib(90));
+    assert!(report.usage.stranded.average > Bytes::mib(800), "{:?}", report.usage.stranded);
+    assert!(report.usage.stranded_below_upper.most < Bytes::mib(90));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_trace_is_replayed() {
     simulation.run_for(seconds(100)).unwrap();
     assert_eq!(roles(&simulation, 2), [Role::Borrower, Role::Lender]);
     simulation.run_for(seconds(100)).unwrap();
-    assert_eq!(simulation.report().demand.most, Bytes::gib(6));
+    assert_eq!(simulation.report().usage.demand.most, Bytes::gib(6));
     assert_eq!(simulation.report().role_changes.total, 4, "{:#?}", simulation.latest(0));
     assert_eq!(simulation.left(), Vec::<String>::new());
 }
@@ -122,7 +122,7 @@ fn a_trace_is_replayed() {
 fn without_faults_a_hundred_hosts_share_without_losses() {
     let loads = synthetic_hosts(100, Bytes::gib(64), 3).unwrap();
     let scenario = Scenario::new(loads, Bytes::gib(64), seconds(300), 3);
-    let Report { counts, violations, remote, .. } = Simulation::new(scenario).run().unwrap();
+    let Report { counts, violations, usage, .. } = Simulation::new(scenario).run().unwrap();
     assert_eq!((violations, counts.lost_bytes, counts.lost_messages), (0, 0, 0));
-    assert!(counts.grants > 10 && remote.most > Bytes::gib(1), "{counts:?} {remote:?}");
+    assert!(counts.grants > 10 && usage.remote.most > Bytes::gib(1), "{counts:?} {usage:?}");
 }
