@@ -128,7 +128,7 @@ impl Vms {
         let received = tokio::task::spawn_blocking(move || inner.receive(from, arrival)).await;
         let received = received.map_err(problem).flatten();
         if received.is_ok() {
-            // The agent may have seen the end of an earlier attempt, and no longer expect the region.
+            // The end of an earlier attempt may have made the agent no longer expect the region.
             agent.ask(|reply| Command::Expect { memory: again, reply }).await??;
         }
         // An earlier attempt may wait for this VM.

@@ -1,5 +1,5 @@
-//! The kill matrix: one process of a cluster dies while a VM is created, grows, leaves a lender that
-//! recalls, or leaves a host that drains. Nothing is lost, nothing is left behind.
+//! The kill matrix: one process of a cluster dies while a VM is created, grows, leaves a lender
+//! that recalls, or leaves a host that drains. Nothing is lost, nothing is left behind.
 //!
 //! Needs root and userfaultfd on this machine. By default one process dies in each step;
 //! `AQUIFER_MATRIX=all` tests every process in every step.

@@ -30,7 +30,7 @@ impl Supervising {
         Self { exe, run_dir: config.state.clone(), journal, tried: BTreeMap::new() }
     }
 
-    /// Looks at all VMs. Starts supervisors in threads of their own: a QEMU may take long to answer.
+    /// Looks at all VMs. Starts supervisors in threads of their own, as a QEMU may answer late.
     pub(super) fn step(&mut self) {
         self.tried.retain(|_, at| at.elapsed() < AGAIN);
         let vms = client::list(&self.run_dir).unwrap_or_else(|error| {

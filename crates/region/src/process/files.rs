@@ -284,8 +284,8 @@ impl Files {
         self.beside("log")
     }
 
-    /// Creates all files, for root only. The caller holds the directory ([`regions::ensure`]), so that
-    /// a maker that dies leaves only what the next one removes.
+    /// Creates all files, for root only. The caller holds the directory ([`regions::ensure`]), so
+    /// that a maker that dies leaves only what the next one removes.
     pub(super) fn create(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot create {}", path.display()));
         let beside = self.beside("");

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use aquifer_store::tmpfs::{self, is_mounted};
 use rustix::mount::{UnmountFlags, unmount};
 
-/// The first characters of the name of a directory in which a region is being made. No region's name
-/// begins with a dot.
+/// The first characters of the name of a directory in which a region is being made. No region's
+/// name begins with a dot.
 pub(super) const UNFINISHED: &str = "..";
 
 /// Refuses a file system other than tmpfs. Only there a hole punched in a file frees its memory.

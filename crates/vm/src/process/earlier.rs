@@ -15,9 +15,9 @@ use crate::migrate::Incoming;
 /// The order that ends a QEMU that waits for a VM.
 const CUT_OFF: &str = "vm migrate, which was cut off";
 
-/// Makes room for another attempt to move a VM here, which `incoming` describes. An earlier one ends
-/// if its supervisor is gone, or if it still waits for the same host to connect. A VM that may be
-/// this host's stays.
+/// Makes room for another attempt to move a VM here, which `incoming` describes. An earlier one
+/// ends if its supervisor is gone, or if it still waits for the same host to connect. A VM that may
+/// be this host's stays.
 pub(super) fn give_way(files: &Files, incoming: &Incoming) -> Result<(), VmError> {
     let Some((record, earlier)) = unprepared(files) else { return Ok(()) };
     if !files.is_supervised() {

@@ -339,8 +339,8 @@ impl Files {
         lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Returns whether QEMU runs without a supervisor, although the VM is this host's, or part of its
-    /// memory is still here.
+    /// Returns whether QEMU runs without a supervisor, although the VM is this host's, or part of
+    /// its memory is still here.
     pub fn lacks_supervisor(&self) -> bool {
         let may_run = self.read().is_ok_and(|record| {
             let needs_it = record.handed_over.is_none_or(|it| it.left_at_source.is_some());
