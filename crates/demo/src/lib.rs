@@ -1,9 +1,10 @@
 //! The content of the binary `aquifer-demo`; `main.rs` only calls [`main`].
 //!
-//! The demos show real processes with checked content, two hosts in network namespaces, and guests.
+//! The demos show real processes with checked content, hosts in network namespaces, and guests.
 //! The hosts run the `aquifer` that lies beside `aquifer-demo`.
 
 pub mod churn;
+mod cluster;
 mod command;
 mod groups;
 mod guest;

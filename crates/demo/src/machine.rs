@@ -67,7 +67,7 @@ impl Machine {
 }
 
 /// Makes a guest's initramfs: this program as its first process, the agent, and modules.
-fn initrd(dir: &Path, kernel: &Path, modules: &[&str]) -> Result<PathBuf> {
+pub(super) fn initrd(dir: &Path, kernel: &Path, modules: &[&str]) -> Result<PathBuf> {
     let what = || "creating the guest's initramfs";
     let exe = program::this()?;
     let agent = exe.with_file_name("aquifer-guest");

@@ -26,7 +26,7 @@ pub(super) struct Part {
 /// A reply of the guest's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Holds {
-    part: Part,
+    pub(super) part: Part,
     /// Bytes that it holds of that part.
     pub(super) held: Bytes,
     /// MiB with wrong content, of all parts.

@@ -7,6 +7,7 @@
 
 mod backends;
 mod cache;
+mod cluster;
 mod direct;
 mod doctor;
 mod fabrics;

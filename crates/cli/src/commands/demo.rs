@@ -17,8 +17,8 @@ use crate::manual::Manual;
 /// The demos run real processes, kernels and swap. They check every byte, and remove all that they
 /// create but the picture.
 ///
-/// The demos are sharing, region, migrate, resize and groups. 'aquifer demo --help' and 'aquifer
-/// demo sharing --help' describe them. The program aquifer-demo runs them.
+/// The demos are cluster, sharing, region, migrate, resize and groups. 'aquifer demo --help' and
+/// 'aquifer demo cluster --help' describe them. The program aquifer-demo runs them.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct Demo {
@@ -35,6 +35,10 @@ pub struct Demo {
 /// The manual of the demos, also for `aquifer-demo` itself.
 pub const MANUAL: Manual = Manual {
     examples: &[
+        (
+            "aquifer demo cluster --picture cluster.png",
+            "Plot the memory of four hosts over time, with their decisions",
+        ),
         ("aquifer demo sharing --picture sharing.png", "Plot RAM and swap of both hosts over time"),
         ("aquifer demo region --picture region.png", "Plot a histogram of fetch times"),
         ("aquifer demo migrate --picture migrate.png", "Plot times and bytes, beside QEMU's"),
@@ -46,11 +50,12 @@ pub const MANUAL: Manual = Manual {
             "aquifer demo groups --picture groups.png",
             "Plot the savings of groups and the memory of their guests",
         ),
-        ("aquifer demo sharing --json", "Print one object with the figures"),
+        ("aquifer demo cluster --json", "Print one object with the figures"),
     ],
     notes: &[(
         "Requirements",
-        "Root. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap \
+        "Root. 'cluster': the requirements of 'aquifer vm', ip(8), memory cgroups, and those of \
+         'resize'. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap \
          accounting, and ip(8). Swap devices belong to the whole kernel: other programs of this \
          machine may swap to them too while it runs. 'region': the requirements of 'aquifer \
          region', and memcached. 'migrate': those of 'aquifer vm', ip(8), and a kernel for the \

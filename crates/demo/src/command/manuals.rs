@@ -4,6 +4,7 @@ use aquifer_cli::manual::Manual;
 
 /// One manual for each subcommand, by its name.
 pub(super) const MANUALS: &[(&str, &Manual)] = &[
+    ("cluster", &CLUSTER),
     ("sharing", &SHARING),
     ("region", &REGION),
     ("migrate", &MIGRATE),
@@ -13,6 +14,14 @@ pub(super) const MANUALS: &[(&str, &Manual)] = &[
 
 /// The part that all of them have in common.
 const PART: Manual = Manual { see_also: &["aquifer-demo(1)"], ..Manual::NONE };
+
+const CLUSTER: Manual = Manual {
+    examples: &[
+        ("aquifer demo cluster", "Print the figures and all decisions as text"),
+        ("aquifer demo cluster --picture cluster.png", "Plot the memory of all hosts over time"),
+    ],
+    ..PART
+};
 
 const SHARING: Manual = Manual {
     examples: &[

@@ -20,7 +20,7 @@ use aquifer_page::Bytes;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
 
-use crate::{Outcome, groups, migrate, region, resize, sharing};
+use crate::{Outcome, cluster, groups, migrate, region, resize, sharing};
 use guest::Guest;
 use manuals::MANUALS;
 
@@ -45,11 +45,32 @@ pub(crate) struct Demo {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    Cluster(Cluster),
     Sharing(Sharing),
     Region(Region),
     Migrate(Migrate),
     Resize(Resize),
     Groups(Groups),
+}
+
+/// Join four hosts and keep a guest's memory at them
+///
+/// Each host is a network namespace with its own agent, which manages a memory cgroup as its
+/// machine. One command joins each, and no file is edited. A VM starts on host A, and no lender is
+/// named: A's agent finds one for the cold pages.
+///
+/// A program on that lender then needs the memory. The lender recalls it, and the pages move to
+/// another host, which drains and leaves the cluster. Then A stays overloaded: its agent moves the
+/// VM. At last the VM's new host drains, too: the VM moves back, and the host leaves.
+///
+/// The guest rewrites its memory all the while, and verifies every byte. Takes half a minute.
+#[derive(Debug, Args)]
+struct Cluster {
+    #[command(flatten)]
+    guest: Guest,
+    /// Save the picture (PNG) as FILE; default none
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 }
 
 /// Move memory between two hosts that overload in turn
@@ -164,12 +185,29 @@ impl Demo {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let common = &self.common;
         match self.what {
+            What::Cluster(demo) => demo.run(common),
             What::Sharing(demo) => demo.run(common),
             What::Region(demo) => demo.run(common),
             What::Migrate(demo) => demo.run(common),
             What::Resize(demo) => demo.run(common),
             What::Groups(demo) => demo.run(common),
         }
+    }
+}
+
+impl Cluster {
+    fn run(self, common: &Common) -> Result<ExitCode> {
+        let Self { guest, picture } = self;
+        let options = cluster::Options { machine: guest.machine()?, run_dir: run_dir(common)? };
+        let outcome = cluster::run(&options)?;
+        let (wrong, edited) = (outcome.summary.pages_wrong, outcome.summary.files_edited);
+        let violations = outcome.summary.ledger_violations;
+        show(common, &outcome, picture)?;
+        is_zero(wrong, "keeping a guest's memory", || format!("{wrong} pages are wrong"))?;
+        is_zero(edited, "joining a cluster", || format!("{edited} files changed"))?;
+        is_zero(violations, "accounting for memory", || {
+            format!("{violations} readings do not add up")
+        })
     }
 }
 

@@ -16,7 +16,7 @@ fn help_of_the_demos_is_that_of_aquifer_demo() {
         stdout(&output)
     };
     let all = help(&["--help"]);
-    for demo in ["sharing", "region", "migrate", "resize", "groups"] {
+    for demo in ["cluster", "sharing", "region", "migrate", "resize", "groups"] {
         assert!(all.contains(&format!("\n  {demo} ")), "no {demo} in\n{all}");
         let own = help(&[demo, "--help"]);
         let usage = format!("Usage: aquifer demo {demo} ");

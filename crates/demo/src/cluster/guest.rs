@@ -1,0 +1,97 @@
+//! The guest of the demo: it rewrites its memory again and again, and verifies every byte.
+
+use std::ops::AddAssign;
+use std::path::Path;
+
+use aquifer_cli::failure::Result;
+use aquifer_page::{Bytes, PAGE_SIZE};
+
+use crate::user::{Holds, Part, User};
+use crate::wait::Wait;
+
+/// The memory that the guest's program fills.
+pub(super) const HELD: Bytes = Bytes::mib(112);
+
+/// The pages that the guest wrote and checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) written: u64,
+    pub(super) verified: u64,
+    pub(super) wrong: u64,
+}
+
+impl Tally {
+    /// Counts one pass, in which the guest wrote and checked all that it holds.
+    fn of(holds: &Holds) -> Self {
+        let pages = |bytes: Bytes| bytes.0 / PAGE_SIZE as u64;
+        // The guest counts wrong parts of 1 MiB.
+        let (written, wrong) = (pages(holds.held), pages(Bytes::mib(holds.wrong)));
+        Self { written, verified: written.saturating_sub(wrong), wrong }
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.written += other.written;
+        self.verified += other.verified;
+        self.wrong += other.wrong;
+    }
+}
+
+/// The program in the guest, and the count of its work.
+#[derive(Debug)]
+pub(super) struct Writer<'a> {
+    user: User<'a>,
+    /// The seed of the latest content.
+    seed: u64,
+    pub(super) tally: Tally,
+}
+
+impl<'a> Writer<'a> {
+    /// Waits until the program in the booting guest listens.
+    pub(super) fn meet(serial: &Path, wait: Wait<'a>) -> Result<Self> {
+        let mut user = User::meet(serial, wait)?;
+        user.is_there()?;
+        Ok(Self { user, seed: 0, tally: Tally::default() })
+    }
+
+    /// Connects to the program on the guest's new host, and lets it check every byte of its memory.
+    pub(super) fn meet_again(&mut self, serial: &Path) -> Result<()> {
+        self.user = User::meet(serial, self.user.wait)?;
+        let holds = self.user.hold(Part { number: 0, seed: self.seed }, HELD)?;
+        self.tally += Tally { written: 0, verified: 0, ..Tally::of(&holds) };
+        Ok(())
+    }
+
+    /// Lets the program write new content to all of its memory, then check every byte.
+    pub(super) fn pass(&mut self) -> Result<()> {
+        self.seed += 1;
+        let holds = self.user.hold(Part { number: 0, seed: self.seed }, HELD)?;
+        self.tally += Tally::of(&holds);
+        Ok(())
+    }
+
+    /// Makes passes until `is` holds after one; at least one.
+    pub(super) fn pass_until(&mut self, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+        loop {
+            self.pass()?;
+            if is()? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_part_counts_with_all_of_its_pages() {
+        let holds = Holds { held: HELD, wrong: 2, part: Part::default(), errors: 0 };
+        let mut tally = Tally::of(&holds);
+        assert_eq!(tally, Tally { written: 28_672, verified: 28_160, wrong: 512 });
+        tally += Tally::of(&Holds { wrong: 0, ..holds });
+        assert_eq!(tally, Tally { written: 57_344, verified: 56_832, wrong: 512 });
+    }
+}

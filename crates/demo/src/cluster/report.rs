@@ -1,0 +1,153 @@
+//! The figures of the demo.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::guest::Tally;
+use super::watch::Seen;
+
+/// The output of `aquifer demo cluster --json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// The hosts that made the cluster.
+    pub hosts: u64,
+    /// Configuration files of members that changed when others joined or left.
+    pub files_edited: u64,
+    /// Milliseconds from each `cluster join` until the first host saw the new one up.
+    pub join_ms: Vec<u64>,
+    /// Pages that the guest wrote.
+    pub pages_written: u64,
+    /// Pages in which every byte equalled the last write.
+    pub pages_verified: u64,
+    /// Pages in parts of memory with a byte that differed.
+    pub pages_wrong: u64,
+    /// Leases that their lenders recalled.
+    pub recalls: u64,
+    /// Moves of the VM to another host.
+    pub moves: u64,
+    /// Milliseconds from `host drain` until the host had left the cluster, for the slower of two.
+    pub drained_ms: u64,
+    /// Readings of a host in which the classes of its memory did not add up.
+    pub ledger_violations: u64,
+    /// The decisions of all agents, in order of time.
+    pub decisions: Vec<Decided>,
+}
+
+/// A decision of an agent.
+#[derive(Clone, Debug, Serialize)]
+pub struct Decided {
+    /// Seconds since all hosts had joined; decisions before that have negative times.
+    pub at_s: f64,
+    /// The host.
+    pub host: &'static str,
+    /// One sentence, with the numbers that led to the decision.
+    pub what: String,
+}
+
+/// The figures of the play that the observer does not see.
+#[derive(Clone, Debug)]
+pub(super) struct Played {
+    pub(super) files_edited: u64,
+    pub(super) join_ms: Vec<u64>,
+    pub(super) tally: Tally,
+    pub(super) drained_ms: u64,
+}
+
+impl Summary {
+    pub(super) fn new(played: Played, seen: &Seen) -> Self {
+        let Tally { written, verified, wrong } = played.tally;
+        Self {
+            hosts: seen.hosts.len() as u64,
+            files_edited: played.files_edited,
+            join_ms: played.join_ms,
+            pages_written: written,
+            pages_verified: verified,
+            pages_wrong: wrong,
+            recalls: seen.recalled.len() as u64,
+            moves: moves(seen),
+            drained_ms: played.drained_ms,
+            ledger_violations: seen.violations(),
+            decisions: decisions(seen),
+        }
+    }
+}
+
+/// Counts the moves of VMs that agents decided on and completed.
+fn moves(seen: &Seen) -> u64 {
+    let decisions = seen.hosts.iter().flat_map(|host| &host.decisions);
+    decisions.filter(|decision| decision.what.starts_with("moved VM ")).count() as u64
+}
+
+fn decisions(seen: &Seen) -> Vec<Decided> {
+    let of_host = |host: &super::watch::Watched| {
+        let name = host.name;
+        let decided = host.decisions.iter().map(move |decision| Decided {
+            at_s: ((decision.at - seen.began) * 1000.0).round() / 1000.0,
+            host: name,
+            what: decision.what.clone(),
+        });
+        decided.collect::<Vec<_>>()
+    };
+    let mut decisions: Vec<_> = seen.hosts.iter().flat_map(of_host).collect();
+    decisions.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    decisions
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let joins: Vec<_> = self.join_ms.iter().map(ToString::to_string).collect();
+        writeln!(
+            f,
+            "{} hosts, joined in {} ms, {} files edited",
+            self.hosts,
+            joins.join(", "),
+            self.files_edited
+        )?;
+        writeln!(
+            f,
+            "{} pages verified of {} written, {} wrong",
+            self.pages_verified, self.pages_written, self.pages_wrong
+        )?;
+        writeln!(
+            f,
+            "{} leases recalled, {} moves of the VM, at most {} ms to drain a host and leave",
+            self.recalls, self.moves, self.drained_ms
+        )?;
+        writeln!(f, "{} readings in which a ledger did not add up", self.ledger_violations)?;
+        writeln!(f, "Decisions:")?;
+        for Decided { at_s, host, what } in &self.decisions {
+            writeln!(f, "  {at_s:7.2} s  host {}  {what}", host.to_uppercase())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_api::status::Decision;
+
+    use super::super::watch::Watched;
+    use super::*;
+
+    #[test]
+    fn decisions_of_all_hosts_are_in_order_of_time() {
+        let decided = |at, what: &str| Decision { at, what: what.to_owned(), about: Vec::new() };
+        let host =
+            |name, decisions| Watched { name, samples: Vec::new(), decisions, events: Vec::new() };
+        let a = host("a", vec![decided(101.0, "asks"), decided(103.25, "moved VM web to b")]);
+        let b = host("b", vec![decided(99.5, "joins"), decided(102.0, "grants")]);
+        let seen = Seen { began: 100.0, hosts: vec![a, b], ..Seen::default() };
+        let tally = Tally { written: 9, verified: 8, wrong: 1 };
+        let played = Played { files_edited: 0, join_ms: vec![7, 8], tally, drained_ms: 5 };
+        let summary = Summary::new(played, &seen);
+        let order: Vec<_> = summary.decisions.iter().map(|it| (it.at_s, it.host)).collect();
+        assert_eq!(order, [(-0.5, "b"), (1.0, "a"), (2.0, "b"), (3.25, "a")]);
+        assert_eq!((summary.hosts, summary.moves, summary.ledger_violations), (2, 1, 0));
+        let text = summary.to_string();
+        assert!(
+            text.starts_with("2 hosts, joined in 7, 8 ms, 0 files edited\n8 pages verified of 9")
+        );
+        assert!(text.ends_with("    3.25 s  host A  moved VM web to b\n"), "{text}");
+    }
+}
