@@ -133,7 +133,8 @@ impl Loan {
             LoanState::Freeing => return,
             LoanState::Offered | LoanState::Recalled => due,
             LoanState::Held if self.left => due,
-            LoanState::Held => due && silent >= grace / 4,
+            // The borrower of a region that has moved denies the lease, and the next host is asked.
+            LoanState::Held => due && (silent >= grace / 4 || !self.lease.next.is_empty()),
         };
         if silent >= grace {
             let LentLease { lease, borrower, .. } = self.lease.clone();

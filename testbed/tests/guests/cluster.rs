@@ -18,6 +18,8 @@ fn the_demo_keeps_every_page_while_lenders_change() -> Result<()> {
     ensure!(summary["join_ms"].as_array().is_some_and(|joins| joins.len() == 3), "{summary}");
     ensure!(summary["pages_wrong"] == 0 && summary["ledger_violations"] == 0, "{summary}");
     ensure!(summary["pages_written"].as_u64() > Some(0), "{summary}");
+    // Each of four hosts is read for seconds; two of them leave.
+    ensure!(summary["ledger_readings"].as_u64() > Some(100), "{summary}");
     ensure!(summary["pages_verified"] == summary["pages_written"], "{summary}");
     ensure!(summary["recalls"].as_u64() >= Some(2) && summary["moves"] == 2, "{summary}");
     let decisions = summary["decisions"].as_array().context("the summary has no decisions")?;

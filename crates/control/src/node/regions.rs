@@ -7,8 +7,8 @@ use aquifer_page::{Bytes, HostName, VolumeId};
 
 use super::offers::Waiting;
 use super::orders::failed;
-use super::{Answer, Node, Ticket, Work};
-use crate::{Action, Decision, Event, LiveVolume, RegionRequest, VolumeState, What};
+use super::{Answer, Node, Ticket};
+use crate::{Action, Decision, Event, LiveVolume, RegionRequest, What};
 
 /// The requests that wait for their leases, by volume.
 pub(super) type Requests = BTreeMap<VolumeId, Ticket>;
@@ -75,10 +75,12 @@ impl Node {
     /// Gives back the leases of a region that is gone. The volume may have become busy since the
     /// search.
     pub(super) fn region_gone(&mut self, volume: VolumeId) {
-        let is_of_region = self.controller.volumes().iter().any(|known| {
-            known.volume == volume && known.state == VolumeState::Active && !known.owner.is_swap()
-        });
-        if is_of_region && !self.work.contains(&Work::Volume(volume)) {
+        let is_of_region = self
+            .controller
+            .volumes()
+            .iter()
+            .any(|known| known.volume == volume && !known.owner.is_swap());
+        if is_of_region && self.is_idle(volume) {
             self.step(Event::Deactivated { volume });
         }
     }

@@ -95,7 +95,7 @@ impl Node {
     }
 
     /// Returns whether a volume is in use and no work on it or its leases is in progress.
-    fn is_idle(&self, volume: VolumeId) -> bool {
+    pub(super) fn is_idle(&self, volume: VolumeId) -> bool {
         let volumes = self.controller.volumes();
         let is_active = volumes
             .iter()

@@ -28,7 +28,9 @@ pub struct Summary {
     pub moves: u64,
     /// Milliseconds from `host drain` until the host had left the cluster, for the slower of two.
     pub drained_ms: u64,
-    /// Readings of a host in which the classes of its memory did not add up.
+    /// Readings of hosts' ledgers, four a second of each host.
+    pub ledger_readings: u64,
+    /// Readings in which the classes of a host's memory did not add up.
     pub ledger_violations: u64,
     /// The decisions of all agents, in order of time.
     pub decisions: Vec<Decided>,
@@ -67,6 +69,7 @@ impl Summary {
             recalls: seen.recalled.len() as u64,
             moves: moves(seen),
             drained_ms: played.drained_ms,
+            ledger_readings: seen.readings(),
             ledger_violations: seen.violations(),
             decisions: decisions(seen),
         }
@@ -114,7 +117,8 @@ impl fmt::Display for Summary {
             "{} leases recalled, {} moves of the VM, at most {} ms to drain a host and leave",
             self.recalls, self.moves, self.drained_ms
         )?;
-        writeln!(f, "{} readings in which a ledger did not add up", self.ledger_violations)?;
+        let (violations, readings) = (self.ledger_violations, self.ledger_readings);
+        writeln!(f, "{violations} of {readings} readings of ledgers did not add up")?;
         writeln!(f, "Decisions:")?;
         for Decided { at_s, host, what } in &self.decisions {
             writeln!(f, "  {at_s:7.2} s  host {}  {what}", host.to_uppercase())?;

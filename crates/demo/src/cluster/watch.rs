@@ -70,6 +70,11 @@ impl Seen {
         self.recalled.extend(recalled.map(|lent| lent.lease));
     }
 
+    /// Counts the readings of all hosts.
+    pub(super) fn readings(&self) -> u64 {
+        self.hosts.iter().map(|host| host.samples.len() as u64).sum()
+    }
+
     /// Counts the readings in which the classes do not add up to the host's memory.
     pub(super) fn violations(&self) -> u64 {
         let is_wrong = |sample: &&Sample| {
@@ -194,6 +199,6 @@ mod tests {
         seen.note(0, 0.1, status(&[], 64));
         assert_eq!(seen.violations(), 0);
         seen.note(1, 0.1, status(&[], 63));
-        assert_eq!(seen.violations(), 1);
+        assert_eq!((seen.violations(), seen.readings()), (1, 2));
     }
 }

@@ -74,8 +74,10 @@ impl Site {
 
     fn configure(&self, name: &str) -> Result<()> {
         let host = self.of(name);
+        // After a quarter of the grace, a lender asks a host that has booted for its leases.
         host.set(&format!(
             "[memory]\nperiod = \"200ms\"\n[vms]\naccept = {}\n[lend]\nenabled = {}\n\
+             grace = \"60s\"\n\
              [borrow]\nenabled = false\n[groups]\nagreements = {:?}",
             VM_HOSTS.contains(&name),
             LENDERS.contains(&name),

@@ -132,6 +132,9 @@ fn all() -> Vec<(String, Arg)> {
     command.get_arguments().map(keyed).collect()
 }
 
+/// Options that an agent passes by variables to the VMs that it starts.
+const AGENTS_OWN: [&str; 2] = ["socket", "groups"];
+
 /// Returns the given options as a definition has them: paths are absolute, as the agent that starts
 /// the VM has another working directory.
 fn given(matches: &ArgMatches) -> std::result::Result<Table, clap::Error> {
@@ -141,8 +144,9 @@ fn given(matches: &ArgMatches) -> std::result::Result<Table, clap::Error> {
         let Ok(Some(raw)) = matches.try_get_raw(id) else { continue };
         match matches.value_source(id) {
             Some(ValueSource::CommandLine) => {}
-            // The agent has other variables.
-            Some(ValueSource::EnvVariable) if matches.value_source("cache").is_some() => {}
+            // The agent has other variables, and its own places: the VM may move to its host.
+            Some(ValueSource::EnvVariable)
+                if matches.value_source("cache").is_some() && !AGENTS_OWN.contains(&id) => {}
             _ => continue,
         }
         let is_path = option.get_value_parser().type_id() == TypeId::of::<PathBuf>();

@@ -127,6 +127,8 @@ impl Network {
                     let event = Event::Received { from: from.clone(), message };
                     self.wire.push(Packet { to: self.index(&to), event });
                 }
+                // The node writes down one lease at a time. The controller repeats the order.
+                Action::RecordLease(lent) if self.hosts[index].writes_down(lent.lease) => {}
                 job => self.hosts[index].jobs.push(job),
             }
         }
@@ -221,6 +223,7 @@ impl Network {
         let regions = host.controller.volumes().into_iter().filter(|volume| {
             !volume.owner.is_swap()
                 && volume.state == VolumeState::Active
+                && !host.evacuates(volume.volume)
                 && !host.volumes.contains_key(&volume.volume)
                 && !host.handed_over.contains_key(&volume.volume)
         });
@@ -228,16 +231,11 @@ impl Network {
             self.step(index, Event::Deactivated { volume: region.volume });
         }
         let host = &self.hosts[index];
-        let being_moved = |volume: &VolumeId| {
-            host.jobs
-                .iter()
-                .any(|job| matches!(job, Action::Evacuate { volume: moved, .. } if moved == volume))
-        };
         let gone = host.controller.borrowed().into_iter().filter(|held| {
             let volume = host.volumes.get(&held.volume);
             let stands = |lease: &BorrowedLease| lease.lease == held.lease.lease;
             volume.is_some_and(|volume| !volume.leases.iter().any(stands))
-                && !being_moved(&held.volume)
+                && !host.evacuates(held.volume)
         });
         let gone: Vec<_> = gone.map(|held| held.lease.lease).collect();
         for lease in gone {
@@ -478,6 +476,21 @@ impl Network {
 }
 
 impl Host {
+    /// Returns whether the host is about to write down which hosts may use a lease.
+    fn writes_down(&self, lease: LeaseId) -> bool {
+        let of_it = |job: &Action| matches!(job, Action::RecordLease(lent) if lent.lease == lease);
+        self.jobs.iter().any(of_it)
+    }
+
+    /// Returns whether the host moves pages between leases of a volume.
+    fn evacuates(&self, volume: VolumeId) -> bool {
+        let evacuated = self.jobs.iter().filter_map(|job| match job {
+            Action::Evacuate { volume, .. } => Some(*volume),
+            _ => None,
+        });
+        evacuated.into_iter().any(|evacuated| evacuated == volume)
+    }
+
     /// Returns the leases of the volumes, and of those in the making.
     fn leases_in_use(&self) -> Vec<BorrowedLease> {
         let live = self.volumes.values().flat_map(|volume| &volume.leases);

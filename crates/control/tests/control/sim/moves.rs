@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use aquifer_control::{Action, Event, LiveVolume, VolumeState};
+use aquifer_control::{Event, LiveVolume, VolumeState};
 use aquifer_page::VolumeId;
 
 use super::{Network, Packet};
@@ -26,6 +26,10 @@ impl Network {
             return;
         }
         let region = &regions[at % regions.len()];
+        // The agent refuses: a host does not lend to itself.
+        if region.leases.iter().any(|lease| lease.lender == self.hosts[to].name) {
+            return;
+        }
         // An attempt that has failed leaves its permits behind.
         self.moves.retain(|one| one.volume != region.volume);
         self.missed(region.volume);
@@ -106,15 +110,10 @@ impl Network {
         let arrived =
             host.volumes.values().filter(|live| !live.owner.is_swap() && !known(&live.volume));
         let arrived: Vec<_> = arrived.cloned().collect();
-        let is_busy = |volume: VolumeId| {
-            host.jobs.iter().any(
-                |job| matches!(job, Action::Evacuate { volume: moved, .. } if *moved == volume),
-            )
-        };
         let moved = volumes.iter().filter(|known| {
             known.state == VolumeState::Active
                 && !host.volumes.contains_key(&known.volume)
-                && !is_busy(known.volume)
+                && !host.evacuates(known.volume)
         });
         let moved =
             moved.filter_map(|known| Some((known.volume, *host.handed_over.get(&known.volume)?)));
