@@ -164,7 +164,10 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     }
     let (commands, inbox) = mpsc::channel(64);
     let handle = Handle(commands);
-    if let Err(error) = aquifer_vm::process::clear_arrivals(&config.state) {
+    let state = config.state.clone();
+    // A QEMU may answer late.
+    let cleared = tokio::task::spawn_blocking(move || aquifer_vm::process::clear_arrivals(&state));
+    if let Ok(Err(error)) = cleared.await {
         tracing::warn!("cannot remove what is left of VMs that did not arrive: {error}");
     }
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone(), handle.clone());

@@ -149,13 +149,15 @@ impl Borrower {
         ctx.decide(What::MovedAway { region, volume: id, to, leases });
     }
 
-    /// Takes over the leases of a region that has come to this host.
+    /// Takes over the leases of a region that has come to this host. If it has come back before
+    /// this host noticed that it was away, its leases are other ones now.
     pub(crate) fn arrived(&mut self, live: &LiveVolume, ctx: &mut StepContext<'_>) {
         let Some(region) = live.owner.region().cloned() else { return };
-        if self.volumes.contains_key(&live.volume) {
-            return;
-        }
         self.expected.remove(&live.volume);
+        if self.volumes.remove(&live.volume).is_some() {
+            self.abandon_replacement(live.volume, ctx);
+            self.holdings.retain(|_, holding| holding.volume != live.volume);
+        }
         self.add_volume(live, VolumeState::Active);
         let (volume, leases) = (live.volume, live.leases.len());
         ctx.decide(What::Arrived { region, volume, leases });

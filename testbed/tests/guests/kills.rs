@@ -158,7 +158,7 @@ impl Cell<'_> {
         let after = site.of(is).ticks(VM)?;
         ensure!(after[0] > before[0], "the guest started again: {before:?}, {after:?}");
         let end = if output.status.success() { "done" } else { "failed at first" };
-        let died = died.map_or_else(|error| format!("is not there ({error})"), |()| "died".into());
+        let died = died.map_or_else(|error| format!("lives: {error}"), |()| "died".into());
         step(&format!("{:?}: {victim:?} {died}, {end}; agreed in {took:.1?}", self.step));
         Ok(is)
     }
@@ -205,7 +205,8 @@ impl Cell<'_> {
         // The destination's processes come one after the other.
         loop {
             let process = self.process();
-            if process.is_ok() || is_over {
+            ensure!(!is_over, "the step was over");
+            if process.is_ok() {
                 return process;
             }
             is_over = command.try_wait()?.is_some();

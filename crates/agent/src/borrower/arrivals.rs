@@ -15,12 +15,14 @@ const PREPARING: Duration = Duration::from_secs(120);
 /// The host of a region that has files here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Whereabouts {
-    /// This host.
+    /// This host: the record of its VM says so.
     Here,
-    /// This host or another: the region is on its way.
-    Between,
-    /// This other host, by the record of the region's VM.
-    Moved(HostName),
+    /// This host, unless it is on its way here: it has no VM.
+    Alone,
+    /// This host or another: it may be on its way here.
+    Arrives,
+    /// Another host, or this one again: as long as its files are here, the VM may come back.
+    Leaves,
 }
 
 /// A region's files on this host; `None` without files.
@@ -29,11 +31,12 @@ pub(super) type Found = Option<(Whereabouts, RegionSpec)>;
 /// Returns the host of a region, by the records of the region and its VM.
 pub(super) fn whereabouts(files: &Files) -> Whereabouts {
     let vm = files.run_dir().map(|run_dir| VmFiles::new(run_dir, files.name()));
-    let arrives = vm.as_ref().is_some_and(VmFiles::arrives);
-    match vm.and_then(|vm| vm.moved_to()) {
-        Some(to) => Whereabouts::Moved(to),
-        None if arrives || files.is_foreign() => Whereabouts::Between,
-        None => Whereabouts::Here,
+    let is = |test: fn(&VmFiles) -> bool| vm.as_ref().is_some_and(test);
+    match () {
+        () if is(VmFiles::leaves) => Whereabouts::Leaves,
+        () if is(VmFiles::arrives) || files.is_foreign() => Whereabouts::Arrives,
+        () if is(VmFiles::is_settled) => Whereabouts::Here,
+        () => Whereabouts::Alone,
     }
 }
 
@@ -91,12 +94,13 @@ impl Arrivals {
                 here.push(spec);
                 false
             }
-            Ok(Some((Whereabouts::Between, _))) => {
+            // Only a record proves that it is here: the files of one that fails go one by one.
+            Ok(Some(_)) => {
                 it.seen = true;
                 true
             }
             Ok(None) if !it.seen && it.since.elapsed() < PREPARING => true,
-            Ok(Some((Whereabouts::Moved(_), _)) | None) => {
+            Ok(None) => {
                 missed.push(*volume);
                 false
             }

@@ -85,9 +85,8 @@ impl Regions {
         for files in client::list(&directory)? {
             match client::record(&files) {
                 Ok(spec) if borrowed(&spec).next().is_some() => match whereabouts(&files) {
-                    Whereabouts::Here => drop(known.insert(spec.volume, spec)),
-                    Whereabouts::Between => arrivals.expect(&spec, leases_of(&spec)),
-                    Whereabouts::Moved(_) => {}
+                    Whereabouts::Arrives => arrivals.expect(&spec, leases_of(&spec)),
+                    _ => drop(known.insert(spec.volume, spec)),
                 },
                 // It was removed meanwhile, or lenders were named by hand.
                 Ok(_) | Err(RegionError::Unknown(_)) => {}
@@ -155,11 +154,15 @@ impl Regions {
 
     /// Returns the volumes of regions that are gone.
     pub(super) fn gone(&self) -> Vec<VolumeId> {
+        self.gone_regions().into_iter().map(|(volume, _)| volume).collect()
+    }
+
+    fn gone_regions(&self) -> Vec<(VolumeId, RegionName)> {
         let known: Vec<_> =
             lock(&self.known).iter().map(|(volume, spec)| (*volume, spec.name.clone())).collect();
         let is_gone =
             |(volume, name): &(VolumeId, RegionName)| matches!(self.read(name, *volume), Ok(None));
-        known.into_iter().filter(is_gone).map(|(volume, _)| volume).collect()
+        known.into_iter().filter(is_gone).collect()
     }
 
     /// Expects a region that another host may move here; returns its borrowed leases.
@@ -192,24 +195,12 @@ impl Regions {
         (arrived, missed)
     }
 
-    /// Returns the volumes of regions that are on other hosts now.
+    /// Returns the volumes of regions that are on other hosts now. While its files are here, a VM
+    /// may come back: the other host may not have got it.
     pub(super) fn moved(&self) -> Vec<(VolumeId, HostName)> {
-        let known: Vec<_> =
-            lock(&self.known).iter().map(|(volume, spec)| (*volume, spec.name.clone())).collect();
-        let moved = |(volume, name): (VolumeId, RegionName)| {
-            let files = self.files(&name);
-            let to = match whereabouts(&files) {
-                Whereabouts::Moved(to) => Some(to),
-                Whereabouts::Between => None,
-                // The source forgets a VM that the other host has as a whole.
-                Whereabouts::Here => match self.read(&name, volume) {
-                    Ok(None) => ended_in_a_move(&files),
-                    _ => None,
-                },
-            };
-            to.map(|to| (volume, to))
-        };
-        known.into_iter().filter_map(moved).collect()
+        let gone = self.gone_regions().into_iter();
+        gone.filter_map(|(volume, name)| Some((volume, ended_in_a_move(&self.files(&name))?)))
+            .collect()
     }
 
     /// Returns the generations of leases that have moved here with their regions.

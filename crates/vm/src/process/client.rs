@@ -361,7 +361,7 @@ fn await_place(files: &Files, record: &Record) -> Result<(), VmError> {
 /// Starts another supervisor for a VM that runs without one.
 ///
 /// # Errors
-/// [`VmError::Reported`] if it does not start, or another one did meanwhile.
+/// [`VmError::Reported`] if it does not start, and no other one did meanwhile.
 pub fn supervise(program: &Path, files: &Files) -> Result<(), VmError> {
     start_supervisor(program, files).map(drop)
 }
@@ -380,6 +380,10 @@ fn start_supervisor(program: &Path, files: &Files) -> Result<Option<SocketAddr>,
         None => "the VM's supervisor exited before the VM ran".to_owned(),
     };
     let _ = supervisor.wait();
+    if files.is_supervised() {
+        // Another process has started one meanwhile.
+        return Ok(None);
+    }
     Err(VmError::Reported(error))
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use aquifer_control_socket::is_listening;
-use aquifer_page::{Group, HostName, RegionName};
+use aquifer_page::{Group, RegionName};
 use aquifer_region::process::{Files as RegionFiles, GroupFiles, record};
 use rustix::process::{Pid, test_kill_process};
 
@@ -251,9 +251,14 @@ impl Files {
         self.read().is_ok_and(|record| record.incoming.is_some())
     }
 
-    /// Returns the host to which this one has handed the VM over.
-    pub fn moved_to(&self) -> Option<HostName> {
-        self.read().ok()?.handed_over.map(|handed_over| handed_over.to)
+    /// Returns whether this host has handed the VM over to another one.
+    pub fn leaves(&self) -> bool {
+        self.read().is_ok_and(|record| record.handed_over.is_some())
+    }
+
+    /// Returns whether the record says that the VM is this host's.
+    pub fn is_settled(&self) -> bool {
+        self.read().is_ok_and(|record| record.incoming.is_none() && record.handed_over.is_none())
     }
 
     /// Returns whether an arriving VM belongs to this host.

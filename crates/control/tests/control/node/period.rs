@@ -1,5 +1,6 @@
 //! Tests of a period's work besides Algorithm 1, and of the question for offers.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use aquifer_control::node::{
@@ -213,4 +214,36 @@ fn a_lender_that_asks_for_a_moved_lease_learns_its_host_at_once() {
     assert!(shell.sent().is_empty(), "it does not deny that it holds the lease");
     assert_eq!(renewals(shell.period(20)), [None]);
     assert_eq!(renewals(shell.period(20)), []);
+}
+
+#[test]
+fn a_region_that_comes_back_unnoticed_has_its_new_leases() {
+    let live = |lease, generation| LiveVolume {
+        volume: VolumeId(5),
+        bytes: Bytes::gib(1),
+        owner: Owner::Region("items".parse().unwrap()),
+        group: Group::default(),
+        cause: Cause::ByHand,
+        leases: vec![BorrowedLease {
+            lease,
+            lender: name("b"),
+            bytes: Bytes::gib(1),
+            uris: vec!["there".to_owned()],
+            generation,
+        }],
+    };
+    let mut shell = Shell::new();
+    for (lease, generation) in [(LEASE, 1), (LeaseId(2), 3)] {
+        let (volume, leases) = (VolumeId(5), BTreeSet::from([lease]));
+        shell.input(Input::Expect { volume, leases });
+        let arrived = Found { arrived: vec![live(lease, generation)], ..Found::default() };
+        shell.after(1).read(found(arrived));
+    }
+    let held = shell.node.controller().borrowed();
+    let held: Vec<_> = held.iter().map(|it| (it.lease.lease, it.lease.generation)).collect();
+    assert_eq!(held, [(LeaseId(2), 3)]);
+    // It is no longer expected: a recall counts.
+    let recall = Message::MemLenFin { lease: LeaseId(2), generation: 3 };
+    shell.hear("b", recall).offers(&[("c", 4)]);
+    assert_eq!(shell.sent()[0].0, "c", "asks for room elsewhere");
 }
