@@ -1,13 +1,17 @@
-//! The regions that other hosts may move here, until they are here or do not come.
+//! Regions that move: those that other hosts may move here, until they are here or do not come, and
+//! those that have left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
+use aquifer_control::LiveVolume;
 use aquifer_page::{HostName, LeaseId, RegionName, VolumeId, lock};
 use aquifer_region::RegionError;
 use aquifer_region::process::{Files, RegionSpec};
 use aquifer_vm::process::{Cause, Files as VmFiles};
+
+use super::{Borrower, is_borrowed};
 
 /// How long this host may take to prepare for a region.
 const PREPARING: Duration = Duration::from_secs(120);
@@ -27,6 +31,53 @@ pub(super) enum Whereabouts {
 
 /// A region's files on this host; `None` without files.
 pub(super) type Found = Option<(Whereabouts, RegionSpec)>;
+
+impl Borrower {
+    /// Expects a region that another host may move here; returns its volume and its leases.
+    pub fn expect_region(&self, memory: &RegionSpec) -> (VolumeId, BTreeSet<LeaseId>) {
+        let leases = self.regions.expect_arrival(memory);
+        (memory.volume, leases)
+    }
+
+    /// No longer expects a region.
+    pub fn miss_region(&self, volume: VolumeId) {
+        self.regions.miss(volume);
+    }
+
+    /// Returns a region of another host as this host uses it, with its own way to each lease that
+    /// an agent borrowed.
+    ///
+    /// # Errors
+    /// If a lender does not say how this host reaches a lease.
+    pub fn for_this_host(&self, mut memory: RegionSpec) -> Result<RegionSpec, String> {
+        let name = format!("region '{}' of host {}", memory.name, self.config.host);
+        for target in memory.leases.iter_mut().filter(|target| is_borrowed(target)) {
+            self.reach.take_on(target)?;
+            target.claim.iter_mut().for_each(|claim| claim.name.clone_from(&name));
+        }
+        Ok(memory)
+    }
+
+    /// Returns the leases of regions that may come from other hosts, by volume.
+    pub fn expected(&self) -> BTreeMap<VolumeId, BTreeSet<LeaseId>> {
+        self.regions.expected()
+    }
+
+    /// Returns the regions that have come to this host, and the volumes of those that do not come.
+    pub fn arrived(&self) -> (Vec<LiveVolume>, Vec<VolumeId>) {
+        self.regions.arrived()
+    }
+
+    /// Returns the volumes of regions that are on other hosts now, each with the host.
+    pub fn moved(&self) -> Vec<(VolumeId, HostName)> {
+        self.regions.moved()
+    }
+
+    /// Returns the generations of leases that have moved to this host with their regions.
+    pub fn generations(&self) -> BTreeMap<LeaseId, u32> {
+        self.regions.generations()
+    }
+}
 
 /// Returns the host of a region, by the records of the region and its VM.
 pub(super) fn whereabouts(files: &Files) -> Whereabouts {

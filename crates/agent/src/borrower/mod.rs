@@ -28,7 +28,6 @@ use aquifer_blockdev::swap;
 use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner, VolumeStatus};
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId, lock};
-use aquifer_region::process::RegionSpec;
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
@@ -315,51 +314,6 @@ impl Borrower {
     /// Returns the directory of the regions that this agent looks at.
     pub fn regions_directory(&self) -> &Path {
         self.regions.directory()
-    }
-
-    /// Expects a region that another host may move here; returns its volume and its leases.
-    pub fn expect_region(&self, memory: &RegionSpec) -> (VolumeId, BTreeSet<LeaseId>) {
-        let leases = self.regions.expect_arrival(memory);
-        (memory.volume, leases)
-    }
-
-    /// No longer expects a region.
-    pub fn miss_region(&self, volume: VolumeId) {
-        self.regions.miss(volume);
-    }
-
-    /// Returns a region of another host as this host uses it, with its own way to each lease that
-    /// an agent borrowed.
-    ///
-    /// # Errors
-    /// If a lender does not say how this host reaches a lease.
-    pub fn for_this_host(&self, mut memory: RegionSpec) -> Result<RegionSpec, String> {
-        let name = format!("region '{}' of host {}", memory.name, self.config.host);
-        for target in memory.leases.iter_mut().filter(|target| is_borrowed(target)) {
-            self.reach.take_on(target)?;
-            target.claim.iter_mut().for_each(|claim| claim.name.clone_from(&name));
-        }
-        Ok(memory)
-    }
-
-    /// Returns the leases of regions that may come from other hosts, by volume.
-    pub fn expected(&self) -> BTreeMap<VolumeId, BTreeSet<LeaseId>> {
-        self.regions.expected()
-    }
-
-    /// Returns the regions that have come to this host, and the volumes of those that do not come.
-    pub fn arrived(&self) -> (Vec<LiveVolume>, Vec<VolumeId>) {
-        self.regions.arrived()
-    }
-
-    /// Returns the volumes of regions that are on other hosts now, each with the host.
-    pub fn moved(&self) -> Vec<(VolumeId, HostName)> {
-        self.regions.moved()
-    }
-
-    /// Returns the generations of leases that have moved to this host with their regions.
-    pub fn generations(&self) -> BTreeMap<LeaseId, u32> {
-        self.regions.generations()
     }
 
     /// Returns the volumes of regions that are gone.

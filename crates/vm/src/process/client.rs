@@ -10,31 +10,27 @@ use std::time::{Duration, Instant};
 
 use aquifer_control_socket::{ControlCall, first_word};
 use aquifer_page::{Bytes, MigrationId, RegionName};
-use aquifer_procfs::available_memory;
 use aquifer_region::process::{RegionSpec, client as regions, record};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 
-use super::earlier::give_way;
 use super::files::Files;
 use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
+pub use super::receiving::receive;
 use super::run::{SUBCOMMAND, remove_region};
 use super::side_by_side;
 use super::standing;
 pub use super::stop::{clear, stop, withdraw};
 use super::supervisor_call::{ANSWERING, SILENCE, answer, answers, unexpected};
-use crate::definition::{self, Definitions};
+use crate::definition;
 use crate::error::VmError;
 use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
-use crate::migrate::{self, Arrival, Cpu, HandedOver, Incoming, MigrationReport, Order, Progress};
+use crate::migrate::{self, Arrival, Cpu, HandedOver, MigrationReport, Order, Progress};
 use crate::qmp::Qmp;
 use crate::spec::{Backing, VmSpec};
 
 /// Timeout of an answer of QEMU, and of a supervisor that only has to exit.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long [`receive`] waits until an ended attempt to move the same VM here is cleared away.
-const LONGEST_CLEANUP: Duration = Duration::from_secs(5);
 
 /// How long a supervisor may take to clear away the remains of its QEMU.
 pub(super) const CLEARING: Duration = Duration::from_secs(40);
@@ -79,7 +75,7 @@ pub fn start(
 }
 
 /// Notes the share of this host's memory that a VM about to run here gets.
-fn admit(
+pub(super) fn admit(
     files: &Files,
     spec: &VmSpec,
     memory: Option<&RegionSpec>,
@@ -296,68 +292,6 @@ pub fn times(files: &Files) -> Result<Times, VmError> {
     Ok(read?.unwrap_or_default())
 }
 
-/// Prepares this host for a VM that another host sends, and returns the address at which its
-/// supervisor listens. The VM's definition joins `definitions`. If the VM does not arrive, the
-/// supervisor removes everything again.
-///
-/// # Errors
-/// [`VmError`] if this host lacks something that the VM needs.
-pub fn receive(
-    program: &Path,
-    run_dir: &Path,
-    arrival: &Arrival,
-    incoming: Incoming,
-    definitions: &Definitions,
-) -> Result<SocketAddr, VmError> {
-    let Arrival { vm, memory, .. } = arrival;
-    vm.check()?;
-    if vm.name != memory.name || vm.max_memory != memory.size || vm.backing != Backing::Region {
-        return Err(VmError::Misuse("the offered region does not match the VM".to_owned()));
-    }
-    let spare =
-        available_memory().map_err(VmError::io("cannot tell how much memory is available"))?;
-    if memory.cache > spare {
-        return Err(VmError::Misuse(format!(
-            "the VM needs a local cache of {}, but this host has only {spare} available: \
-             set a smaller one with --cache",
-            memory.cache
-        )));
-    }
-    let files = Files::new(run_dir, &vm.name);
-    let text = arrival.definition.as_deref();
-    let path = text.map(|_| definitions.file(&vm.name));
-    give_way(&files, &incoming)?;
-    await_place(&files, &Record::of(vm, path.as_deref(), Some(incoming.clone())))?;
-    let expect = |text| definitions.expect(&vm.name, &incoming, text);
-    let started = admit(&files, vm, Some(memory), &arrival.limits)
-        .and_then(|()| Ok(text.map_or(Ok(()), expect)?))
-        .and_then(|()| Ok(regions::create_foreign(program, &run_dir.join("regions"), memory)?))
-        .and_then(|_| start_supervisor(program, &files).inspect_err(|_| _ = remove_region(&files)))
-        .and_then(|address| {
-            let silent = "the VM's supervisor does not wait for the migration";
-            address.ok_or_else(|| VmError::Reported(silent.to_owned()))
-        });
-    started.inspect_err(|_| {
-        text.iter().for_each(|_| definitions.remove_expected(&vm.name, &incoming));
-        forget(&files);
-    })
-}
-
-/// Creates the record of an arriving VM. An earlier attempt to move it here may need a moment to
-/// remove its QEMU and its region.
-fn await_place(files: &Files, record: &Record) -> Result<(), VmError> {
-    let deadline = Instant::now() + LONGEST_CLEANUP;
-    loop {
-        let made = files.create(record);
-        let is_here =
-            || files.read().is_ok_and(|before| before.incoming.is_none_or(|it| it.prepared));
-        if !matches!(made, Err(VmError::Exists(_))) || is_here() || Instant::now() >= deadline {
-            return made;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Starts another supervisor for a VM that runs without one.
 ///
 /// # Errors
@@ -367,7 +301,10 @@ pub fn supervise(program: &Path, files: &Files) -> Result<(), VmError> {
 }
 
 /// Starts a VM's supervisor; returns the address at which it waits for an arriving VM, if it does.
-fn start_supervisor(program: &Path, files: &Files) -> Result<Option<SocketAddr>, VmError> {
+pub(super) fn start_supervisor(
+    program: &Path,
+    files: &Files,
+) -> Result<Option<SocketAddr>, VmError> {
     let fail = || VmError::io(format!("cannot start {}", program.display()));
     let mut supervisor = Command::new(program);
     supervisor.args(SUBCOMMAND).stdin(Stdio::null());

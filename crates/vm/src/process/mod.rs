@@ -3,11 +3,11 @@
 
 pub mod client;
 mod control_server;
-mod earlier;
 mod ended;
 mod files;
 mod logs;
 mod message;
+mod receiving;
 mod rest;
 mod run;
 mod side_by_side;
@@ -15,10 +15,10 @@ mod standing;
 mod stop;
 mod supervisor_call;
 
-pub use earlier::clear_arrivals;
 pub use ended::{Cause, Ended, ended};
 pub use files::Files;
 pub use message::{Origin, State, VmStatus};
+pub use receiving::clear_arrivals;
 pub use rest::NextStart;
 pub use run::{SUBCOMMAND, run};
 pub use side_by_side::side_by_side;

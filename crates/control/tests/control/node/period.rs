@@ -183,25 +183,28 @@ fn a_lease_on_which_work_is_in_progress_is_not_searched_for() {
     assert!(shell.sent().is_empty(), "the move began after the search");
 }
 
-#[test]
-fn a_lender_that_asks_for_a_moved_lease_learns_its_host_at_once() {
-    let lease = BorrowedLease {
-        lease: LEASE,
-        lender: name("b"),
-        bytes: Bytes::gib(1),
-        uris: vec!["there".to_owned()],
-        generation: 1,
-    };
-    let live = LiveVolume {
+/// Returns the region `items` of 1 GiB, with a lease of `b`.
+fn region(lease: LeaseId, generation: u32) -> LiveVolume {
+    LiveVolume {
         volume: VolumeId(5),
         bytes: Bytes::gib(1),
         owner: Owner::Region("items".parse().unwrap()),
         group: Group::default(),
         cause: Cause::ByHand,
-        leases: vec![lease],
-    };
+        leases: vec![BorrowedLease {
+            lease,
+            lender: name("b"),
+            bytes: Bytes::gib(1),
+            uris: vec!["there".to_owned()],
+            generation,
+        }],
+    }
+}
+
+#[test]
+fn a_lender_that_asks_for_a_moved_lease_learns_its_host_at_once() {
     let mut shell = Shell::new();
-    let arrived = Found { arrived: vec![live], ..Found::default() };
+    let arrived = Found { arrived: vec![region(LEASE, 1)], ..Found::default() };
     shell.after(1).read(found(arrived));
     assert_eq!(renewals(shell.period(20)), [None], "the region has come");
     assert_eq!(renewals(shell.period(20)), []);
@@ -218,25 +221,11 @@ fn a_lender_that_asks_for_a_moved_lease_learns_its_host_at_once() {
 
 #[test]
 fn a_region_that_comes_back_unnoticed_has_its_new_leases() {
-    let live = |lease, generation| LiveVolume {
-        volume: VolumeId(5),
-        bytes: Bytes::gib(1),
-        owner: Owner::Region("items".parse().unwrap()),
-        group: Group::default(),
-        cause: Cause::ByHand,
-        leases: vec![BorrowedLease {
-            lease,
-            lender: name("b"),
-            bytes: Bytes::gib(1),
-            uris: vec!["there".to_owned()],
-            generation,
-        }],
-    };
     let mut shell = Shell::new();
     for (lease, generation) in [(LEASE, 1), (LeaseId(2), 3)] {
         let (volume, leases) = (VolumeId(5), BTreeSet::from([lease]));
         shell.input(Input::Expect { volume, leases });
-        let arrived = Found { arrived: vec![live(lease, generation)], ..Found::default() };
+        let arrived = Found { arrived: vec![region(lease, generation)], ..Found::default() };
         shell.after(1).read(found(arrived));
     }
     let held = shell.node.controller().borrowed();
