@@ -144,7 +144,7 @@ impl Borrower {
         let going: Vec<_> =
             self.volumes.iter().filter(|(_, v)| idle(v) && goes(v)).map(|(id, _)| *id).collect();
         going.into_iter().for_each(|volume| self.deactivate(volume, ctx));
-        if ctx.memory().overloaded(ctx.config()) && self.nearly_full(ctx) && self.may_start(ctx) {
+        if ctx.wants_to_swap() && self.nearly_full(ctx) && self.may_start(ctx) {
             let (group, bytes) = (ctx.config().group.clone(), ctx.config().request);
             if let Err(refusal) = self.borrow(Cause::Overload, bytes, group, ctx) {
                 self.pause(ctx.config().cooldown, ctx);

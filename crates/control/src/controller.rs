@@ -58,7 +58,7 @@ impl Controller {
         found: Restored,
     ) -> Self {
         let (memory, own) = (Memory::default(), OwnMemory::default());
-        let facts = Facts { host, config, memory, own, now };
+        let facts = Facts { host, config, memory, own, caches_relieve: false, now };
         let borrower = Borrower::restore(found.volumes, found.expected);
         let lender = LenderRole::restore(found.lent, facts.config.lends, now);
         let role = match (borrower.swaps(), lender.lends()) {
@@ -99,6 +99,11 @@ impl Controller {
     /// on, also for requests that come before the next tick.
     pub fn note_own(&mut self, own: OwnMemory) {
         self.facts.own = own;
+    }
+
+    /// Notes whether local caches relieve this host of its overload, from the next tick on.
+    pub(crate) fn note_relief(&mut self, caches_relieve: bool) {
+        self.facts.caches_relieve = caches_relieve;
     }
 
     pub(crate) fn facts(&self) -> &Facts {

@@ -10,7 +10,7 @@ use crate::{Cause, What};
 /// 6-8 in `Borrower::acknowledged`. `lends` says whether a lease is being set up or taken down. A
 /// request would then make both edges of Fig. 3 race.
 pub(crate) fn tick(borrower: &mut Borrower, lends: bool, ctx: &mut StepContext<'_>) {
-    if lends || !ctx.memory().overloaded(ctx.config()) || !borrower.may_start(ctx) {
+    if lends || !ctx.wants_to_swap() || !borrower.may_start(ctx) {
         return;
     }
     let (group, bytes) = (ctx.config().group.clone(), ctx.config().request);

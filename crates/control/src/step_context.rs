@@ -15,6 +15,8 @@ pub(crate) struct Facts {
     pub(crate) memory: Memory,
     /// The memory that this host promises besides its leases.
     pub(crate) own: OwnMemory,
+    /// Whether local caches of regions relieve this host of its overload at present.
+    pub(crate) caches_relieve: bool,
     pub(crate) now: Duration,
 }
 
@@ -61,6 +63,12 @@ impl StepContext<'_> {
 
     pub(crate) fn memory(&self) -> &Memory {
         &self.facts.memory
+    }
+
+    /// Returns whether overload calls for a loan to swap to. Local caches give way first, as that
+    /// stops no program.
+    pub(crate) fn wants_to_swap(&self) -> bool {
+        self.memory().overloaded(self.config()) && !self.facts.caches_relieve
     }
 
     /// Returns whether `wait` has passed since `then`.

@@ -192,7 +192,7 @@ pub unsafe extern "C" fn aquifer_close(region: *mut Region) {
 pub unsafe extern "C" fn aquifer_cache_size(region: *const Region, bytes: u64) -> c_int {
     // SAFETY: the caller's promise.
     let region = unsafe { &*region };
-    answer(client::resize_cache(&region.files, Bytes(bytes)).map_err(text))
+    answer(client::resize_cache(&region.files, Bytes(bytes), client::By::Operator).map_err(text))
 }
 
 /// Writes the states of `count` pages from page `first` on, one byte each.

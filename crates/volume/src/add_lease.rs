@@ -102,7 +102,7 @@ impl Volume {
         if self.leases.find(target.lease).is_some() {
             return Err(VolumeError::LeaseInUse(self.id(), target.lease));
         }
-        let source = target.source(self.config.tls.as_ref())?;
+        let source = target.source(self.identity())?;
         let holder =
             RemoteHolder::unconnected(source, self.config.workers + 1, self.config.io_timeout);
         let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
@@ -141,7 +141,7 @@ impl Volume {
     }
 
     fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, VolumeError> {
-        let source = target.source(self.config.tls.as_ref())?;
+        let source = target.source(self.identity())?;
         RemoteHolder::connect(source, self.config.workers + 1, self.config.io_timeout).map_err(
             |source| {
                 let (lease, lender) = (target.lease, target.lender.to_string());

@@ -4,9 +4,10 @@ use std::fmt;
 use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
+use aquifer_transport::tls::Identity;
 
 use crate::config::VolumeConfig;
 use crate::encryption::{Encryption, PageCipher};
@@ -42,6 +43,8 @@ pub struct Volume {
     pub(crate) events: Arc<Events>,
     /// Held while a lease is added: one at a time.
     pub(crate) adding_lease: Mutex<()>,
+    /// This host's certificate, if it came after the volume was made.
+    identity: OnceLock<Identity>,
     counters: Counters,
 }
 
@@ -80,6 +83,7 @@ impl Volume {
             held: AtomicBool::new(false),
             events: Arc::default(),
             adding_lease: Mutex::new(()),
+            identity: OnceLock::new(),
             counters: Counters::default(),
             config,
         })
@@ -88,6 +92,23 @@ impl Volume {
     /// Returns the volume's id.
     pub fn id(&self) -> VolumeId {
         self.config.id
+    }
+
+    /// Returns this host's certificate, which `secure` leases need.
+    pub fn identity(&self) -> Option<&Identity> {
+        self.config.tls.as_ref().or(self.identity.get())
+    }
+
+    /// Gives a volume that has no certificate this one. A volume keeps its first.
+    pub fn identify(&self, identity: Identity) {
+        _ = self.identity.set(identity);
+    }
+
+    /// Returns whether the volume can store all of its size.
+    pub fn has_room_for_all(&self) -> bool {
+        let capacity = |lease: &Arc<Lease>| lease.target.as_ref().map(|target| target.capacity);
+        let leases = self.leases.list().iter().filter_map(capacity).map(|bytes| bytes.0).sum();
+        self.leases.spill.is_some() || self.config.capacity.extents() * EXTENT_SIZE <= leases
     }
 
     /// Returns the volume's size.

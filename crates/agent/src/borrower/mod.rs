@@ -27,7 +27,7 @@ use aquifer_blockdev::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_blockdev::swap;
 use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner, VolumeStatus};
 use aquifer_group::Agreements;
-use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId, lock};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, RegionName, VolumeId, lock};
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
@@ -87,8 +87,12 @@ impl Borrower {
             config: config.clone(),
             reach: Reach::new(config, peers),
             direct: DirectVolumes::open(state, exe.clone())?,
-            regions: Regions::open(state.join("regions"), Box::new(RunningEngines))
-                .map_err(|error| error.to_string())?,
+            regions: Regions::open(
+                state.join("regions"),
+                config.tls.clone(),
+                Box::new(RunningEngines),
+            )
+            .map_err(|error| error.to_string())?,
             exe,
             volumes: Mutex::new(volumes),
         };
@@ -128,12 +132,21 @@ impl Borrower {
     pub fn activate(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {
         let done = match volume.owner {
             Owner::Swap => self.activate_swap(volume, priority),
-            Owner::Region(_) => self.regions.wait_for(volume, HAND_OVER),
+            Owner::Region(_) if self.regions.is_awaited(volume.volume) => {
+                self.regions.wait_for(volume, HAND_OVER)
+            }
+            Owner::Region(ref region) => self.extend(volume, region),
         };
         if done.is_err() {
             self.reach.forget(volume.leases.iter().map(|lease| lease.lease));
         }
         done
+    }
+
+    /// Adds the leases to a region that exists.
+    fn extend(&self, live: &LiveVolume, region: &RegionName) -> Result<(), String> {
+        let targets = live.leases.iter().map(|lease| self.target_for(live, lease));
+        self.regions.extend(region, live.volume, targets.collect::<Result<_, _>>()?)
     }
 
     fn activate_swap(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {
@@ -275,8 +288,8 @@ impl Borrower {
 
     /// Begins to hand a region's leases over.
     pub fn expect(&self, live: &LiveVolume) {
-        if !live.owner.is_swap() {
-            self.regions.expect(live.volume);
+        if let Some(region) = live.owner.region() {
+            self.regions.expect(region, live.volume);
         }
     }
 

@@ -28,8 +28,13 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The changes of a region's leases while its engine runs.
 pub(super) trait Engines: fmt::Debug + Send + Sync {
-    /// Adds a lease to the region.
-    fn add_lease(&self, files: &Files, lease: LeaseTarget) -> Result<(), RegionError>;
+    /// Adds a lease to the region. `identity` is the directory of the host's certificate.
+    fn add_lease(
+        &self,
+        files: &Files,
+        lease: LeaseTarget,
+        identity: &Path,
+    ) -> Result<(), RegionError>;
 
     /// Moves all pages out of a lease; the region then no longer has it.
     fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError>;
@@ -40,8 +45,13 @@ pub(super) trait Engines: fmt::Debug + Send + Sync {
 pub(super) struct RunningEngines;
 
 impl Engines for RunningEngines {
-    fn add_lease(&self, files: &Files, lease: LeaseTarget) -> Result<(), RegionError> {
-        client::add_lease(files, lease)
+    fn add_lease(
+        &self,
+        files: &Files,
+        lease: LeaseTarget,
+        identity: &Path,
+    ) -> Result<(), RegionError> {
+        client::add_lease(files, lease, Some(identity))
     }
 
     fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError> {
@@ -53,6 +63,8 @@ impl Engines for RunningEngines {
 #[derive(Debug)]
 pub(super) struct Regions {
     directory: PathBuf,
+    /// The directory of the host's certificate.
+    identity: PathBuf,
     engines: Box<dyn Engines>,
     known: Mutex<BTreeMap<VolumeId, RegionSpec>>,
     hand_overs: HandOvers,
@@ -80,7 +92,11 @@ pub(crate) fn generation(target: &LeaseTarget) -> u32 {
 
 impl Regions {
     /// Finds the regions in `directory` that hold borrowed leases.
-    pub(super) fn open(directory: PathBuf, engines: Box<dyn Engines>) -> Result<Self, RegionError> {
+    pub(super) fn open(
+        directory: PathBuf,
+        identity: PathBuf,
+        engines: Box<dyn Engines>,
+    ) -> Result<Self, RegionError> {
         let (mut known, arrivals) = (BTreeMap::new(), Arrivals::default());
         for files in client::list(&directory)? {
             match client::record(&files) {
@@ -94,7 +110,7 @@ impl Regions {
             }
         }
         let hand_overs = HandOvers::default();
-        Ok(Self { directory, engines, known: Mutex::new(known), hand_overs, arrivals })
+        Ok(Self { directory, identity, engines, known: Mutex::new(known), hand_overs, arrivals })
     }
 
     /// Returns the directory of the regions' files.
@@ -216,9 +232,53 @@ impl Regions {
         lock(&self.known).retain(|volume, _| is_held(*volume));
     }
 
-    /// Begins to hand leases over to a region in the making.
-    pub(super) fn expect(&self, volume: VolumeId) {
-        self.hand_overs.begin(volume);
+    /// Begins to hand leases over to a region in the making. A region that exists has no maker who
+    /// waits for them: this agent [extends](Self::extend) it.
+    pub(super) fn expect(&self, region: &RegionName, volume: VolumeId) {
+        if !matches!(self.read(region, volume), Ok(Some(_))) {
+            self.hand_overs.begin(volume);
+        }
+    }
+
+    /// Returns whether a region's maker waits for leases.
+    pub(super) fn is_awaited(&self, volume: VolumeId) -> bool {
+        self.hand_overs.is_open(volume)
+    }
+
+    /// Adds leases to a region that exists. It gets all of them or none.
+    ///
+    /// # Errors
+    /// Says why the region does not use them.
+    pub(super) fn extend(
+        &self,
+        region: &RegionName,
+        volume: VolumeId,
+        targets: Vec<LeaseTarget>,
+    ) -> Result<(), String> {
+        let files = self.files(region);
+        let leases: Vec<_> = targets.iter().map(|target| target.lease).collect();
+        let mut targets = targets.into_iter();
+        let added =
+            targets.try_for_each(|target| self.engines.add_lease(&files, target, &self.identity));
+        if let Err(error) = &added {
+            tracing::warn!(%region, "a lease cannot be used: {error}");
+            for lease in leases {
+                // A region that lacks the lease counts as moved off it.
+                if let Err(error) = self.engines.evacuate(&files, lease) {
+                    tracing::warn!(%region, %lease, "the region keeps a lease: {error}");
+                }
+            }
+        }
+        // The record decides: an engine that died may have added a lease without an answer.
+        self.take(region, volume)?;
+        let has_some = lock(&self.known).get(&volume).is_some_and(|spec| !spec.leases.is_empty());
+        match added {
+            Err(error) if !has_some => {
+                lock(&self.known).remove(&volume);
+                Err(error.to_string())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Ends a hand-over: nobody receives the leases.
@@ -295,8 +355,11 @@ impl Regions {
         let files = self.files(&name);
         let mut unused = Vec::new();
         for (lease, target) in onto {
-            let add =
-                |target| self.engines.add_lease(&files, target).map_err(|error| error.to_string());
+            let add = |target| {
+                self.engines
+                    .add_lease(&files, target, &self.identity)
+                    .map_err(|error| error.to_string())
+            };
             if let Err(error) = target.and_then(add) {
                 super::cannot_be_used(lease, &error);
                 unused.push(lease);

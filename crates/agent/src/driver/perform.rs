@@ -19,6 +19,7 @@ impl Driver {
             Output::LookAtVolumes => self.look_at_volumes(),
             Output::LookAtVms => self.look_at_vms(),
             Output::MoveVm { vm, avoid, below } => self.move_vm(vm, avoid, below),
+            Output::SetCache { region, cache } => self.set_cache(region, cache),
             Output::CancelMove => self.parts.vms.cancel_move(),
             Output::SetSwapGate => self.set_gate(),
             Output::Answer(ticket, answer) => self.answer(ticket, answer),

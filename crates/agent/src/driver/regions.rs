@@ -7,8 +7,10 @@ use aquifer_api::message::Permit;
 use aquifer_api::order::{BorrowFor, Provided, Settle};
 use aquifer_control::node::Input;
 use aquifer_control::{LiveVolume, RegionRequest, VolumeStatus};
-use aquifer_page::HostName;
-use aquifer_region::process::RegionSpec;
+use aquifer_page::{Bytes, HostName, RegionName};
+use aquifer_region::process::client::By;
+use aquifer_region::process::{Files, RegionSpec, client};
+use aquifer_vm::process::client as vms;
 use tokio::sync::oneshot::Sender;
 
 use super::Driver;
@@ -43,6 +45,25 @@ impl Driver {
             if reply.send(provided).is_err() || is_bad {
                 borrower.refuse(&live);
             }
+        });
+    }
+
+    /// Sets the size of a region's cache on a blocking thread: pages may have to leave.
+    pub(super) fn set_cache(&self, region: RegionName, cache: Bytes) {
+        let run_dir = self.parts.config.state.clone();
+        self.later(move || {
+            let set = match vms::of_region(&run_dir, &region) {
+                Some(vm) => {
+                    vms::resize_cache(&vm, cache, By::Agent).map_err(|error| error.to_string())
+                }
+                None => client::resize_cache(
+                    &Files::new(&run_dir.join("regions"), &region),
+                    cache,
+                    By::Agent,
+                )
+                .map_err(|error| error.to_string()),
+            };
+            Input::CacheSet { region, failed: set.err() }
         });
     }
 

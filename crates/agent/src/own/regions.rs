@@ -5,10 +5,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use aquifer_control::ledger::{CacheLimit, DiskCache, GroupMemory, OwnMemory, RegionMemory};
+use aquifer_control::ledger::{
+    AutoCache, CacheLimit, DiskCache, GroupMemory, OwnMemory, RegionMemory,
+};
 use aquifer_disk_cache as disk_cache;
 use aquifer_page::{Bytes, Group};
-use aquifer_region::process::{Files, GroupFiles, Limits, RegionStatus, client};
+use aquifer_region::process::{Files, GroupFiles, Limits, RegionSpec, RegionStatus, client};
 use aquifer_vm::process::side_by_side;
 
 use super::{Members, TIMEOUT};
@@ -53,21 +55,25 @@ fn region(
 ) -> Option<RegionMemory> {
     let spec = client::record(files).ok()?;
     let mut region = RegionMemory {
-        name: spec.name,
+        name: spec.name.clone(),
         size: spec.size,
         cache: spec.cache,
         resident: allocated(&files.region()),
         shared: Bytes::ZERO,
+        auto: (spec.auto && !files.is_foreign()).then(|| auto(&spec)),
         group: spec.group,
     };
     // Its files tell the rest of a region that shares nothing.
     let shares = allocated(&GroupFiles::new(directory, &region.group).frames()) > Bytes::ZERO;
-    if !shares && members.is_whole_host() {
+    // Only its engine knows what a region fetches.
+    let fetches = region.auto.is_some() && region.cache < region.size;
+    if !shares && !fetches && members.is_whole_host() {
         return Some(region);
     }
     match client::status_within(files, TIMEOUT) {
-        Ok(RegionStatus { pid, processes, usage, .. }) => {
+        Ok(RegionStatus { pid, processes, usage, counts, .. }) => {
             (region.resident, region.shared) = (usage.resident, usage.shared);
+            region.auto.iter_mut().for_each(|auto| auto.fetched = counts.remote_faults);
             members.has(processes.into_iter().chain([pid])).then_some(region)
         }
         Err(error) => {
@@ -78,6 +84,12 @@ fn region(
             }
         }
     }
+}
+
+/// Returns what the record of a region says for the choice of its cache.
+fn auto(spec: &RegionSpec) -> AutoCache {
+    let leased = spec.leases.iter().map(|lease| lease.capacity).sum();
+    AutoCache { volume: spec.volume, leased, fetched: 0 }
 }
 
 /// Returns the groups that have files here, such as those of a disk cache without regions.

@@ -6,6 +6,7 @@ mod limit;
 mod manuals;
 mod pages;
 mod plan;
+mod resize;
 mod show;
 
 use std::path::PathBuf;
@@ -13,7 +14,6 @@ use std::process::ExitCode;
 
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::{Files, RegionSpec, RegionStatus, client};
-use aquifer_vm::process::client as vms;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -23,12 +23,14 @@ use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
-pub(crate) use cached::{Cached, MaybeCached};
+pub(crate) use cached::{CacheSize, Cached, MaybeCached};
 use exec::Exec;
 pub use exec::{preload_library, with_preload};
 use limit::{SetLimit, ShowLimits};
 pub(super) use manuals::MANUALS;
 use pages::Part;
+pub use resize::Resize;
+pub(crate) use resize::set_cache;
 pub(crate) use show::{Listed, cells, listed, text};
 
 /// Manage memory regions that are kept in the pool
@@ -105,19 +107,6 @@ pub struct List {}
 pub struct Which {
     /// Name of the region
     name: RegionName,
-}
-
-/// Resize a region's cache in local RAM while it is in use
-///
-/// The region keeps its size. Returns when the cache is within the new limit. To shrink it, the
-/// engine evicts pages. The region of a VM has the VM's name.
-#[derive(Debug, Args)]
-pub struct Resize {
-    /// Name of the region
-    name: RegionName,
-    /// Maximum local RAM for the region
-    #[arg(long, value_name = "SIZE")]
-    cache: Bytes,
 }
 
 pub(super) const MANUAL: Manual = Manual {
@@ -209,17 +198,7 @@ impl Region {
                     .or_fail(|| format!("querying region '{}'", which.name))?;
                 output::answer(common.json, &status, |status| text(&files, status))?;
             }
-            What::Resize(Resize { name, cache }) => {
-                let files = Which { name: name.clone() }.files(common)?;
-                let _progress = Progress::spinner(format!("resizing the cache of region '{name}'"));
-                let what = || format!("resizing the cache of region '{name}'");
-                // A VM's cache counts in this host's memory budget, so its supervisor resizes it.
-                match vms::of_region(&common.run_dir, &name) {
-                    Some(vm) => vms::resize_cache(&vm, cache).or_fail(what)?,
-                    None => client::resize_cache(&files, cache).or_fail(what)?,
-                }
-                done(common, name, "resized")?;
-            }
+            What::Resize(resize) => resize.run(common)?,
             What::ShowPages(part) => part.show(common)?,
             What::ShowLimits(show) => show.run(common)?,
             What::SetLimit(set) => set.run(common)?,

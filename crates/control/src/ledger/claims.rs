@@ -126,6 +126,7 @@ impl Claim {
                     cache: bytes,
                     resident: none,
                     shared: none,
+                    auto: None,
                 }),
             },
         }

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 pub use claims::{CLAIM_LIFE, Claim, Claims, Purpose, Shortage};
 pub use class::Class;
 pub use own::{
-    CacheLimit, DiskCache, ExportMemory, GroupMemory, OwnMemory, RegionMemory, VmMemory,
+    AutoCache, CacheLimit, DiskCache, ExportMemory, GroupMemory, OwnMemory, RegionMemory, VmMemory,
 };
 
 use crate::{Config, Lent, Memory, Shareable};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 
 use super::sum;
 use crate::Lent;
@@ -37,6 +37,19 @@ pub struct RegionMemory {
     pub resident: Bytes,
     /// The pages that it shares with regions of its group, in frames outside its cache.
     pub shared: Bytes,
+    /// What the agent needs to choose the size of the cache; `None` if it must not.
+    pub auto: Option<AutoCache>,
+}
+
+/// A local cache whose size the host's agent chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AutoCache {
+    /// The region's volume.
+    pub volume: VolumeId,
+    /// The capacity of its leases.
+    pub leased: Bytes,
+    /// How many pages it has fetched from lenders since its engine started.
+    pub fetched: u64,
 }
 
 impl RegionMemory {

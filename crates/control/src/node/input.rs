@@ -177,6 +177,13 @@ pub enum Input {
         /// The reason.
         why: String,
     },
+    /// The end of [`Output::SetCache`](super::Output::SetCache).
+    CacheSet {
+        /// The region.
+        region: RegionName,
+        /// Why the cache is not within its new size, if it is not.
+        failed: Option<String>,
+    },
     /// VMs of this host need this much of what it has lent.
     Reclaim(Bytes),
     /// The operator makes this host leave its cluster for good.

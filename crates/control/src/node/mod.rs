@@ -13,8 +13,10 @@
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
 //! - `moves`: VMs that move to other hosts, or come from them.
+//! - `caches`: local caches of regions that give RAM up under overload, and grow back.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
+mod caches;
 mod claim;
 mod drain;
 mod fit;
@@ -49,6 +51,7 @@ pub use output::{Answer, Output, Problem, Work};
 
 use crate::ledger::{Claims, Ledger, OwnMemory};
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
+use caches::Caches;
 use moves::Moves;
 use offers::Offers;
 use orders::Orders;
@@ -82,6 +85,7 @@ pub struct Node {
     borrowing: Borrowing,
     own: Own,
     moves: Moves,
+    caches: Caches,
     belonging: Belonging,
     outputs: Vec<Output>,
 }
@@ -163,6 +167,7 @@ impl Node {
             borrowing: Borrowing::default(),
             own: Own::default(),
             moves,
+            caches: Caches::default(),
             belonging: Belonging::default(),
             outputs: Vec::new(),
         }
@@ -202,6 +207,7 @@ impl Node {
             Input::TakeVm { from, claim, below, ticket } => {
                 self.take_vm(&from, claim, below, ticket);
             }
+            Input::CacheSet { region, failed } => self.cache_set(&region, failed),
             Input::LostVm { from, vm, why } => self.lose_vm(&from, vm, &why),
             Input::Reclaim(bytes) => self.step(Event::Reclaim { bytes }),
             Input::Leave { ticket } => self.leave(ticket),
@@ -246,6 +252,7 @@ impl Node {
     fn decided(&mut self, decision: &Decision) {
         self.outputs.extend(self.orders.note(decision));
         self.note_lack(decision);
+        self.note_loan(decision);
         if let What::RoleChanged { from, to } = decision.what {
             self.outputs.push(Output::RoleChanged { from, to });
         }

@@ -37,6 +37,14 @@ pub enum Output {
         /// Up to where the destination may use its memory then.
         below: Threshold,
     },
+    /// Set the size of a region's local cache. The agent reports the end as
+    /// [`Input::CacheSet`](super::Input::CacheSet).
+    SetCache {
+        /// The region.
+        region: RegionName,
+        /// The size.
+        cache: Bytes,
+    },
     /// Cancel the move in progress, unless the VM is handed over already.
     CancelMove,
     /// Let a managed cgroup swap if, and only if, this host has a volume to swap to.

@@ -46,6 +46,7 @@ impl Node {
         }
         self.look_at_volumes();
         self.watch_vms();
+        self.size_caches();
         self.part_with_former_peers();
         self.note_drained();
         if let Some(found) = found {

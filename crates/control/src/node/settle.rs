@@ -35,7 +35,8 @@ impl Node {
     /// Does the node's part before the controller takes an event.
     fn prepare(&mut self, event: &Event) {
         match event {
-            Event::Activated { .. } => {
+            Event::Activated { volume } => {
+                self.loan_arrived(*volume);
                 // The lenders learn at once how long this host's I/O waits for them.
                 self.borrowing.renewed = None;
                 self.outputs.push(Output::SetSwapGate);

@@ -43,6 +43,7 @@ fn regions() -> impl Strategy<Value = RegionMemory> {
         cache,
         resident,
         shared: shared.min(size),
+        auto: None,
     })
 }
 
@@ -141,8 +142,7 @@ proptest! {
         let name = "region".parse().unwrap();
         let region = RegionMemory {
             name, group: group(), size: Bytes(size), cache: Bytes(size),
-            resident: Bytes(size) - shared, shared,
-        };
+            resident: Bytes(size) - shared, shared, auto: None };
         let shares = GroupMemory { group: group(), frames, disk_cache: None };
         let own = OwnMemory { regions: vec![region], groups: vec![shares], ..OwnMemory::default() };
         let memory = Memory { total: TOTAL, ..Memory::default() };
@@ -349,6 +349,7 @@ fn caches_under_a_limit_count_once_with_the_limit() {
         cache: Bytes::gib(gib),
         resident: Bytes::ZERO,
         shared: Bytes::ZERO,
+        auto: None,
     };
     let limit = |group: Option<&str>, gib| CacheLimit {
         group: group.map(|group| group.parse().unwrap()),

@@ -23,6 +23,8 @@ const STUCK: Duration = Duration::from_secs(3);
 pub(super) struct Cache {
     /// The limit, in frames.
     pub(super) limit: u64,
+    /// The pages of the region.
+    pages: u64,
     /// The frames in use by pages in the file or on their way into it.
     pub(super) frames: u64,
     pub(super) policy: Box<dyn Policy>,
@@ -60,6 +62,7 @@ impl Cache {
     pub(super) fn new(config: &EngineConfig, pages: u64) -> Self {
         Self {
             limit: (config.cache.0 / PAGE_SIZE as u64).max(Engine::LEAST_FRAMES),
+            pages,
             frames: 0,
             policy: config.policy.make(pages),
             scheme: config.scheme,
@@ -85,6 +88,8 @@ impl Cache {
     /// Returns the number of frames to keep free for faults.
     pub(super) fn reserve(&self) -> u64 {
         match self.scheme {
+            // All pages fit, so no page needs the frame of another one.
+            _ if self.limit >= self.pages => 0,
             Scheme::OnDemand => 0,
             Scheme::PreEvict => (self.limit / 16).min(4 * BATCH as u64),
         }
@@ -116,6 +121,7 @@ impl Engine {
     /// Pages cannot leave; the error names the reason. The new limit stays in force.
     pub fn resize_cache(&self, limit: Bytes) -> Result<(), RegionError> {
         self.may_change()?;
+        self.may_limit(limit)?;
         self.limit_cache(limit);
         let (mut least, mut since) = (u64::MAX, Instant::now());
         loop {
@@ -141,6 +147,21 @@ impl Engine {
             }
             self.evict(self.control_worker(), BATCH)?;
         }
+    }
+
+    /// Refuses a limit if pages that must then leave have no place at lenders.
+    ///
+    /// # Errors
+    /// The region's leases are too small, or it has none.
+    pub fn may_limit(&self, limit: Bytes) -> Result<(), RegionError> {
+        let size = Bytes(self.table.pages() * PAGE_SIZE as u64);
+        if limit >= size || self.lenders.volume.has_room_for_all() {
+            return Ok(());
+        }
+        Err(RegionError::Misuse(format!(
+            "the region has too little memory at lenders, so a cache below its size of {size} \
+             would stop its programs; this host's agent borrows for it"
+        )))
     }
 
     /// Changes the limit of the local cache. Pages over it leave with later faults.

@@ -159,12 +159,31 @@ pub fn record(files: &Files) -> Result<RegionSpec, RegionError> {
     files.read()
 }
 
+/// The party that changes the limit of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The operator. The host's agent no longer chooses the limit.
+    Operator,
+    /// The host's agent, which the operator lets choose the limit.
+    Agent,
+}
+
 /// Changes the limit of a region's local cache, and waits until the cache is within it.
 ///
 /// # Errors
+/// [`RegionError`]: pages that must leave have no place at lenders, or the agent asks and must not.
+pub fn resize_cache(files: &Files, cache: Bytes, by: By) -> Result<(), RegionError> {
+    let auto = (by == By::Operator).then_some(false);
+    done(files, &Request::ResizeCache { cache, auto })
+}
+
+/// Lets the host's agent choose the limit of a region's local cache from now on.
+///
+/// # Errors
 /// [`RegionError`].
-pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), RegionError> {
-    done(files, &Request::ResizeCache { cache })
+pub fn adapt_cache(files: &Files) -> Result<(), RegionError> {
+    let cache = files.read()?.cache;
+    done(files, &Request::ResizeCache { cache, auto: Some(true) })
 }
 
 /// Returns the limits that the caches of the regions in `directory` share.

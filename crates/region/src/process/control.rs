@@ -74,15 +74,21 @@ impl Serving {
         }
     }
 
-    fn resize_cache(&self, cache: Bytes) -> Result<(), RegionError> {
-        let spec = self.note_cache(cache)?;
+    fn resize_cache(&self, cache: Bytes, auto: Option<bool>) -> Result<(), RegionError> {
+        // First: the next engine must not begin with a limit that stops its programs.
+        self.engine.may_limit(cache)?;
+        if auto.is_none() && !lock(&self.spec).auto {
+            let why = "the operator chose the size of the cache, so the agent must not";
+            return Err(RegionError::Misuse(why.to_owned()));
+        }
+        let spec = self.note_cache(cache, auto)?;
         self.member.have(&spec, cache)
     }
 
     /// Records the size for a later engine. The lock is not held while pages leave, as other
     /// requests read the specification.
-    fn note_cache(&self, cache: Bytes) -> Result<RegionSpec, RegionError> {
-        self.note(|spec| spec.cache = cache)
+    fn note_cache(&self, cache: Bytes, auto: Option<bool>) -> Result<RegionSpec, RegionError> {
+        self.note(|spec| (spec.cache, spec.auto) = (cache, auto.unwrap_or(spec.auto)))
     }
 
     /// Changes the record. If it cannot be written, nothing has changed.
@@ -140,7 +146,7 @@ impl Serving {
         let is_removal = request == Request::Remove;
         let response = match request {
             Request::Status => Response::Status(Box::new(self.status())),
-            Request::ResizeCache { cache } => done(self.resize_cache(cache)),
+            Request::ResizeCache { cache, auto } => done(self.resize_cache(cache, auto)),
             Request::Quota { most } => {
                 let spec = lock(&self.spec).clone();
                 done(self.member.have(&spec, most))
@@ -152,7 +158,7 @@ impl Serving {
                 self.engine.share(&proposals).map_or_else(failed, Response::Merged)
             }
             Request::Unshare => done(self.engine.unshare_all()),
-            Request::AddLease { lease } => done(self.add_lease(*lease)),
+            Request::AddLease { lease, identity } => done(self.add_lease(*lease, identity)),
             Request::Evacuate { lease } => done(self.evacuate(lease, |now| {
                 // A client that disconnects does not cancel its request.
                 _ = client.answer(&Response::Evacuating(now));

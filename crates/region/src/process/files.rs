@@ -29,6 +29,10 @@ pub struct RegionSpec {
     pub size: Bytes,
     /// The limit of its local cache.
     pub cache: Bytes,
+    /// Whether the host's agent chooses that limit. Such a region begins with a cache as large as
+    /// itself and without leases; the agent borrows them before the first page must leave.
+    #[serde(default)]
+    pub auto: bool,
     /// Its tenant; a limit can cover all caches of a group.
     pub group: Group,
     /// The policy that chooses victims.
@@ -71,6 +75,7 @@ impl RegionSpec {
             name,
             size,
             cache,
+            auto: false,
             group: Group::default(),
             policy: PolicyKind::default(),
             scheme: Scheme::default(),

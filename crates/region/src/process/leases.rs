@@ -1,6 +1,9 @@
 //! Requests that change a region's leases, and their record.
 
+use std::path::PathBuf;
+
 use aquifer_page::LeaseId;
+use aquifer_transport::tls::Identity;
 use aquifer_volume::{LeaseTarget, Progress};
 
 use super::control::Serving;
@@ -8,9 +11,19 @@ use crate::error::RegionError;
 use crate::{handover, lock};
 
 impl Serving {
-    /// Adds a lease to the record, and then to the volume.
-    pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), RegionError> {
+    /// Adds a lease to the record, and then to the volume. `identity` is the directory of the
+    /// host's certificate.
+    pub(super) fn add_lease(
+        &self,
+        lease: LeaseTarget,
+        identity: Option<PathBuf>,
+    ) -> Result<(), RegionError> {
         let _changing = lock(&self.changing_leases);
+        if let Some(directory) = identity.filter(|_| self.engine.volume().identity().is_none()) {
+            let identity = Identity::load(&directory)?;
+            self.note(|spec| spec.identity = Some(directory))?;
+            self.engine.volume().identify(identity);
+        }
         self.engine.add_lease(lease, |lease| {
             self.note_leases(|leases| {
                 leases.retain(|known| known.lease != lease.lease);

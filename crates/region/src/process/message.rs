@@ -1,6 +1,7 @@
 //! Requests to an engine and its answers, over its control socket: one JSON object a line, one
 //! request a connection.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, LeaseId};
@@ -17,8 +18,11 @@ use crate::engine::{Merged, Proposal, Usage};
 #[serde(tag = "request", rename_all = "snake_case")]
 pub(super) enum Request {
     Status,
+    /// Change the limit of the cache. `auto` says whether the host's agent chooses it from now on.
+    /// `None` is for the agent, which may change only a limit that it chose.
     ResizeCache {
         cache: Bytes,
+        auto: Option<bool>,
     },
     /// Read the shared limits again, and use at most this much of them.
     Quota {
@@ -39,6 +43,8 @@ pub(super) enum Request {
     /// Add a lease. A lease that the region has is not added again.
     AddLease {
         lease: Box<LeaseTarget>,
+        /// The directory of the host's certificate, for a region that has none yet.
+        identity: Option<PathBuf>,
     },
     /// Move all extents off a lease and release it. The answers are `Evacuating` during the move,
     /// then `Done`.

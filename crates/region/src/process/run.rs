@@ -149,8 +149,8 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         workers: 0,
         io_timeout: spec.io_timeout,
         tls: spec.identity.as_deref().map(Identity::load).transpose()?,
-        // A region without lenders spills to a local file, for experiments.
-        spill: spec.leases.is_empty().then(|| files.directory().to_owned()),
+        // A region that is to have no lenders spills to a local file, for experiments.
+        spill: (spec.leases.is_empty() && !spec.auto).then(|| files.directory().to_owned()),
         ledger: None,
     };
     let paths = [files.region(), files.table(), files.extent_map(), files.sharers()];

@@ -59,6 +59,8 @@ impl Simulation {
                 self.hosts[host].note(self.now, what);
             }
             Output::Warning(what) => self.hosts[host].note(self.now, what),
+            // No region of a simulated host has a cache whose size the node chooses.
+            Output::SetCache { .. } => {}
             Output::LookAtVms => self.look_at_vms(host),
             Output::MoveVm { vm, avoid, below } => self.move_vm(host, &vm, avoid.as_ref(), below),
             Output::CancelMove => self.cancel_move(host),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_control_socket::{ControlCall, first_word};
 use aquifer_page::{Bytes, MigrationId, RegionName};
+use aquifer_region::process::client::By;
 use aquifer_region::process::{RegionSpec, client as regions, record};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
@@ -233,7 +234,7 @@ pub fn of_region(run_dir: &Path, region: &RegionName) -> Option<Files> {
 ///
 /// # Errors
 /// [`VmError::NoRoom`]; [`VmError::Misuse`] if the VM's memory is not in the pool.
-pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), VmError> {
+pub fn resize_cache(files: &Files, cache: Bytes, by: By) -> Result<(), VmError> {
     if in_a_region(&files.read()?.origin).is_none() {
         return Err(VmError::Misuse(
             "the VM has no cache: all of its memory is local RAM".to_owned(),
@@ -243,7 +244,7 @@ pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), VmError> {
     let before = regions::status(&region)?.usage.cache;
     // The budget never notes less than the VM has.
     budget.cache(files.name(), before.max(cache))?;
-    let resized = regions::resize_cache(&region, cache);
+    let resized = regions::resize_cache(&region, cache, by);
     budget.cache(files.name(), if resized.is_ok() { cache } else { before })?;
     Ok(resized?)
 }

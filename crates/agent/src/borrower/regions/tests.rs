@@ -41,7 +41,7 @@ impl Fake {
 }
 
 impl Engines for Fake {
-    fn add_lease(&self, files: &Files, lease: LeaseTarget) -> Result<(), RegionError> {
+    fn add_lease(&self, files: &Files, lease: LeaseTarget, _: &Path) -> Result<(), RegionError> {
         self.change(files, |spec| spec.leases.push(lease))
     }
 
@@ -82,7 +82,7 @@ fn make(directory: &Path, volume: VolumeId, leases: Vec<LeaseTarget>) {
 }
 
 fn open(directory: &Path, fake: Fake) -> Regions {
-    Regions::open(directory.to_owned(), Box::new(fake)).unwrap()
+    Regions::open(directory.to_owned(), directory.join("tls"), Box::new(fake)).unwrap()
 }
 
 fn live_volume() -> LiveVolume {
@@ -171,7 +171,7 @@ fn a_lease_that_cannot_be_reached_is_not_used() {
 fn a_region_takes_its_leases_when_its_record_has_them() {
     let dir = tempfile::tempdir().unwrap();
     let regions = open(dir.path(), Fake::Works);
-    regions.expect(VOLUME);
+    regions.expect(&region(), VOLUME);
     make(dir.path(), VOLUME, vec![lease(1, true)]);
     assert_eq!(regions.settle(&region(), VOLUME, true), Ok(true));
     assert_eq!(regions.settle(&region(), VOLUME, true), Ok(true), "a copy of the word");
@@ -184,7 +184,7 @@ fn a_region_takes_its_leases_when_its_record_has_them() {
 fn a_region_whose_maker_died_takes_its_leases_in_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let regions = open(dir.path(), Fake::Works);
-    regions.expect(VOLUME);
+    regions.expect(&region(), VOLUME);
     make(dir.path(), VOLUME, vec![lease(1, true)]);
     assert_eq!(regions.wait_for(&live_volume(), Duration::ZERO), Ok(()));
     assert!(regions.has(VOLUME));
@@ -194,7 +194,7 @@ fn a_region_whose_maker_died_takes_its_leases_in_the_end() {
 fn a_region_that_does_not_exist_in_time_gets_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let regions = open(dir.path(), Fake::Works);
-    regions.expect(VOLUME);
+    regions.expect(&region(), VOLUME);
     let late = regions.wait_for(&live_volume(), Duration::ZERO).unwrap_err();
     assert!(late.contains("has no record of it"), "{late}");
     make(dir.path(), VOLUME, vec![lease(1, true)]);
@@ -205,7 +205,7 @@ fn a_region_that_does_not_exist_in_time_gets_nothing() {
 fn a_region_that_its_maker_could_not_remove_keeps_its_leases() {
     let dir = tempfile::tempdir().unwrap();
     let regions = open(dir.path(), Fake::Works);
-    regions.expect(VOLUME);
+    regions.expect(&region(), VOLUME);
     make(dir.path(), VOLUME, vec![lease(1, true)]);
     assert_eq!(regions.settle(&region(), VOLUME, false), Ok(true));
     assert_eq!(regions.wait_for(&live_volume(), Duration::from_secs(600)), Ok(()));

@@ -1,5 +1,6 @@
 //! The arguments of memory in the pool, for every command that makes some.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
@@ -23,9 +24,12 @@ use crate::lender_uri::LenderUri;
 /// Memory that is in the pool, with local RAM as its cache.
 #[derive(Debug, Args)]
 pub(crate) struct Cached {
-    /// Maximum local RAM that caches its pages
+    /// Maximum local RAM that caches its pages, or 'auto'
+    ///
+    /// With 'auto' all pages begin in local RAM. While this host is short of memory, its agent
+    /// borrows from other hosts, and moves cold pages there.
     #[arg(long, value_name = "SIZE")]
-    cache: Bytes,
+    cache: CacheSize,
     /// Group that it joins; see 'aquifer group'
     #[arg(long, value_name = "GROUP", default_value_t = Group::default())]
     group: Group,
@@ -68,6 +72,33 @@ pub(crate) struct Cached {
     trust: Trust,
     #[command(flatten)]
     socket: Socket,
+}
+
+/// The limit of a local cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheSize {
+    /// The host's agent chooses it.
+    Auto,
+    /// The operator chose it.
+    Bytes(Bytes),
+}
+
+impl FromStr for CacheSize {
+    type Err = <Bytes as FromStr>::Err;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::Bytes) }
+    }
+}
+
+impl CacheSize {
+    /// Returns the limit at the start of a region of this size.
+    fn at_start(self, size: Bytes) -> Bytes {
+        match self {
+            Self::Auto => size,
+            Self::Bytes(bytes) => bytes,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -131,7 +162,7 @@ impl Cached {
             name: name.clone(),
             purpose: ClaimPurpose::Cache,
             group: self.group.clone(),
-            bytes: self.cache.min(size),
+            bytes: self.cache.at_start(size).min(size),
             reserve: Bytes::ZERO,
             pid: Some(std::process::id()),
             overcommit: false,
@@ -162,7 +193,7 @@ impl Cached {
     }
 
     /// Returns the size of the cache.
-    pub(crate) fn cache(&self) -> Bytes {
+    pub(crate) fn cache(&self) -> CacheSize {
         self.cache
     }
 
@@ -223,8 +254,14 @@ impl Cached {
             return Err(Failure::new(format!("finding room for '{name}'"), why)
                 .help("add another --lender, or choose a smaller size"));
         }
-        let agent =
-            (self.lenders.is_empty() && self.emulate_link.is_none()).then(|| self.socket.clone());
+        let auto = self.cache == CacheSize::Auto;
+        if auto && self.lenders.is_empty() && self.emulate_link.is_some() {
+            let why = "no page leaves a cache of size 'auto' for an emulated link";
+            return Err(Failure::new(format!("creating region '{name}'"), why)
+                .help("give --cache a size, or name a --lender"));
+        }
+        let needs_agent = self.lenders.is_empty() && self.emulate_link.is_none() && !auto;
+        let agent = needs_agent.then(|| self.socket.clone());
         let scheme = match self.scheme {
             SchemeName::OnDemand => Scheme::OnDemand,
             SchemeName::PreEvict => Scheme::PreEvict,
@@ -245,7 +282,8 @@ impl Cached {
             workers: self.workers.max(1),
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),
-            ..RegionSpec::new(name, size, self.cache)
+            auto,
+            ..RegionSpec::new(name, size, self.cache.at_start(size))
         };
         match agent {
             None => Ok(Plan::new(spec)),

@@ -1,5 +1,6 @@
 //! A region that is about to be made, with the memory that this host's agent borrowed for it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use aquifer_api::client::CallError;
@@ -42,22 +43,9 @@ impl Plan {
         spec: RegionSpec,
         encrypt: impl Fn(&mut LeaseTarget),
     ) -> Result<Self> {
-        let what = format!("borrowing {} for '{}'", spec.size, spec.name);
-        let agent = socket.agent(common)?;
-        let order = BorrowFor {
-            region: spec.name.clone(),
-            volume: spec.volume,
-            bytes: spec.size,
-            group: spec.group.clone(),
-            directory: directory(common)?,
-        };
-        let borrow = async |client: aquifer_api::client::Client| {
-            client.post::<_, Provided>(path::REGION_BORROW, &order).await
-        };
-        let provided = agent.call(&what, LIMIT, borrow);
-        let Provided { leases, identity } = provided.map_err(or_by_hand)?;
+        let (agent, leases, identity) = borrow(common, socket, &spec)?;
         let mut plan = Self { spec, agent: Some(agent), json: common.json };
-        plan.spec.leases = serde_json::from_value(leases).or_fail(|| what)?;
+        plan.spec.leases = leases;
         plan.spec.leases.iter_mut().for_each(encrypt);
         plan.spec.identity = Some(identity);
         Ok(plan)
@@ -103,6 +91,33 @@ impl Plan {
         let failure = Failure::new(format!("keeping the memory of '{}'", self.spec.name), error);
         help.into_iter().fold(failure, Failure::help)
     }
+}
+
+/// Lets this host's agent borrow the size of a region. Returns the agent, the leases, and the
+/// directory of the host's certificate.
+///
+/// # Errors
+/// If the agent does not answer, or gets too little memory.
+pub(super) fn borrow(
+    common: &Common,
+    socket: Socket,
+    spec: &RegionSpec,
+) -> Result<(Agent, Vec<LeaseTarget>, PathBuf)> {
+    let what = format!("borrowing {} for '{}'", spec.size, spec.name);
+    let agent = socket.agent(common)?;
+    let order = BorrowFor {
+        region: spec.name.clone(),
+        volume: spec.volume,
+        bytes: spec.size,
+        group: spec.group.clone(),
+        directory: directory(common)?,
+    };
+    let borrow = async |client: aquifer_api::client::Client| {
+        client.post::<_, Provided>(path::REGION_BORROW, &order).await
+    };
+    let provided = agent.call(&what, LIMIT, borrow);
+    let Provided { leases, identity } = provided.map_err(or_by_hand)?;
+    Ok((agent, serde_json::from_value(leases).or_fail(|| what)?, identity))
 }
 
 /// Adds the other way out to a failure to borrow.

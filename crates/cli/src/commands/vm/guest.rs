@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use super::limits::Bounds;
 use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
-use crate::commands::region::{self, Cached, MaybeCached};
+use crate::commands::region::{self, CacheSize, Cached, MaybeCached};
 use crate::failure::{Failure, OrFail, Result};
 use crate::lender::PastOwner;
 use crate::progress::Progress;
@@ -123,7 +123,7 @@ impl Guest {
     }
 
     /// Returns the size of the local cache of a VM in the pool.
-    pub(super) fn cache(&self) -> Option<Bytes> {
+    pub(super) fn cache(&self) -> Option<CacheSize> {
         self.cached.0.as_ref().map(Cached::cache)
     }
 

@@ -14,6 +14,8 @@ use serde::Serialize;
 use super::limits;
 use super::options::{self, Changes};
 use super::place::Place;
+use crate::agent_call::Socket;
+use crate::commands::region;
 use crate::failure::{Failure, OrFail, Result};
 use crate::output;
 
@@ -120,7 +122,7 @@ impl Set {
         if applied.iter().any(|key| key == CACHE)
             && let Some(cache) = options.guest.cache()
         {
-            client::resize_cache(&files, cache).or_fail(what)?;
+            region::set_cache(place.common, &Socket::of_environment(), &files.region(), cache)?;
         }
         if applied.iter().any(|key| LIMITS.contains(&key.as_str())) {
             client::limit(&files, &limits).or_fail(what)?;

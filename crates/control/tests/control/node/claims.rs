@@ -38,8 +38,15 @@ fn shown(claims: &[Claim]) -> OwnMemory {
             }
             Purpose::Cache => {
                 let (size, cache) = (bytes, bytes);
-                let region =
-                    RegionMemory { name, group, size, cache, resident: none, shared: none };
+                let region = RegionMemory {
+                    name,
+                    group,
+                    size,
+                    cache,
+                    resident: none,
+                    shared: none,
+                    auto: None,
+                };
                 own.regions.push(region);
             }
         }

@@ -35,6 +35,7 @@ fn own(vms: &[(&str, u64)]) -> OwnMemory {
         cache: Bytes::mib(*mib),
         resident: Bytes::mib(*mib),
         shared: Bytes::ZERO,
+        auto: None,
     };
     OwnMemory { regions: vms.iter().map(region).collect(), ..OwnMemory::default() }
 }

@@ -1,5 +1,6 @@
 //! Requests that change the leases of a region.
 
+use std::path::Path;
 use std::time::Duration;
 
 use aquifer_control_socket::Answers;
@@ -16,12 +17,18 @@ use crate::process::message::{Request, Response};
 const SILENCE: Duration = Duration::from_secs(120);
 
 /// Adds a lease to a region. If the engine dies meanwhile, the next one gets the request again. A
-/// lease that the region has is not added again.
+/// lease that the region has is not added again. `identity` is the directory of the host's
+/// certificate; a region that has one keeps that.
 ///
 /// # Errors
 /// [`RegionError`]: the lease cannot be used, or the region is being handed over.
-pub fn add_lease(files: &Files, lease: LeaseTarget) -> Result<(), RegionError> {
-    served(files, &Request::AddLease { lease: Box::new(lease) })
+pub fn add_lease(
+    files: &Files,
+    lease: LeaseTarget,
+    identity: Option<&Path>,
+) -> Result<(), RegionError> {
+    let identity = identity.map(Path::to_owned);
+    served(files, &Request::AddLease { lease: Box::new(lease), identity })
 }
 
 /// Moves all extents off a lease and releases it, while programs run. If the engine dies meanwhile,

@@ -62,6 +62,7 @@ impl Member {
                 }
             }
         }
+        self.engine.may_limit(quota)?;
         self.engine.limit_cache(quota);
         self.engine.watch_room(true);
         Ok(())

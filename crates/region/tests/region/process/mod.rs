@@ -71,7 +71,7 @@ impl Served {
     }
 
     fn add(&self, lease: LeaseTarget) -> Result<(), String> {
-        client::add_lease(&self.files, lease).map_err(|error| error.to_string())
+        client::add_lease(&self.files, lease, None).map_err(|error| error.to_string())
     }
 
     /// Kills the engine, and waits for the next one.

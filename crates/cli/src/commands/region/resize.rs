@@ -1,0 +1,77 @@
+//! `aquifer region resize`.
+
+use aquifer_page::{Bytes, RegionName};
+use aquifer_region::process::client::By;
+use aquifer_region::process::{Files, RegionSpec, client};
+use aquifer_vm::process::client as vms;
+use clap::Args;
+
+use super::cached::CacheSize;
+use super::{Which, done, plan};
+use crate::agent_call::Socket;
+use crate::commands::Common;
+use crate::failure::{OrFail as _, Result};
+use crate::progress::Progress;
+
+/// Resize a region's cache in local RAM while it is in use
+///
+/// The region keeps its size. Returns when the cache is within the new limit. To shrink it, the
+/// engine evicts pages. The region of a VM has the VM's name.
+///
+/// With 'auto' this host's agent chooses the limit from now on. With a size it no longer does. If
+/// the region has no memory of other hosts yet, the agent borrows that first.
+#[derive(Debug, Args)]
+pub struct Resize {
+    /// Name of the region
+    name: RegionName,
+    /// Maximum local RAM for the region, or 'auto'
+    #[arg(long, value_name = "SIZE")]
+    cache: CacheSize,
+    #[command(flatten)]
+    socket: Socket,
+}
+
+impl Resize {
+    pub(super) fn run(self, common: &Common) -> Result<()> {
+        let Self { name, cache, socket } = self;
+        let what = || format!("resizing the cache of region '{name}'");
+        let files = Which { name: name.clone() }.files(common)?;
+        let _progress = Progress::spinner(what());
+        set_cache(common, &socket, &files, cache)?;
+        done(common, name, "resized")
+    }
+}
+
+/// Sets the limit of a region's cache. First borrows for a region that has nothing at lenders, if
+/// pages must leave.
+///
+/// # Errors
+/// If the agent or the engine refuses.
+pub(crate) fn set_cache(
+    common: &Common,
+    socket: &Socket,
+    files: &Files,
+    cache: CacheSize,
+) -> Result<()> {
+    let name = files.name();
+    let what = || format!("resizing the cache of region '{name}'");
+    let CacheSize::Bytes(cache) = cache else {
+        return client::adapt_cache(files).or_fail(what);
+    };
+    let spec = client::record(files).or_fail(what)?;
+    if spec.auto && cache < spec.size && leased(&spec) < spec.size {
+        let (_, leases, identity) = plan::borrow(common, socket.clone(), &spec)?;
+        for lease in leases {
+            client::add_lease(files, lease, Some(&identity)).or_fail(what)?;
+        }
+    }
+    // A VM's cache counts in this host's memory budget, so its supervisor resizes it.
+    match vms::of_region(&common.run_dir, name) {
+        Some(vm) => vms::resize_cache(&vm, cache, By::Operator).or_fail(what),
+        None => client::resize_cache(files, cache, By::Operator).or_fail(what),
+    }
+}
+
+fn leased(spec: &RegionSpec) -> Bytes {
+    spec.leases.iter().map(|lease| lease.capacity).sum()
+}

@@ -1,0 +1,291 @@
+//! The local caches of regions whose size this host's agent chooses.
+//!
+//! Such a region begins in the RAM of this host as a whole, without a lender. When the host is
+//! overloaded, and has lent nothing that it could recall, its largest cache shrinks: cold pages go
+//! to lenders, and the region's programs run on. That comes before a loan to swap to, and long
+//! before a VM moves. The first time, this host borrows the size of the region. When the host has
+//! room again, the cache that fetches most grows.
+//!
+//! A cache shrinks above T_upper and grows below T_lower, and rests in between, so the two do not
+//! fight. One cache changes at a time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use aquifer_page::{Bytes, RegionName, VolumeId};
+
+use super::Node;
+use super::offers::Waiting;
+use crate::ledger::{AutoCache, Claim, Purpose, RegionMemory};
+use crate::{Decision, RegionRequest, Subject, What};
+
+/// The least share of a region that its cache keeps. Below it, most programs do little but wait.
+const LEAST_SHARE: f64 = 0.25;
+
+/// How far a cache shrinks at least in one step.
+const LEAST_STEP: Bytes = Bytes::mib(16);
+
+/// The share of M_t that goes if programs wait for memory, although M_u is below the target.
+const UNDER_PRESSURE: f64 = 1.0 / 32.0;
+
+/// The shortest time between two steps if programs wait for memory, although M_u is below the
+/// target.
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// How long a region rests after its cache could not change, or nobody lent to it.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// The longest wait for a loan. The agent that should have told its end did not.
+const LOAN: Duration = Duration::from_secs(180);
+
+/// Time from one growth to the next, and from the last shrinking to a growth.
+const GROWTH: Duration = Duration::from_secs(30);
+
+/// The fetched pages in that time from which on a region needs more cache.
+const FETCHES: u64 = 256;
+
+/// What the node remembers of caches.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Caches {
+    /// The region whose cache changes now.
+    changing: Option<RegionName>,
+    /// The region for which this host borrows, its volume, and when the loan began.
+    loan: Option<(RegionName, VolumeId, Duration)>,
+    /// When each region's cache could not change.
+    failed: BTreeMap<RegionName, Duration>,
+    /// When a cache last shrank, or grew.
+    changed: Option<Duration>,
+    /// When the node last compared the fetches, and the fetches then.
+    looked: Duration,
+    fetched: BTreeMap<RegionName, u64>,
+}
+
+/// A cache that can shrink.
+#[derive(Clone, Copy, Debug)]
+struct Candidate<'a> {
+    region: &'a RegionMemory,
+    auto: AutoCache,
+    /// The RAM above the least that it keeps.
+    frees: Bytes,
+}
+
+impl Candidate<'_> {
+    fn text(&self) -> String {
+        format!("{} could free {}", self.region.name, self.frees)
+    }
+}
+
+impl Node {
+    /// Shrinks a cache if this host is overloaded, or grows one if there is room for it.
+    pub(super) fn size_caches(&mut self) {
+        let (config, memory) = (&self.controller.facts().config, self.own.memory);
+        let overloaded = memory.overloaded(config);
+        let over = self.caches.loan.as_ref().is_some_and(|(.., since)| self.passed(LOAN, *since));
+        if over {
+            self.end_loan("the loan did not end in time".to_owned());
+        }
+        // A lender recalls first.
+        let gives = overloaded && self.controller.lent().is_empty();
+        let chosen = if gives { self.largest() } else { None };
+        let relieves = gives && (chosen.is_some() || self.is_busy());
+        self.controller.note_relief(relieves);
+        if self.is_busy() {
+            return;
+        }
+        if let Some((chosen, others)) = chosen {
+            self.shrink(chosen, &others);
+        } else if !overloaded {
+            self.grow();
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.caches.changing.is_some() || self.caches.loan.is_some()
+    }
+
+    fn autos(&self) -> impl Iterator<Item = (&RegionMemory, AutoCache)> {
+        let regions = self.own.read.regions.iter();
+        regions.filter_map(|region| Some((region, region.auto?)))
+    }
+
+    fn rests(&self, region: &RegionName) -> bool {
+        self.caches.failed.get(region).is_some_and(|at| !self.passed(RETRY, *at))
+    }
+
+    /// Returns the cache that frees most, and a text about the others.
+    fn largest(&self) -> Option<(Chosen, Vec<String>)> {
+        let (mut candidates, mut others) = (Vec::new(), Vec::new());
+        for (region, auto) in self.autos() {
+            let least = region.size.scaled(LEAST_SHARE);
+            let frees = region.resident.min(region.cache).saturating_sub(least);
+            let name = &region.name;
+            if self.rests(name) {
+                others.push(format!("{name} could not change lately"));
+            } else if frees < LEAST_STEP {
+                others.push(format!("{name} keeps its last {least}"));
+            } else if auto.leased < region.size && self.holds(auto.volume) {
+                others.push(format!("{name} has only {} at lenders", auto.leased));
+            } else {
+                candidates.push(Candidate { region, auto, frees });
+            }
+        }
+        let most = |one: &&Candidate<'_>| (one.frees, std::cmp::Reverse(one.region.name.clone()));
+        let best = candidates.iter().max_by_key(most)?;
+        let beaten = candidates.iter().filter(|one| one.region.name != best.region.name);
+        let others = beaten.map(Candidate::text).chain(others).collect();
+        let chosen = Chosen { region: best.region.clone(), auto: best.auto, frees: best.frees };
+        Some((chosen, others))
+    }
+
+    fn shrink(&mut self, chosen: Chosen, others: &[String]) {
+        let config = &self.controller.facts().config;
+        let memory = self.own.memory;
+        let target = (memory.upper(config) + memory.lower(config)).scaled(0.5);
+        let excess = memory.used.saturating_sub(target);
+        // The kernel's signal looks back on some seconds.
+        let acted = self.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
+        if excess == Bytes::ZERO && acted {
+            return;
+        }
+        let needed = excess.max(memory.total.scaled(UNDER_PRESSURE)).max(LEAST_STEP);
+        let Chosen { region, auto, frees } = chosen;
+        let (name, frees) = (region.name, frees.min(needed));
+        let is = match memory.pressure && excess == Bytes::ZERO {
+            true => format!("programs wait for memory at used {}", memory.used),
+            false => format!("used {} is {excess} above the target {target}", memory.used),
+        };
+        let others = match others.is_empty() {
+            true => "it is the only cache that may".to_owned(),
+            false => format!("the others: {}", others.join("; ")),
+        };
+        let about = vec![Subject::Region(name.clone()), Subject::Vm(name.clone())];
+        if auto.leased < region.size {
+            self.log(
+                format!("borrows {} for region {name}, to shrink its cache: {is}", region.size),
+                about,
+            );
+            let volume = auto.volume;
+            let (group, bytes) = (region.group, region.size);
+            self.caches.loan = Some((name.clone(), volume, self.now));
+            let request = RegionRequest { region: name, volume, bytes, group };
+            return self.with_offers(Waiting::BorrowFor(request));
+        }
+        let cache = region.resident.min(region.cache).saturating_sub(frees);
+        self.log(format!("shrinks the cache of region {name} to {cache}: {is}; {others}"), about);
+        self.change(name, cache);
+    }
+
+    fn change(&mut self, region: RegionName, cache: Bytes) {
+        self.caches.changing = Some(region.clone());
+        self.caches.changed = Some(self.now);
+        self.outputs.push(super::Output::SetCache { region, cache });
+    }
+
+    /// Grows the cache that fetched most since the last look, if this host has room below T_lower.
+    fn grow(&mut self) {
+        if !self.passed(GROWTH, self.caches.looked) {
+            return;
+        }
+        self.caches.looked = self.now;
+        let fetched: BTreeMap<_, _> =
+            self.autos().map(|(region, auto)| (region.name.clone(), auto.fetched)).collect();
+        let before = std::mem::replace(&mut self.caches.fetched, fetched);
+        let rests = self.caches.changed.is_some_and(|at| !self.passed(GROWTH, at));
+        let memory = self.own.memory;
+        let taken = memory.used.saturating_add(memory.swap_used);
+        let room = memory.lower(&self.controller.facts().config).saturating_sub(taken);
+        let wants = |(region, auto): (&RegionMemory, AutoCache)| {
+            let before = before.get(&region.name)?;
+            let fetched = auto.fetched.checked_sub(*before)?;
+            let may = region.cache < region.size && !self.rests(&region.name);
+            (may && fetched >= FETCHES).then(|| (fetched, region.clone()))
+        };
+        let all: Vec<_> = self.autos().filter_map(wants).collect();
+        let most = all
+            .into_iter()
+            .max_by_key(|(fetched, region)| (*fetched, std::cmp::Reverse(region.name.clone())));
+        let Some((fetched, region)) = most.filter(|_| !rests) else { return };
+        let lacks = region.size.saturating_sub(region.cache);
+        let step = region.size.scaled(0.125).max(LEAST_STEP).min(lacks);
+        let cache = region.cache + step;
+        let claim = Claim {
+            name: region.name.clone(),
+            purpose: Purpose::Cache,
+            group: region.group,
+            bytes: cache,
+            reserve: Bytes::ZERO,
+        };
+        // Half of the room stays, as others may need it in the same moment.
+        let fits = step <= room.scaled(0.5) && matches!(self.shortage(&claim), Ok(None));
+        if !fits {
+            return;
+        }
+        self.own.claims.note(claim, self.now);
+        self.note_claims();
+        let name = region.name;
+        let about = vec![Subject::Region(name.clone()), Subject::Vm(name.clone())];
+        self.log(
+            format!(
+                "grows the cache of region {name} to {cache}: it fetched {fetched} pages in {} s, \
+                 and {room} are free below T_lower",
+                GROWTH.as_secs()
+            ),
+            about,
+        );
+        self.change(name, cache);
+    }
+
+    /// Notes that a cache has its new size, or why not.
+    pub(super) fn cache_set(&mut self, region: &RegionName, failed: Option<String>) {
+        if self.caches.changing.take_if(|changing| changing == region).is_none() {
+            return;
+        }
+        self.caches.changed = Some(self.now);
+        if let Some(why) = failed {
+            self.own.claims.take(Purpose::Cache, region);
+            self.note_claims();
+            self.give_up(region.clone(), &why);
+        }
+    }
+
+    /// Notes the end of a loan for a cache that is to shrink.
+    pub(super) fn note_loan(&mut self, decision: &Decision) {
+        let Some((_, ours, _)) = &self.caches.loan else { return };
+        match &decision.what {
+            What::Lacks { volume, .. } if volume == ours => {
+                self.end_loan("other hosts do not lend enough".to_owned());
+            }
+            What::Unclaimed { volume, why, .. } if volume == ours => self.end_loan(why.clone()),
+            _ => {}
+        }
+    }
+
+    /// Notes that the region has its leases.
+    pub(super) fn loan_arrived(&mut self, volume: VolumeId) {
+        self.caches.loan.take_if(|(_, ours, _)| *ours == volume);
+    }
+
+    fn end_loan(&mut self, why: String) {
+        if let Some((region, ..)) = self.caches.loan.take() {
+            self.give_up(region, &why);
+        }
+    }
+
+    fn give_up(&mut self, region: RegionName, why: &str) {
+        let about = vec![Subject::Region(region.clone()), Subject::Vm(region.clone())];
+        let rest = RETRY.as_secs();
+        self.log(
+            format!("cannot change the cache of region {region}, tries again in {rest} s: {why}"),
+            about,
+        );
+        self.caches.failed.insert(region, self.now);
+    }
+}
+
+/// The cache that shrinks.
+#[derive(Clone, Debug)]
+struct Chosen {
+    region: RegionMemory,
+    auto: AutoCache,
+    frees: Bytes,
+}
