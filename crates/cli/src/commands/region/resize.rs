@@ -1,5 +1,8 @@
 //! `aquifer region resize`.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::client::By;
 use aquifer_region::process::{Files, RegionSpec, client};
@@ -10,8 +13,11 @@ use super::cached::CacheSize;
 use super::{Which, done, plan};
 use crate::agent_call::Socket;
 use crate::commands::Common;
-use crate::failure::{OrFail as _, Result};
+use crate::failure::{Failure, OrFail as _, Result};
 use crate::progress::Progress;
+
+/// How long the agent may take to add leases to a region that runs.
+const ADDING: Duration = Duration::from_secs(30);
 
 /// Resize a region's cache in local RAM while it is in use
 ///
@@ -60,15 +66,31 @@ pub(crate) fn set_cache(
     };
     let spec = client::record(files).or_fail(what)?;
     if spec.auto && cache < spec.size && leased(&spec) < spec.size {
-        let (_, leases, identity) = plan::borrow(common, socket.clone(), &spec)?;
-        for lease in leases {
-            client::add_lease(files, lease, Some(&identity)).or_fail(what)?;
-        }
+        plan::borrow(common, socket.clone(), &spec)?;
+        await_leases(files)?;
     }
     // A VM's cache counts in this host's memory budget, so its supervisor resizes it.
     match vms::of_region(&common.run_dir, name) {
         Some(vm) => vms::resize_cache(&vm, cache, By::Operator).or_fail(what),
         None => client::resize_cache(files, cache, By::Operator).or_fail(what),
+    }
+}
+
+/// Waits until the agent has added leases that suffice to the region.
+fn await_leases(files: &Files) -> Result<()> {
+    let what = || format!("adding memory of other hosts to region '{}'", files.name());
+    let deadline = Instant::now() + ADDING;
+    loop {
+        let spec = client::record(files).or_fail(what)?;
+        if leased(&spec) >= spec.size {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let why = format!("the agent has not done so within {ADDING:?}");
+            let help = format!("see 'aquifer why {}', then try again", files.name());
+            return Err(Failure::new(what(), why).help(help));
+        }
+        thread::sleep(Duration::from_millis(20));
     }
 }
 
