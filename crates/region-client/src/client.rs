@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -72,6 +73,8 @@ struct Shared {
     is_locked: bool,
     socket: PathBuf,
     userfault: Userfault,
+    /// Whether the mapping's faults come to the userfaultfd. Changes with `live` locked.
+    watched: AtomicBool,
     sharing: Sharing,
     /// The pages that are still mapped. Locked during an unmap, as another mapping may take the
     /// addresses.
@@ -109,20 +112,22 @@ impl Mapping {
         // SAFETY: the caller's promise. The engine cannot serve a child of this process.
         unsafe { sys::keep_to_this_process(address, length) }
             .map_err(system("cannot keep children from inheriting the mapping"))?;
-        // SAFETY: the caller's promise.
-        unsafe { userfault.register(address as u64, length as u64) }
-            .map_err(system("cannot register the mapping with userfaultfd"))?;
-        if is_locked {
-            // SAFETY: only `unmap` takes pages out.
-            unsafe { sys::refuse_removal(address, length) }.map_err(system(
-                "cannot lock the mapping against removal of pages (needs CAP_IPC_LOCK, or an \
-                 RLIMIT_MEMLOCK as large as the region)",
-            ))?;
-        }
         let pages = Run { first, count: (length / PAGE_SIZE) as u64 };
-        let live = vec![pages];
-        let attach = Attach { version: VERSION, address: address as u64, pages, live };
-        let orders = hand_over(&attach, [&userfault, &sharing.guard], socket)?;
+        let address_of_first = address as u64;
+        let attach = |watched| {
+            let (address, live) = (address_of_first, vec![pages]);
+            let attach = Attach { version: VERSION, address, pages, live, watched };
+            hand_over(&attach, [&userfault, &sharing.guard], socket)
+        };
+        let (orders, watched) = match attach(false)? {
+            Some(orders) => (orders, false),
+            None => {
+                // SAFETY: the caller's promise.
+                unsafe { watch(&userfault, address..address + length, is_locked) }?;
+                let refused = || AdoptError::Refused("it watches the mapping already".to_owned());
+                (attach(true)?.ok_or_else(refused)?, true)
+            }
+        };
         let shared = Arc::new(Shared {
             process: process::id(),
             address,
@@ -130,6 +135,7 @@ impl Mapping {
             is_locked,
             socket: socket.to_owned(),
             userfault,
+            watched: AtomicBool::new(watched),
             sharing,
             live: Mutex::new(Live::new(&[pages])),
             asking: Mutex::new(None),
@@ -196,7 +202,9 @@ impl Mapping {
             match self.0.ask(&mut asking, &Request::Discard(pages)) {
                 Ok(Reply::Done) => return Ok(()),
                 Ok(Reply::Refused(why)) => return Err(io::Error::other(why)),
-                Ok(Reply::DoneBut(_)) => return Err(io::ErrorKind::InvalidData.into()),
+                Ok(Reply::DoneBut(_) | Reply::Watch) => {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
                 Err(_) => {
                     *asking = None;
                     thread::sleep(RETRY);
@@ -317,9 +325,18 @@ impl Shared {
                 return None;
             }
             let (address, pages) = (self.address as u64, self.pages);
-            let attach = Attach { version: VERSION, address, pages, live: live.runs() };
+            let (live_runs, watched) = (live.runs(), self.watched.load(Ordering::Relaxed));
+            let attach = Attach { version: VERSION, address, pages, live: live_runs, watched };
             match hand_over(&attach, [&self.userfault, &self.sharing.guard], &self.socket) {
-                Ok(orders) => {
+                Ok(None) => {
+                    if let Err(error) = self.watch(&live)
+                        && !told
+                    {
+                        tell(format_args!("{error}; this program's pages stay in local RAM"));
+                        told = true;
+                    }
+                }
+                Ok(Some(orders)) => {
                     let orders = Arc::new(orders);
                     *lock(&self.orders) = orders.clone();
                     return Some(orders);
@@ -342,6 +359,7 @@ impl Shared {
             move |error: io::Error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
         };
         match order {
+            Order::Watch => self.watch(&lock(&self.live)).map_err(io::Error::other)?,
             Order::Unmap(runs) => {
                 runs.iter().try_for_each(|run| self.unmap(run)).map_err(failed("unmap"))?
             }
@@ -363,6 +381,17 @@ impl Shared {
             }
         }
         Ok(Reply::Done)
+    }
+
+    /// Lets all faults of what is still mapped come to the userfaultfd.
+    fn watch(&self, live: &Live) -> Result<(), AdoptError> {
+        for part in live.parts(&(self.pages.first..self.pages.end())) {
+            let part = self.address_of(part.start)..self.address_of(part.end);
+            // SAFETY: the part still belongs to the mapping, as its list is locked.
+            unsafe { watch(&self.userfault, part, self.is_locked) }?;
+        }
+        self.watched.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Calls `what` for each part of these pages that is still mapped. The lock keeps other threads
@@ -452,18 +481,43 @@ impl Shared {
     }
 }
 
-/// Hands a mapping to the engine, and returns the connection on which its orders come.
+/// Lets the faults at these addresses come to the userfaultfd. May be repeated.
+///
+/// # Safety
+/// The addresses must be those of a shared mapping of a region's file.
+unsafe fn watch(
+    userfault: &Userfault,
+    at: Range<usize>,
+    is_locked: bool,
+) -> Result<(), AdoptError> {
+    let length = at.end - at.start;
+    // SAFETY: the caller's promise.
+    unsafe { userfault.register(at.start as u64, length as u64) }
+        .map_err(system("cannot register the mapping with userfaultfd"))?;
+    if is_locked {
+        // SAFETY: only `unmap` takes pages out.
+        unsafe { sys::refuse_removal(at.start, length) }.map_err(system(
+            "cannot lock the mapping against removal of pages (needs CAP_IPC_LOCK, or an \
+             RLIMIT_MEMLOCK as large as the region)",
+        ))?;
+    }
+    Ok(())
+}
+
+/// Hands a mapping to the engine, and returns the connection on which its orders come. Returns
+/// `None` if the engine serves only watched mappings, and this one is not.
 fn hand_over(
     attach: &Attach,
     userfaults: [&Userfault; 2],
     socket: &Path,
-) -> Result<Connection, AdoptError> {
+) -> Result<Option<Connection>, AdoptError> {
     let engine = |source| AdoptError::Engine { path: socket.to_owned(), source };
     let connection = Connection::to(socket).map_err(engine)?;
     let request = Request::Attach(attach.clone());
     connection.send(&request, &userfaults.map(Userfault::as_fd)).map_err(engine)?;
     match connection.receive().map_err(engine)? {
-        Some((Reply::Done, _)) => Ok(connection),
+        Some((Reply::Done, _)) => Ok(Some(connection)),
+        Some((Reply::Watch, _)) => Ok(None),
         Some((Reply::Refused(why), _)) => Err(AdoptError::Refused(why)),
         Some((Reply::DoneBut(_), _)) => Err(engine(io::ErrorKind::InvalidData.into())),
         None => Err(engine(io::ErrorKind::UnexpectedEof.into())),

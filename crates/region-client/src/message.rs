@@ -4,7 +4,7 @@ use aquifer_page::FrameIndex;
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. The engine refuses a program of another version.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Consecutive pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +40,8 @@ pub struct Attach {
     pub pages: Run,
     /// The pages of the mapping that are still mapped.
     pub live: Vec<Run>,
+    /// Whether the mapping's faults come to the first userfaultfd.
+    pub watched: bool,
 }
 
 /// Pages that a program is about to unmap.
@@ -56,6 +58,9 @@ pub struct Release {
 pub enum Reply {
     /// The request is complete.
     Done,
+    /// To an unwatched mapping: the engine serves only watched ones. The program watches the mapping
+    /// and attaches it again.
+    Watch,
     /// The request failed, for this reason.
     Refused(String),
     /// The order is complete except for these pages, which the program wrote to meanwhile. They are
@@ -67,6 +72,8 @@ pub enum Reply {
 /// [`Reply::DoneBut`], or [`Reply::Refused`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
+    /// Watch the mapping: from the answer on, its faults come to its userfaultfd.
+    Watch,
     /// Unmap these pages of the region, so that the next touch faults.
     Unmap(Vec<Run>),
     /// Map equal pages of another file in the place of these pages, none of which is in the page

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::FileMap;
@@ -68,19 +68,29 @@ impl RegionFile {
         }
     }
 
+    /// Returns how many bytes of the file are in RAM.
+    pub(crate) fn allocated(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
     /// Returns the pages that are in the file.
     pub(crate) fn present(&self) -> io::Result<Vec<Range<u64>>> {
-        let mut runs = Vec::new();
-        let mut at = 0;
-        loop {
-            let start = match seek(&self.file, SeekFrom::Data(at)) {
-                Ok(start) => start,
-                Err(rustix::io::Errno::NXIO) => return Ok(runs),
-                Err(error) => return Err(error.into()),
-            };
-            at = seek(&self.file, SeekFrom::Hole(start))?;
-            runs.push(start / PAGE_SIZE as u64..at / PAGE_SIZE as u64);
-        }
+        present(&self.file)
+    }
+}
+
+/// Returns the pages that are in a file of a tmpfs.
+pub(crate) fn present(file: &File) -> io::Result<Vec<Range<u64>>> {
+    let mut runs = Vec::new();
+    let mut at = 0;
+    loop {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(runs),
+            Err(error) => return Err(error.into()),
+        };
+        at = seek(file, SeekFrom::Hole(start))?;
+        runs.push(start / PAGE_SIZE as u64..at / PAGE_SIZE as u64);
     }
 }
 

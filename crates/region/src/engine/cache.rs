@@ -122,6 +122,9 @@ impl Engine {
     pub fn resize_cache(&self, limit: Bytes) -> Result<(), RegionError> {
         self.may_change()?;
         self.may_limit(limit)?;
+        if limit.0 < self.table.pages() * PAGE_SIZE as u64 {
+            self.watch()?;
+        }
         self.limit_cache(limit);
         let (mut least, mut since) = (u64::MAX, Instant::now());
         loop {

@@ -24,6 +24,8 @@ impl Engine {
         if pages.first.checked_add(pages.count).is_none_or(|end| end > self.table.pages()) {
             return Err(RegionError::Misuse("the pages are not all in the region".to_owned()));
         }
+        self.discard_unwatched(&(pages.first..pages.end()))
+            .map_err(RegionError::io("cannot remove pages from the region's file"))?;
         let mut first = pages.first;
         let mut reachable = true;
         while first < pages.end() {

@@ -182,7 +182,11 @@ impl Engine {
         }
         let runs = runs(pages.iter().copied());
         for program in self.programs().iter().filter(|program| program.is_silent()) {
-            program.mapping.present(&runs, &mut held)?;
+            match program.is_watched() {
+                true => program.mapping.present(&runs, &mut held)?,
+                // It may touch any page at any time, and the engine would not know.
+                false => held.extend(pages),
+            }
         }
         if !lock(&self.programs.surviving).add_present(&runs, &mut held) {
             held.extend(pages);

@@ -18,6 +18,7 @@ use super::prefetch::Early;
 use super::programs::Programs;
 use super::sharing::GroupPages;
 use super::surviving_mappings::SurvivingMappings;
+use super::watching::Watching;
 use super::{Engine, EngineConfig};
 use crate::counters::Counters;
 use crate::error::RegionError;
@@ -84,6 +85,12 @@ impl Engine {
             // The earlier engine may have been killed before it told the lenders.
             volume.end_older_generations();
         }
+        // The table knows nothing of pages that programs got from the kernel.
+        let unwatched = config.may_be_unwatched
+            && !config.foreign
+            && config.cache.0 >= pages * PAGE_SIZE as u64
+            && table.is_new()
+            && extent_map.all().next().is_none();
         let volume = Arc::new(volume);
         let engine = Self {
             file,
@@ -102,12 +109,15 @@ impl Engine {
             faults: Faults::new(config).map_err(RegionError::io("cannot create an epoll"))?,
             early: Early::new(pages),
             counters: Counters::default(),
+            watching: Watching::new(unwatched),
             ended: AtomicBool::new(false),
             frozen: AtomicBool::new(config.foreign),
         };
-        engine
-            .recover(&extent_map)
-            .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
+        if !unwatched {
+            engine
+                .recover(&extent_map)
+                .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
+        }
         if config.foreign {
             engine.lenders.volume.hold_still();
         }

@@ -38,6 +38,7 @@ mod sharing;
 mod stalled;
 mod status;
 mod surviving_mappings;
+mod watching;
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -59,6 +60,7 @@ use self::sharing::GroupPages;
 pub use self::sharing::{Merged, Proposal};
 pub use self::status::Usage;
 pub(crate) use self::surviving_mappings::waiting_programs;
+use self::watching::Watching;
 use crate::counters::Counters;
 use crate::error::RegionError;
 use crate::file::RegionFile;
@@ -83,6 +85,9 @@ pub enum Scheme {
 pub struct EngineConfig {
     /// The limit of the local cache.
     pub cache: Bytes,
+    /// While all pages fit into the cache and none has left it, nobody watches the programs: their
+    /// faults are the kernel's alone.
+    pub may_be_unwatched: bool,
     /// The policy that chooses victims.
     pub policy: PolicyKind,
     /// When victims leave.
@@ -115,6 +120,7 @@ pub struct Engine {
     faults: Faults,
     early: Early,
     counters: Counters,
+    watching: Watching,
     ended: AtomicBool,
     /// No page may leave, and no write may reach the volume, as the region is handed over or
     /// another host's.

@@ -62,6 +62,7 @@ impl Engine {
     /// host. Also if shared pages cannot be unshared.
     pub fn begin_outgoing(&self) -> Result<(), RegionError> {
         self.may_change()?;
+        self.watch()?;
         let pages = self.table.pages() as usize;
         let mut cache = lock(&self.cache);
         if let Some(page) =

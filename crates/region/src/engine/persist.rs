@@ -35,6 +35,7 @@ impl Engine {
     /// # Errors
     /// Pages cannot be written; they stay, still dirty.
     pub fn persist(&self) -> Result<u64, RegionError> {
+        self.watch()?;
         let _looking = lock(&self.programs.looking);
         let (mut written, mut next) = (0, 0);
         let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];

@@ -14,6 +14,7 @@ use super::Engine;
 use super::cache::Cache;
 use super::fault::GUARD;
 use super::surviving_mappings::{Mapped, SurvivingMappings};
+use super::watching::Is;
 use crate::error::RegionError;
 use crate::lock;
 use crate::prefetch::PrefetchKind;
@@ -69,7 +70,13 @@ impl Engine {
         userfaults: [OwnedFd; 2],
         orders: Connection,
     ) -> io::Result<()> {
+        // Held, so that a mapping is either told to be watched or is among those that get the order.
+        let watching = self.watching.hold();
+        if !attach.watched && *watching != Is::Unwatched {
+            return orders.send(&Reply::Watch, &[]);
+        }
         let (program, mapped) = self.attach(attach, userfaults.map(Userfault::from), orders)?;
+        drop(watching);
         program.wait_for_end(|| lock(&self.programs.surviving).is_there(&mapped));
         self.detach(&program, &mapped);
         Ok(())
@@ -100,7 +107,7 @@ impl Engine {
             return Err(refuse("the region is being removed".to_owned()));
         }
         let pid = orders.peer()?;
-        let mapped = Mapped::new(pid, attach.address, attach.pages)?;
+        let mapped = Mapped::new(pid, attach.address, attach.pages, attach.watched)?;
         let id = self.programs.next.fetch_add(1, Ordering::Relaxed);
         let is_before =
             |other: &Arc<Program>| is_same(other, pid, attach.address) && !other.is_gone();
@@ -128,6 +135,9 @@ impl Engine {
     fn take_care(&self, program: &Arc<Program>, mapped: Mapped) -> io::Result<()> {
         // If an earlier engine served it, no page may leave before both steps are done.
         program.accept(|| {
+            if lock(&self.programs.surviving).was_unwatched(&mapped) && program.is_watched() {
+                self.learn_pages()?;
+            }
             let mut programs = self.programs_mut();
             if self.programs.removing.load(Ordering::Relaxed) {
                 return Err(io::Error::other("the region is being removed"));
@@ -143,11 +153,22 @@ impl Engine {
             lock(&self.programs.surviving).add(mapped)
         })?;
         self.restore_shared().map_err(io::Error::other)?;
+        if program.is_watched() {
+            self.listen_to(program)?;
+        }
+        Ok(())
+    }
+
+    /// Begins to serve the faults of a program.
+    pub(super) fn listen_to(&self, program: &Program) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         for (userfault, id) in
             [(&program.userfault, program.id), (&program.guard, program.id | GUARD)]
         {
-            epoll::add(&self.faults.epoll, userfault, epoll::EventData::new_u64(id), flags)?;
+            match epoll::add(&self.faults.epoll, userfault, epoll::EventData::new_u64(id), flags) {
+                Err(rustix::io::Errno::EXIST) => {}
+                added => added?,
+            }
         }
         // Wakes the threads that an earlier engine was told of and did not serve.
         program.wake_all();

@@ -153,6 +153,7 @@ mod tests {
         Table::new(&files[1].1, pages).unwrap().set(0, was);
         let config = EngineConfig {
             cache: Bytes::mib(1),
+            may_be_unwatched: false,
             policy: Default::default(),
             scheme: Default::default(),
             prefetch: Default::default(),

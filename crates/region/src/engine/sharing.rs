@@ -72,6 +72,7 @@ impl Engine {
     /// A program's pages cannot be changed, or the frames cannot be read. Each page is then in its
     /// old place or shared.
     pub fn share(&self, proposals: &[Proposal]) -> Result<Merged, RegionError> {
+        self.watch()?;
         let sharing = lock(&self.group.changing);
         let held = self
             .group

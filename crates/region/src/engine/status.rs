@@ -76,9 +76,18 @@ impl Engine {
             let cache = lock(&self.cache);
             (cache.limit, cache.frames)
         };
+        // The table knows nothing of pages that programs got from the kernel.
+        let unwatched = self.unwatched_pages();
+        if let Some(resident) = unwatched {
+            let known: u64 = pages.iter().sum::<u64>() - pages[3];
+            pages = [known.saturating_sub(resident), 0, resident, resident, 0, 0];
+        }
         // Pages move during the count, so a page that left and its successor may both count. The
         // number of frames bounds the pages that are here.
-        let extra = pages[2].saturating_sub(frames);
+        let extra = match unwatched {
+            None => pages[2].saturating_sub(frames),
+            Some(_) => 0,
+        };
         pages[2] -= extra;
         pages[3] = pages[3].min(pages[2]);
         pages[1] += extra;

@@ -26,6 +26,14 @@ pub(super) struct Mapped {
     /// The mapped pages. `None` if an older release wrote the record; any page may be mapped then.
     #[serde(default)]
     pages: Option<Run>,
+    /// Whether its faults come to an engine. If not, its page table and the file may get pages at
+    /// any time.
+    #[serde(default = "watched")]
+    watched: bool,
+}
+
+fn watched() -> bool {
+    true
 }
 
 /// All mappings, in a file that outlives the engine.
@@ -39,9 +47,14 @@ pub(super) struct SurvivingMappings {
 }
 
 impl Mapped {
-    pub(super) fn new(pid: u32, address: u64, pages: Run) -> io::Result<Self> {
+    pub(super) fn new(pid: u32, address: u64, pages: Run, watched: bool) -> io::Result<Self> {
         let started = process::started(pid).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Self { pid, started, address, pages: Some(pages) })
+        Ok(Self { pid, started, address, pages: Some(pages), watched })
+    }
+
+    /// Returns whether both are one mapping of a program. An older release's record has no pages.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.pid, self.started, self.address) == (other.pid, other.started, other.address)
     }
 
     fn addresses(&self) -> Range<u64> {
@@ -64,7 +77,7 @@ impl Mapped {
     /// Adds those of the pages that are in the program's page table. Returns `None` if they are
     /// unknown.
     fn add_present(&self, pages: &Range<u64>, into: &mut HashSet<u64>) -> Option<()> {
-        let all = self.pages?;
+        let all = self.pages.filter(|_| self.watched)?;
         let at = |page: u64| {
             self.address + (page.clamp(all.first, all.end()) - all.first) * PAGE_SIZE as u64
         };
@@ -113,6 +126,12 @@ impl SurvivingMappings {
         self.missing.len() < before
     }
 
+    /// Returns whether this mapping was not watched when it attached last.
+    pub(super) fn was_unwatched(&self, mapped: &Mapped) -> bool {
+        let all = self.missing.iter().chain(&self.here);
+        all.filter(|other| other.is_same(mapped)).any(|other| !other.watched)
+    }
+
     /// Returns the names of the programs that should reattach.
     pub(super) fn missing_names(&self) -> Vec<String> {
         self.missing.iter().map(Mapped::name).collect()
@@ -132,20 +151,24 @@ impl SurvivingMappings {
     }
 
     pub(super) fn add(&mut self, mapped: Mapped) -> io::Result<()> {
-        // An older release's record has no pages, so only the other fields count.
-        self.missing.retain(|other| {
-            (other.pid, other.started, other.address)
-                != (mapped.pid, mapped.started, mapped.address)
-        });
+        self.missing.retain(|other| !other.is_same(&mapped));
         self.leaves(&mapped);
         self.here.push(mapped);
+        self.write()
+    }
+
+    /// Records that the faults of a mapping come to the engine.
+    pub(super) fn is_watched(&mut self, pid: u32, address: u64) -> io::Result<()> {
+        for mapped in self.here.iter_mut().filter(|it| (it.pid, it.address) == (pid, address)) {
+            mapped.watched = true;
+        }
         self.write()
     }
 
     /// Records that the mapping is not served now, and will come back or end.
     pub(super) fn is_away(&mut self, mapped: Mapped) {
         self.leaves(&mapped);
-        if !self.missing.contains(&mapped) && !self.here.contains(&mapped) {
+        if !self.missing.iter().chain(&self.here).any(|other| other.is_same(&mapped)) {
             self.missing.push(mapped);
         }
         // On failure the record still lists the mapping, which the next engine looks for in vain.
@@ -159,7 +182,7 @@ impl SurvivingMappings {
     }
 
     fn leaves(&mut self, mapped: &Mapped) {
-        self.here.retain(|other| other != mapped);
+        self.here.retain(|other| !other.is_same(mapped));
     }
 
     fn write(&self) -> io::Result<()> {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::files::Files;
 use crate::error::RegionError;
 use crate::extent_map::ExtentMap;
+use crate::file::present;
 use crate::table::{Page, Place, Table};
 
 /// The state of a page (\[Jo20\], section 4.2: the status of a local page).
@@ -81,7 +82,8 @@ pub struct Extent {
 
 /// Returns the states of these pages, while the engine runs.
 pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, RegionError> {
-    let all = files.read()?.size.pages();
+    let spec = files.read()?;
+    let all = spec.size.pages();
     if pages.first.checked_add(pages.count).is_none_or(|end| end > all) {
         return Err(RegionError::Misuse(format!(
             "region '{}' has {all} pages; the range ends beyond them",
@@ -91,7 +93,20 @@ pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, Region
     let path = files.table();
     let table = Table::new(&Files::open(&path)?, all);
     let table = table.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
-    Ok((pages.first..pages.end()).map(|page| table.get(page).into()).collect())
+    let mut states: Vec<_> =
+        (pages.first..pages.end()).map(|page| table.get(page).into()).collect();
+    if spec.auto && table.is_new() {
+        // Nobody watches the region yet, so only its file tells which pages there are.
+        let (path, run) = (files.region(), pages.first..pages.end());
+        let present = present(&Files::open(&path)?)
+            .map_err(RegionError::io(format!("cannot read {}", path.display())))?;
+        for found in present {
+            for page in found.start.max(run.start)..found.end.min(run.end) {
+                states[(page - run.start) as usize] = PageState::Dirty;
+            }
+        }
+    }
+    Ok(states)
 }
 
 /// Returns the places of the extents that have one.

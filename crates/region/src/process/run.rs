@@ -135,6 +135,7 @@ fn engine(files: &Files) -> Result<(), RegionError> {
 fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
     let config = EngineConfig {
         cache: spec.cache,
+        may_be_unwatched: spec.auto,
         policy: spec.policy,
         scheme: spec.scheme,
         prefetch: spec.prefetch,

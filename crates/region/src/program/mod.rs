@@ -66,6 +66,8 @@ pub(crate) struct Program {
     gone: AtomicBool,
     /// The program takes no orders.
     silent: AtomicBool,
+    /// The mapping's faults come to the userfaultfd.
+    watched: AtomicBool,
     /// Another `Program` has taken its place.
     replaced: AtomicBool,
 }
@@ -92,6 +94,7 @@ impl Program {
             ordering: Mutex::new(()),
             gone: AtomicBool::new(false),
             silent: AtomicBool::new(false),
+            watched: AtomicBool::new(attach.watched),
             replaced: AtomicBool::new(false),
         })
     }
@@ -159,6 +162,18 @@ impl Program {
     /// Returns whether the program takes no orders.
     pub(crate) fn is_silent(&self) -> bool {
         self.silent.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the mapping's faults come to the engine.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
+    /// Orders the program to let its faults come to the engine.
+    pub(crate) fn watch(&self) -> io::Result<()> {
+        self.order(&Order::Watch, &[])?;
+        self.watched.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Marks the connection as lost. The program's thread, if it lives, notices and connects again.

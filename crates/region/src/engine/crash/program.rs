@@ -77,8 +77,13 @@ impl Program {
         let ours = Connection::to(socket)?;
         let theirs = listener.accept()?;
         let pages = Run { first: 0, count: self.pages };
-        let attach =
-            Attach { version: VERSION, address: self.address() as u64, pages, live: vec![pages] };
+        let attach = Attach {
+            version: VERSION,
+            address: self.address() as u64,
+            pages,
+            live: vec![pages],
+            watched: true,
+        };
         let copy =
             |userfault: &Userfault| userfault.as_fd().try_clone_to_owned().map(Userfault::from);
         let userfaults = [copy(&self.userfault)?, copy(&self.guard)?];
@@ -104,6 +109,7 @@ impl Program {
             }
             let Ok(Some((order, files))) = orders.receive::<Order>() else { return };
             let reply = match order {
+                Order::Watch => Reply::Done,
                 Order::Unmap(runs) => {
                     runs.iter().for_each(|run| self.memory.drop_entries(run.first..run.end()));
                     Reply::Done

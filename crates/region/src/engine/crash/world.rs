@@ -161,6 +161,7 @@ impl Host {
         let shape = world.shape;
         let config = EngineConfig {
             cache: Bytes(shape.frames * PAGE_SIZE as u64),
+            may_be_unwatched: false,
             policy: shape.policy,
             scheme: shape.scheme,
             prefetch: PrefetchKind::Auto,

@@ -63,6 +63,9 @@ impl Member {
             }
         }
         self.engine.may_limit(quota)?;
+        if quota < spec.size {
+            self.engine.watch()?;
+        }
         self.engine.limit_cache(quota);
         self.engine.watch_room(true);
         Ok(())

@@ -96,6 +96,7 @@ impl Setting {
         };
         let config = EngineConfig {
             cache: Bytes(frames * PAGE),
+            may_be_unwatched: false,
             policy,
             scheme,
             prefetch: PrefetchKind::Auto,

@@ -2,6 +2,7 @@
 
 mod hand_over;
 mod leases;
+mod unwatched;
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
