@@ -41,17 +41,19 @@ pub struct Options {
 /// The kind in the demo's mark.
 const KIND: &str = "cluster-demo";
 
-/// The VM, its memory, and the part of it that its host keeps in RAM.
+/// The VM, and its memory.
 const VM: &str = "web";
 const MEMORY: Bytes = Bytes::mib(256);
-const CACHE: Bytes = Bytes::mib(64);
 
 /// Modules of the guest's kernel: its balloon, and the port of its agent.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_balloon", "virtio_console"];
 
-/// The memory that a program takes on a lender. With the pages that the lender holds, it is more
-/// than the lender's threshold; with all that it promised, no more than its RAM.
+/// The memory that a program takes on a host. With the pages of the VM that are there, it is more
+/// than the host's threshold; with all that the host promised, no more than its RAM.
 const PRESSURE: Bytes = Bytes::mib(360);
+
+/// The memory that a program takes on the VM's host while all of the VM's pages are there.
+const FIRST_PRESSURE: Bytes = Bytes::mib(256);
 
 /// How long a step may take before the demo gives up.
 const STEP: Duration = Duration::from_secs(60);
@@ -92,9 +94,8 @@ impl Play<'_> {
         std::thread::sleep(CODA);
         self.create_vm(&options.machine)?;
         let mut guest = Writer::meet(&serial(self.first()), self.session.wait())?;
-        self.progress.say("the guest fills its memory; cold pages go to a lender".to_owned());
+        self.press_home(&mut guest)?;
         let first = self.lender()?;
-        guest.pass_until(|| Ok(self.stage.host(&first).stored() > Bytes::ZERO))?;
         self.overload_lender(&first, &mut guest)?;
         let second = self.lender()?;
         let lender_ms = self.drain_lender(&second, &mut guest)?;
@@ -127,12 +128,12 @@ impl Play<'_> {
         self.watch.mark(home.name(), "the VM starts");
         let kernel = machine.kernel()?;
         let initrd = initrd(home.dir(), &kernel, &MODULES)?;
-        let (memory, cache) = (MEMORY.0.to_string(), CACHE.0.to_string());
+        let memory = MEMORY.0.to_string();
         let accelerator = machine.accelerator.to_string();
         let [kernel, initrd, qemu] =
             [&kernel, &initrd, &machine.qemu].map(|path| path.display().to_string());
         let append = "console=ttyS0 quiet panic=-1 init_on_alloc=0 rdinit=/init -- guest-memory";
-        let words = ["vm", "create", VM, "--memory", &memory, "--cache", &cache];
+        let words = ["vm", "create", VM, "--memory", &memory, "--cache", "auto"];
         let boot = ["--kernel", &kernel, "--initrd", &initrd, "--append", append];
         let by = ["--machine", MACHINE, "--accel", &accelerator, "--qemu", &qemu];
         home.run(&[&words[..], &boot, &by].concat())
@@ -159,10 +160,27 @@ impl Play<'_> {
         })
     }
 
+    /// Overloads the VM's host for a while. The agent borrows, and moves cold pages of the VM.
+    fn press_home(&self, guest: &mut Writer<'_>) -> Result<()> {
+        self.progress.say("a program of the VM's host needs memory: cold pages leave".to_owned());
+        guest.pass()?;
+        let load = self.load(self.first(), FIRST_PRESSURE)?;
+        let deadline = Instant::now() + STEP;
+        guest.pass_until(|| {
+            let late = || format!("no page has left host a after {} s", STEP.as_secs());
+            let left = self.stage.hosts[1..].iter().any(|host| host.stored() > Bytes::ZERO);
+            if !left && Instant::now() > deadline {
+                return Err(Failure::new("moving cold pages", late()));
+            }
+            Ok(left)
+        })?;
+        self.unload(load, self.first().name())
+    }
+
     /// Starts a program on a host that overloads it.
-    fn load(&self, host: &Member) -> Result<Loader> {
+    fn load(&self, host: &Member, bytes: Bytes) -> Result<Loader> {
         self.watch.mark(host.name(), "a program of the host needs memory");
-        let plan = Plan { bytes: PRESSURE, rate: Some(RAM), seed: 1, hold: true };
+        let plan = Plan { bytes, rate: Some(RAM), seed: 1, hold: true };
         Loader::start(plan, |command| {
             let entrance = host.cgroup.entrance().or_fail(|| "starting a load in a cgroup")?;
             start_in_cgroup(command, entrance);
@@ -189,7 +207,7 @@ impl Play<'_> {
     fn overload_lender(&self, name: &str, guest: &mut Writer<'_>) -> Result<()> {
         self.progress.say(format!("host {name} needs its memory, while the guest writes"));
         let lender = self.stage.host(name);
-        let load = self.load(lender)?;
+        let load = self.load(lender, PRESSURE)?;
         let deadline = Instant::now() + STEP;
         guest.pass_until(|| {
             let late = || format!("{name} still lends after {} s", STEP.as_secs());
@@ -207,7 +225,7 @@ impl Play<'_> {
     fn overload_home(&self, guest: &mut Writer<'_>) -> Result<&'static str> {
         let from = self.first();
         self.progress.say(format!("host {} stays overloaded, so the VM moves", from.name()));
-        let load = self.load(from)?;
+        let load = self.load(from, PRESSURE)?;
         let home = self.new_home(from.name())?;
         guest.meet_again(&serial(home))?;
         self.unload(load, from.name())?;

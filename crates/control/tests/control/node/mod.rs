@@ -1,6 +1,7 @@
 //! Tests of the node: one host's decisions around the controller, driven by sequences of inputs.
 
 mod arrivals;
+mod caches;
 mod claims;
 mod drain;
 mod leave;
