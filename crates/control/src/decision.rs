@@ -263,7 +263,10 @@ impl Decision {
                 write!(f, "asks {lender} for {bytes}{}: ", For(owner))?;
                 match cause {
                     Some(Cause::Overload) => f.write_str(&self.overload()),
-                    Some(Cause::ByHand) => f.write_str("the operator ordered it"),
+                    Some(Cause::ByHand) if owner.is_swap() => {
+                        f.write_str("the operator ordered it")
+                    }
+                    Some(Cause::ByHand) => f.write_str("the region needs a place for its pages"),
                     None => f.write_str("a lender recalls its lease"),
                 }
             }

@@ -58,8 +58,8 @@ pub struct Release {
 pub enum Reply {
     /// The request is complete.
     Done,
-    /// To an unwatched mapping: the engine serves only watched ones. The program watches the mapping
-    /// and attaches it again.
+    /// To an unwatched mapping: the engine serves only watched ones. The program watches the
+    /// mapping and attaches it again.
     Watch,
     /// The request failed, for this reason.
     Refused(String),

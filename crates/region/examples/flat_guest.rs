@@ -1,9 +1,9 @@
 //! A guest under KVM that needs no kernel, for measuring: `flat_guest FILE|SIZE random|sequential
-//! MILLIONS PASSES`.
+//! WORDS PASSES`.
 //!
 //! Its memory is a region, or with a SIZE such as `256M` this program's own memory in huge pages,
 //! as QEMU has it. It first writes each page once, and then changes words: `random` changes any,
-//! `sequential` one after the other. Each pass changes so many millions of words. Prints one line
+//! `sequential` one after the other. Each pass changes so many words. Prints one line
 //! of JSON with the seconds of the first writes and of each pass, and a sum over the memory.
 
 use std::env;
@@ -60,8 +60,8 @@ const SEQUENTIAL: [u8; 16] = [
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<_> = env::args().skip(1).collect();
-    let [memory, order, millions, passes] = &args[..] else {
-        return Err("usage: flat_guest FILE|SIZE random|sequential MILLIONS PASSES".into());
+    let [memory, order, words, passes] = &args[..] else {
+        return Err("usage: flat_guest FILE|SIZE random|sequential WORDS PASSES".into());
     };
     let region: Region;
     let (address, size) = match memory.parse::<Bytes>() {
@@ -98,7 +98,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..kvm_regs::default()
     };
     let first = run(&mut processor, &first)?;
-    let count = millions.parse::<u64>()? * 1_000_000;
+    let count = words.parse::<u64>()?;
     let mut seconds = Vec::new();
     for pass in 0..passes.parse::<u64>()? {
         let registers = kvm_regs {

@@ -105,6 +105,36 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
+/// The kernel alone serves the VM until the move, for which the engine learns what there is.
+#[test]
+fn a_vm_without_a_lender_moves_with_all_of_its_memory() -> Result<()> {
+    if lacks_root() {
+        return Ok(());
+    }
+    let hosts = Hosts::new()?;
+    hosts.start_local("one")?;
+    let region = &hosts.done("a", &["vm", "show", "one"])?["region"];
+    ensure!(region["counts"]["zero_faults"] == 0, "{region}");
+    let mut before = hosts.ticks("a", "one")?;
+    for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "instant")] {
+        let moved = hosts.done(
+            from,
+            &["vm", "migrate", "one", "--to", to, "--mode", mode, "--max-downtime", "5s"],
+        )?;
+        step(&format!("{from} to {to}: {moved}"));
+        let after = hosts.goes_on(to, "one")?;
+        ensure!(after[0] > before[0] && after[2] == 0, "{before:?} {after:?}");
+        before = after;
+        wait_until("the source host is empty", TIMEOUT, || hosts.is_empty(from))?;
+        let region = &hosts.done(to, &["vm", "show", "one"])?["region"];
+        ensure!(region["volume"]["leases"].as_array().is_some_and(Vec::is_empty), "{region}");
+        ensure!(region["usage"]["remote"] == 0 && region["spec"]["auto"] == true, "{region}");
+    }
+    hosts.done("b", &["vm", "stop", "one", "--force"])?;
+    ensure!(hosts.is_empty("a")? && hosts.is_empty("b")?);
+    Ok(())
+}
+
 /// The destination needs room for the cache only: host b may use less memory than the VM has.
 #[test]
 fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {

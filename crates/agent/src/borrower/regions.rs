@@ -232,8 +232,8 @@ impl Regions {
         lock(&self.known).retain(|volume, _| is_held(*volume));
     }
 
-    /// Begins to hand leases over to a region in the making. A region that exists has no maker who
-    /// waits for them: this agent [extends](Self::extend) it.
+    /// Begins to hand leases over to a region in the making. If the region exists, no maker waits
+    /// for them, and this agent [extends](Self::extend) it.
     pub(super) fn expect(&self, region: &RegionName, volume: VolumeId) {
         if !matches!(self.read(region, volume), Ok(Some(_))) {
             self.hand_overs.begin(volume);

@@ -70,7 +70,8 @@ impl Engine {
         userfaults: [OwnedFd; 2],
         orders: Connection,
     ) -> io::Result<()> {
-        // Held, so that a mapping is either told to be watched or is among those that get the order.
+        // Held, so that a mapping is refused until it is watched, or is among those that get the
+        // order.
         let watching = self.watching.hold();
         if !attach.watched && *watching != Is::Unwatched {
             return orders.send(&Reply::Watch, &[]);

@@ -24,7 +24,7 @@ pub const LENDERS: [&str; 2] = ["c", "d"];
 const NAMES: [&str; 5] = [SIGNER, VM_HOSTS[0], VM_HOSTS[1], LENDERS[0], LENDERS[1]];
 
 const SIZES: Sizes =
-    Sizes { memory: Bytes::mib(320), most: Bytes::mib(576), cache: Bytes::mib(64) };
+    Sizes { memory: Bytes::mib(320), most: Bytes::mib(576), cache: Some(Bytes::mib(64)) };
 
 /// MiB that the guest checks and rewrites, the percentage of it that it mostly rewrites, and MiB a
 /// second.
@@ -163,7 +163,7 @@ impl Site {
             let ledger = status.ledger;
             ensure!(ledger.adds_up() && ledger.overcommitted.0 == 0, "{name}: {ledger:?}");
             ensure!(ledger.lent.0 == promised, "{name} lends {promised}: {ledger:?}");
-            let cache = if here == Some(name) { SIZES.cache.0 } else { 0 };
+            let cache = if here == Some(name) { SIZES.cache.map_or(0, |cache| cache.0) } else { 0 };
             let is_counted = (ledger.cache_floor.0 > 0) == (cache > 0);
             ensure!(is_counted && ledger.cache_floor.0 >= cache, "{name}: {ledger:?}");
         }

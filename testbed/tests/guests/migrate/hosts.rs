@@ -105,10 +105,19 @@ impl Hosts {
 
     /// Starts a VM on host a that is busy with its memory.
     pub fn start(&self, name: &str) -> Result<()> {
+        self.start_with(name, Some(VM_CACHE), &["--lender", self.lender.uri()])
+    }
+
+    /// Starts a VM on host a with all of its memory there, and without a lender.
+    pub fn start_local(&self, name: &str) -> Result<()> {
+        self.start_with(name, None, &[])
+    }
+
+    fn start_with(&self, name: &str, cache: Option<Bytes>, more: &[&str]) -> Result<()> {
         let most = Bytes(VM_MEMORY.0 + Self::MAX_GROWTH.0);
-        let sizes = Sizes { memory: VM_MEMORY, most, cache: VM_CACHE };
+        let sizes = Sizes { memory: VM_MEMORY, most, cache };
         let options = busy_vm(&self.parts, sizes, CHURN_ARGUMENTS)?;
-        let mut words = vec!["vm", "start", name, "--lender", self.lender.uri()];
+        let mut words = [&["vm", "start", name], more].concat();
         words.extend(options.iter().map(String::as_str));
         self.done("a", &words)?;
         self.goes_on("a", name)?;

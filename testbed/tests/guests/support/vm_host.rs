@@ -125,7 +125,8 @@ pub fn busy_guest(dir: &Path) -> Result<Parts> {
 pub struct Sizes {
     pub memory: Bytes,
     pub most: Bytes,
-    pub cache: Bytes,
+    /// `None`: the host's agent chooses it.
+    pub cache: Option<Bytes>,
 }
 
 /// Returns the options of `vm start` for a guest with these parts. `churn` are the arguments of its
@@ -141,7 +142,7 @@ pub fn busy_vm(parts: &Parts, sizes: Sizes, churn: &str) -> Result<Vec<String>> 
     let words = [
         ("--memory", memory.0.to_string()),
         ("--max-memory", most.0.to_string()),
-        ("--cache", cache.0.to_string()),
+        ("--cache", cache.map_or("auto".to_owned(), |cache| cache.0.to_string())),
         ("--accel", "tcg".to_owned()),
         ("--kernel", text(&parts.kernel)?),
         ("--initrd", text(&parts.initrd)?),
