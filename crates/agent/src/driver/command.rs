@@ -75,6 +75,8 @@ pub enum Command {
     Offer {
         /// The peer that asks.
         from: HostName,
+        /// The limit of the room for VMs.
+        below: Threshold,
         /// Receives the offer, or a refusal if the host is no peer.
         reply: oneshot::Sender<Result<Offer, Problem>>,
     },
