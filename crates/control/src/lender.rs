@@ -336,6 +336,16 @@ impl LenderRole {
         }
     }
 
+    /// Asks a host whose agent may have started again whether it still holds its leases: a host
+    /// that booted has lost them. The question comes again until the host takes it in.
+    pub(crate) fn ask_anew(&mut self, host: &HostName, ctx: &mut StepContext<'_>) {
+        let its = |loan: &&mut Loan| loan.lease.borrower == *host && loan.state == LoanState::Held;
+        for loan in self.loans.values_mut().filter(its) {
+            loan.state = LoanState::Offered;
+            loan.send(loan.ack(), ctx);
+        }
+    }
+
     /// Records the bytes stored in each lease.
     pub(crate) fn read(&mut self, stored: &BTreeMap<LeaseId, Bytes>) {
         for (id, loan) in &mut self.loans {

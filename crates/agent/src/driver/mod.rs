@@ -171,6 +171,7 @@ impl Driver {
                 self.input(Input::Heard { from, message, ticket });
             }
             Command::Peers(peers) => self.input(Input::Peers(peers)),
+            Command::HostAnew(host) => self.input(Input::HostAnew(host)),
             Command::HostDown { host, address } => self.input(Input::HostDown { host, address }),
             Command::Renew { from, renew, reply } => {
                 let ticket = self.replies.keep(Reply::Renewed(reply));

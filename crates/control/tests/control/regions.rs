@@ -110,7 +110,7 @@ fn a_restored_lease_of_a_region_makes_no_lender() {
         lent: vec![(lent, vec!["here".to_owned()])],
         ..Default::default()
     };
-    let name = crate::host::name("me");
+    let name = name("me");
     let controller = aquifer_control::Controller::restore(name, config(), 9, host.now, found);
     assert_eq!((controller.role(), controller.lent().len()), (Role::Neutral, 1));
 }
