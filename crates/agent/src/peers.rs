@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_api::message::{self, Renew, Renewed};
 use aquifer_api::status::Standing;
-use aquifer_api::{Problem, client::CallError, client::Client, path, status};
+use aquifer_api::{Problem, Threshold, client::CallError, client::Client, path, status};
 use aquifer_control::{Message, Offer};
 use aquifer_membership::About;
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, lock};
@@ -204,7 +204,7 @@ impl Peers {
     /// polls the future. Of the other hosts, gossip tells.
     pub async fn keep_in_contact(&self) {
         loop {
-            self.ask_offers(self.standing(Standing::Listed)).await;
+            self.ask_offers(self.standing(Standing::Listed), Threshold::Upper).await;
             self.check_name().await;
             let all_well = self.status().iter().all(|peer| peer.error.is_none());
             tokio::time::sleep(if all_well { CONTACT } else { CONTACT_SOON }).await;
@@ -227,30 +227,35 @@ impl Peers {
                 need => for_regions.fold(Bytes::ZERO, Bytes::saturating_add) >= need,
             }
         };
-        self.offers_until(offer, suffice, &BTreeSet::new()).await
+        self.offers_until((offer, Threshold::Upper), suffice, &BTreeSet::new()).await
     }
 
-    /// Returns offers of room for a VM, in the same way, until a host has `least`. Does not ask the
-    /// hosts in `except`.
-    pub async fn rooms(&self, least: Bytes, except: &BTreeSet<HostName>) -> Vec<Offer> {
+    /// Returns offers of room for a VM, in the same way, until a host has `least` below the
+    /// threshold. Does not ask the hosts in `except`.
+    pub async fn rooms(
+        &self,
+        (least, below): (Bytes, Threshold),
+        except: &BTreeSet<HostName>,
+    ) -> Vec<Offer> {
         let offer = |(host, offer): (HostName, message::Offer)| Offer::new(host, offer.room);
         let suffice = |offers: &[Offer]| offers.iter().any(|offer| offer.spare >= least);
-        self.offers_until(offer, suffice, except).await
+        self.offers_until((offer, below), suffice, except).await
     }
 
     async fn offers_until(
         &self,
-        offer: impl Fn((HostName, message::Offer)) -> Offer,
+        (offer, below): (impl Fn((HostName, message::Offer)) -> Offer, Threshold),
         suffice: impl Fn(&[Offer]) -> bool,
         except: &BTreeSet<HostName>,
     ) -> Vec<Offer> {
         let listed = self.standing(Standing::Listed).filter(|host| !except.contains(host));
-        let listed = self.ask_offers(listed).await;
+        let listed = self.ask_offers(listed, below).await;
         let mut offers: Vec<_> = listed.into_iter().map(&offer).collect();
         let mut likely = self.likely_lenders();
         likely.retain(|host| !except.contains(host));
         for sample in likely.chunks(SAMPLE) {
-            offers.extend(self.ask_offers(sample.iter().cloned()).await.into_iter().map(&offer));
+            let sample = self.ask_offers(sample.iter().cloned(), below).await;
+            offers.extend(sample.into_iter().map(&offer));
             if suffice(&offers) {
                 break;
             }
@@ -286,13 +291,14 @@ impl Peers {
     async fn ask_offers(
         &self,
         hosts: impl IntoIterator<Item = HostName>,
+        below: Threshold,
     ) -> Vec<(HostName, message::Offer)> {
         let mut calls = JoinSet::new();
         for host in hosts {
             let peers = self.clone();
             calls.spawn(async move {
                 let client = peers.get(&host)?.client.clone().with_timeout(OFFER_TIMEOUT);
-                let answer = client.get::<message::Offer>(path::OFFER).await;
+                let answer = client.get::<message::Offer>(&path::offer(below)).await;
                 peers.remember(&host, &answer, |last, offer| {
                     last.spare = Some((offer.spare, Instant::now()));
                     last.calls = Some(offer.you.clone()).filter(|you| !you.is_empty());

@@ -246,11 +246,13 @@ impl Inner {
         vm: &Offered,
         avoid: Option<HostName>,
     ) -> Result<(HostName, Awaits, String), AskError> {
-        let mut asked = BTreeSet::from_iter(avoid.clone());
-        let mut others: Vec<_> =
-            avoid.iter().map(|host| format!("{host}: the last move there failed")).collect();
+        let lenders: BTreeSet<_> = vm.lenders().collect();
+        let failed = avoid.iter().map(|host| format!("{host}: the last move there failed"));
+        let lends = lenders.iter().map(|host| format!("{host} lends some of the VM's memory"));
+        let mut others: Vec<_> = failed.chain(lends).collect();
+        let mut asked: BTreeSet<_> = avoid.into_iter().chain(lenders).collect();
         loop {
-            let offers = self.peers.rooms(cache, &asked).await;
+            let offers = self.peers.rooms((cache, vm.below()), &asked).await;
             let (fitting, small) = by_room(offers, cache);
             if fitting.is_empty() {
                 others.extend(small.iter().map(room));

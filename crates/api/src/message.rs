@@ -184,7 +184,7 @@ pub struct Offer {
     #[schema(value_type = Option<schema::Size>)]
     pub for_regions: Option<Bytes>,
     /// The bytes of which a VM that comes there can make use. Zero while an operator drains the
-    /// host.
+    /// host, and if its configuration accepts no VMs.
     #[schema(value_type = schema::Size)]
     pub room: Bytes,
     /// An id of the agent that answers, new at each start.

@@ -1,6 +1,7 @@
 //! The paths of the API. Those of [`crate::message`] are for peers, and the rest for the unix
 //! socket. Both serve [`OPENAPI`].
 
+use aquifer_control::node::Threshold;
 use aquifer_page::LeaseId;
 
 /// `POST` [`crate::message::MemBorReq`]: the borrower asks for memory.
@@ -19,6 +20,8 @@ pub const RENEW: &str = "/v1/renew";
 pub const PERMIT: &str = "/v1/permit";
 /// `GET` [`crate::message::Offer`]: the memory that a host can lend now.
 pub const OFFER: &str = "/v1/offer";
+/// The query of [`OFFER`] for a VM that leaves an overloaded host.
+pub const BELOW_LOWER: &str = "below=lower";
 /// `GET` [`crate::cluster::Summary`]: what a host has, and lends to whom.
 pub const SUMMARY: &str = "/v1/summary";
 /// `GET` [`crate::message::Access`]: the access data of a lease over NVMe, for its borrower. See
@@ -54,6 +57,15 @@ pub const REGION_BORROW: &str = "/v1/regions/borrow";
 pub const REGION_SETTLE: &str = "/v1/regions/settle";
 /// `POST` [`crate::order::Migrate`].
 pub const MIGRATE: &str = "/v1/vms/migrate";
+
+/// Returns [`OFFER`] with the threshold that limits [`crate::message::Offer::room`]. Older agents
+/// ignore the threshold, and answer for [`Threshold::Upper`].
+pub fn offer(below: Threshold) -> String {
+    match below {
+        Threshold::Upper => OFFER.to_owned(),
+        Threshold::Lower => format!("{OFFER}?{BELOW_LOWER}"),
+    }
+}
 
 /// Returns [`ACCESS`] of one lease.
 pub fn access(lease: LeaseId) -> String {

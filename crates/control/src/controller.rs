@@ -269,6 +269,7 @@ fn handle(
         Event::LeaseOpened { lease, uris } => lender.opened(lease, uris, ctx),
         Event::LeaseFailed { lease, why } => lender.open_failed(lease, why, busy(borrower), ctx),
         Event::LeaseFreed { lease } => lender.freed(lease),
+        Event::Anew { host } => lender.ask_anew(&host, ctx),
         Event::BorrowerSeen { lease } => lender.seen(lease, ctx.now()),
         Event::Permit { from, lease, generation, to } => {
             lender.permit(&from, lease, generation, to, ctx);

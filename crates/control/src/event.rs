@@ -182,6 +182,11 @@ pub enum Event {
         /// The lease.
         lease: LeaseId,
     },
+    /// A host is up, and its agent may have started again.
+    Anew {
+        /// The host.
+        host: HostName,
+    },
     /// The borrower is connected to the lease. The agent reports this at least every quarter of the
     /// grace.
     BorrowerSeen {

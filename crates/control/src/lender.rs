@@ -6,7 +6,7 @@ use std::time::Duration;
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
 
 use crate::ledger::{Class, Ledger};
-use crate::loan::{Loan, LoanState};
+use crate::loan::{Answers, Loan, LoanState};
 use crate::placement::in_whole_extents;
 use crate::step_context::{Facts, StepContext};
 use crate::{
@@ -71,6 +71,7 @@ impl LenderRole {
                 parted: false,
                 unrecorded: None,
                 left: false,
+                answers: Answers::default(),
                 lease,
             };
             (loan.lease.lease, loan)
@@ -256,6 +257,7 @@ impl LenderRole {
             parted: false,
             unrecorded: None,
             left: false,
+            answers: Answers::default(),
         };
         self.loans.insert(loan.lease.lease, loan);
     }
@@ -318,15 +320,29 @@ impl LenderRole {
     }
 
     /// Notes that the borrower knows of the lease, because its agent has handled a message about
-    /// it. If it did not hold the lease, it would send `mem_bor_fin`.
+    /// it. If it did not hold the lease, it would send `mem_bor_fin`. The same holds for a host to
+    /// which the lease may have moved.
     pub(crate) fn delivered(&mut self, to: &HostName, message: &Message, now: Duration) {
-        let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease, .. }) = message else {
+        let (Message::MemBorAck { lease, generation, .. }
+        | Message::MemLenFin { lease, generation }) = message
+        else {
             return;
         };
-        if let Some(loan) = self.loans.get_mut(lease)
-            && loan.lease.borrower == *to
-        {
+        let Some(loan) = self.loans.get_mut(lease) else { return };
+        if loan.is_next(to, *generation) {
+            loan.answers.took_in(to);
+        } else if loan.lease.borrower == *to {
             loan.seen(now);
+        }
+    }
+
+    /// Asks a host whose agent may have started again whether it still holds its leases: a host
+    /// that booted has lost them. The question comes again until the host takes it in.
+    pub(crate) fn ask_anew(&mut self, host: &HostName, ctx: &mut StepContext<'_>) {
+        let its = |loan: &&mut Loan| loan.lease.borrower == *host && loan.state == LoanState::Held;
+        for loan in self.loans.values_mut().filter(its) {
+            loan.state = LoanState::Offered;
+            loan.send(loan.ack(), ctx);
         }
     }
 

@@ -1,9 +1,10 @@
 //! One lease that this host gave, from its setup to its end.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, HostName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -71,6 +72,31 @@ pub(crate) struct Loan {
     pub(crate) unrecorded: Option<Duration>,
     /// Whether the borrower no longer holds the lease, although another host may.
     pub(crate) left: bool,
+    /// The answers of the hosts to which the lease may have moved to the last question.
+    pub(crate) answers: Answers,
+}
+
+/// The answers of the hosts to which a lease may have moved. A host that expects the lease takes
+/// the question in, and neither takes the lease over nor denies it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answers {
+    expect: BTreeSet<HostName>,
+    deny: BTreeSet<HostName>,
+}
+
+impl Answers {
+    /// Notes that a host took the question in. Its denial may have come before.
+    pub(crate) fn took_in(&mut self, host: &HostName) {
+        if !self.deny.contains(host) {
+            self.expect.insert(host.clone());
+        }
+    }
+
+    /// Notes that a host denied the lease.
+    pub(crate) fn denied(&mut self, host: &HostName) {
+        self.expect.remove(host);
+        self.deny.insert(host.clone());
+    }
 }
 
 impl Loan {
@@ -136,16 +162,30 @@ impl Loan {
             // The borrower of a region that has moved denies the lease, and the next host is asked.
             LoanState::Held => due && (silent >= grace / 4 || !self.lease.next.is_empty()),
         };
+        // The region may be on another host, which waits for its operator.
+        let asks_next = asks && !self.lease.next.is_empty() && (self.left || silent >= grace / 4);
+        if asks_next && self.is_expected() {
+            self.seen = ctx.now();
+        }
+        let silent = ctx.now().saturating_sub(self.seen);
         if silent >= grace {
             let LentLease { lease, borrower, .. } = self.lease.clone();
             ctx.decide(What::Expires { borrower, lease, stored: self.stored, silent });
             self.free(ctx);
-        } else if asks && self.left {
-            self.ask_next(ctx);
-        } else if asks && self.state == LoanState::Recalled {
-            self.send(self.recall(), ctx);
-        } else if asks {
-            self.send(self.ack(), ctx);
+            return;
         }
+        if asks_next {
+            self.ask_next(ctx);
+        }
+        if asks && !self.left {
+            let is_recalled = self.state == LoanState::Recalled;
+            self.send(if is_recalled { self.recall() } else { self.ack() }, ctx);
+        }
+    }
+
+    /// Returns whether a host to which the lease may have moved took in the last question, and has
+    /// not denied the lease since.
+    fn is_expected(&self) -> bool {
+        !self.answers.expect.is_empty()
     }
 }

@@ -12,7 +12,7 @@ use aquifer_page::{HostName, LeaseId, VolumeId};
 
 use crate::borrower::{Borrower, VolumeState};
 use crate::lender::LenderRole;
-use crate::loan::{Loan, LoanState};
+use crate::loan::{Answers, Loan, LoanState};
 use crate::step_context::StepContext;
 use crate::{Action, LentLease, LiveVolume, Message, What};
 
@@ -72,7 +72,7 @@ impl LenderRole {
             true if loan.state == LoanState::Freeing => return,
             true => (loan.left, loan.seen) = (true, ctx.now()),
             // Before the borrower has left, the region may still come.
-            false if !loan.left => return,
+            false if !loan.left => return loan.answers.denied(by),
             false => _ = loan.lease.next.remove(by),
         }
         if loan.lease.next.is_empty() {
@@ -101,7 +101,7 @@ impl Loan {
     }
 
     /// Returns whether the lease is to move to this host, as this generation.
-    fn is_next(&self, host: &HostName, generation: u32) -> bool {
+    pub(crate) fn is_next(&self, host: &HostName, generation: u32) -> bool {
         self.lease.next.contains(host) && generation == self.lease.generation + 1
     }
 
@@ -113,7 +113,7 @@ impl Loan {
         self.lease.borrower = next;
         self.lease.generation = generation + 1;
         self.lease.next.clear();
-        (self.left, self.sent) = (false, Duration::ZERO);
+        (self.left, self.sent, self.answers) = (false, Duration::ZERO, Answers::default());
         if std::mem::take(&mut self.parted) && self.state == LoanState::Recalled {
             (self.state, self.recalled) = (LoanState::Held, None);
         }
@@ -123,7 +123,7 @@ impl Loan {
 
     /// Asks the hosts to which the lease may have moved whether they hold it.
     pub(crate) fn ask_next(&mut self, ctx: &mut StepContext<'_>) {
-        self.sent = ctx.now();
+        (self.sent, self.answers) = (ctx.now(), Answers::default());
         let LentLease { lease, bytes, request, generation, .. } = self.lease;
         let (uris, generation) = (self.uris.clone(), generation + 1);
         let question = Message::MemBorAck { request, lease, bytes, uris, generation };

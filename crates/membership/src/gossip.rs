@@ -50,6 +50,8 @@ pub enum Output {
 pub enum Change {
     /// A host is up: a new one, one that comes back, or one with another address.
     Up(Member),
+    /// A host that is up began another life: its agent started again, or others took it for down.
+    Anew(Member),
     /// A host left, or answers nobody.
     Down(Member),
     /// Another host has this host's name.
@@ -125,13 +127,14 @@ impl Runtime<Member> for &mut Collected {
                 self.news_needed = true;
             }
             Notification::MemberDown(member) => self.changes.push(Change::Down(member.clone())),
-            // If the host was down, `MemberUp` follows. A new life at the same address is no news
-            // of it, but it may lack the news of others.
+            // If the host was down, `MemberUp` follows. In a new life, it may lack the news of
+            // others.
             Notification::Rename(before, after) => {
                 self.news_needed = true;
-                if before.address != after.address {
-                    self.changes.push(Change::Up(after.clone()));
-                }
+                self.changes.push(match before.address == after.address {
+                    true => Change::Anew(after.clone()),
+                    false => Change::Up(after.clone()),
+                });
             }
             Notification::Rejoin(_) => (self.news_needed, self.heard) = (true, Some(false)),
             Notification::Active => self.heard = Some(true),

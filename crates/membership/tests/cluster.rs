@@ -260,6 +260,21 @@ fn a_restarted_host_is_up_at_once_at_its_new_address() {
 }
 
 #[test]
+fn all_hosts_notice_an_agent_that_starts_again_at_once() {
+    let mut cluster = Cluster::new(5, 1);
+    cluster.run(10 * SECOND);
+    cluster.hosts.remove(&member(4, 0).address).unwrap();
+    let again = member(4, 2);
+    cluster.start(&again);
+    let noticed = |cluster: &Cluster| {
+        let anew = Change::Anew(again.clone());
+        let told = cluster.changes.iter().filter(|(_, _, change)| *change == anew);
+        told.map(|(_, at, _)| *at).collect::<std::collections::BTreeSet<_>>().len()
+    };
+    cluster.run_until(5 * SECOND, |cluster| noticed(cluster) == 4);
+}
+
+#[test]
 fn a_host_that_leaves_is_known_to_be_gone() {
     for (for_good, seed) in (0..20).flat_map(|seed| [(true, seed), (false, seed)]) {
         let mut cluster = Cluster::new(10, seed);

@@ -76,7 +76,7 @@ pub(crate) enum Ask {
     /// The leases, each with its generation.
     Renew(Vec<(LeaseId, u32)>),
     Offer,
-    Room,
+    Room(Threshold),
     Permit {
         lease: LeaseId,
         generation: u32,

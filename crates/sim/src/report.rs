@@ -86,6 +86,8 @@ pub struct Moves {
     pub for_drains: u64,
     /// Leases that moved with their VMs.
     pub leases: u64,
+    /// The most hosts besides its borrower that might use a lease at a time.
+    pub most_permitted: usize,
     /// Moves that failed.
     pub failed: u64,
     /// Moves that no host took.

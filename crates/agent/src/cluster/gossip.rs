@@ -293,7 +293,9 @@ fn note(change: &Change, events: &Events, agent: &Handle) {
         Change::Up(host) => {
             let what = format!("{} is up at {}", host.host, host.address);
             events.note(EventKind::HostUp, &host.host, what);
+            ask_for_leases(host, agent);
         }
+        Change::Anew(host) => ask_for_leases(host, agent),
         Change::Down(host) => {
             let Member { host, address, .. } = host.clone();
             // If the agent is too busy to say what this concerns, the event says the rest.
@@ -312,6 +314,12 @@ fn note(change: &Change, events: &Events, agent: &Handle) {
             events.note(EventKind::NameTaken, &twin.host, what);
         }
     }
+}
+
+/// Makes the agent ask a host, the agent of which may have started again, for its leases. If this
+/// host's agent is busy, it asks later by itself.
+fn ask_for_leases(host: &Member, agent: &Handle) {
+    let _ = agent.0.try_send(Command::HostAnew(host.host.clone()));
 }
 
 fn follow(known: &Known) -> (HostName, Follow) {

@@ -41,6 +41,8 @@ pub enum Command {
         /// The address of its agent.
         address: SocketAddr,
     },
+    /// A host of the cluster is up, and its agent may have started again.
+    HostAnew(HostName),
     /// A peer's word that it still needs its leases.
     Renew {
         /// The peer, as its certificate names it.
@@ -75,6 +77,8 @@ pub enum Command {
     Offer {
         /// The peer that asks.
         from: HostName,
+        /// The limit of the room for VMs.
+        below: Threshold,
         /// Receives the offer, or a refusal if the host is no peer.
         reply: oneshot::Sender<Result<Offer, Problem>>,
     },

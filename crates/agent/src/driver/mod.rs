@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 use aquifer_api::message::Renew;
 use aquifer_control::node::{Input, Node, Settings};
 use aquifer_control::{self as control, Controller, Restored, Shareable};
-use aquifer_page::LeaseId;
+use aquifer_page::{Bytes, LeaseId};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
@@ -171,6 +171,7 @@ impl Driver {
                 self.input(Input::Heard { from, message, ticket });
             }
             Command::Peers(peers) => self.input(Input::Peers(peers)),
+            Command::HostAnew(host) => self.input(Input::HostAnew(host)),
             Command::HostDown { host, address } => self.input(Input::HostDown { host, address }),
             Command::Renew { from, renew, reply } => {
                 let ticket = self.replies.keep(Reply::Renewed(reply));
@@ -184,9 +185,13 @@ impl Driver {
                 self.parts.borrower.miss_region(volume);
                 self.input(Input::Miss { volume });
             }
-            Command::Offer { from, reply } => {
+            Command::Offer { from, below, reply } => {
                 let controller = self.node.controller();
-                let memory = (controller.spare(), controller.spare_for_regions(), self.node.room());
+                let room = match self.parts.config.vms.accept {
+                    true => self.node.room_for_vms(below),
+                    false => Bytes::ZERO,
+                };
+                let memory = (controller.spare(), controller.spare_for_regions(), room);
                 let _ = reply.send(self.parts.peers.offer(&from, memory));
             }
             Command::Drain { order, vms, reply } => {

@@ -7,11 +7,11 @@ use aquifer_api::message::{
     MemLenFin, Offer, Permit, Renew, Renewed,
 };
 use aquifer_api::order::Leave;
-use aquifer_api::{Done, schema};
+use aquifer_api::{Done, Threshold, path, schema};
 use aquifer_control::Message;
 use aquifer_page::LeaseId;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 
 use super::{Body, Failure, FromPeer, Refusals};
@@ -113,12 +113,18 @@ pub(super) async fn permit(
 
 /// Returns the memory that this host would lend now.
 #[utoipa::path(get, path = "/v1/offer", tag = "peers",
+    params(("below" = Option<Threshold>, Query, description = "The limit of the room for VMs")),
     responses((status = 200, description = "The answer.", body = Offer), Refusals))]
 pub(super) async fn offer(
     State(handle): State<Handle>,
     FromPeer(from): FromPeer,
+    RawQuery(query): RawQuery,
 ) -> Result<Json<Offer>, Failure> {
-    Ok(Json(handle.ask(|reply| Command::Offer { from, reply }).await??))
+    let below = match query.as_deref() {
+        Some(path::BELOW_LOWER) => Threshold::Lower,
+        _ => Threshold::Upper,
+    };
+    Ok(Json(handle.ask(|reply| Command::Offer { from, below, reply }).await??))
 }
 
 /// Returns what this host has, lends and borrows, for an operator of another host.

@@ -2,7 +2,7 @@
 //! host use their leases.
 
 use aquifer_api::message::{Arrive, Awaits, Permit};
-use aquifer_api::{Done, Problem, path};
+use aquifer_api::{Done, Problem, Threshold, path};
 use aquifer_page::{HostName, LeaseId};
 use aquifer_region::process::RegionSpec;
 
@@ -36,6 +36,16 @@ impl Offered {
         });
         Self { arrive, leases: lent.collect() }
     }
+
+    /// Returns the hosts that lend some of the VM's memory. They cannot lend to themselves.
+    pub(super) fn lenders(&self) -> impl Iterator<Item = HostName> {
+        self.leases.iter().map(|lent| lent.lender.clone())
+    }
+
+    /// Returns up to where the host that takes the VM may use its memory then.
+    pub(super) fn below(&self) -> Threshold {
+        self.arrive.below.unwrap_or(Threshold::Upper)
+    }
 }
 
 impl Inner {
@@ -44,6 +54,11 @@ impl Inner {
     /// # Errors
     /// [`AskError::Refused`] if the host surely does not wait.
     pub(super) async fn ask(&self, to: &HostName, vm: &Offered) -> Result<Awaits, AskError> {
+        if vm.lenders().any(|lender| lender == *to) {
+            let error = format!("{to} lends some of the VM's memory, and cannot lend to itself");
+            let help = Some("name another host with --to".to_owned());
+            return Err(AskError::Refused(Problem { error, help }));
+        }
         for lent in &vm.leases {
             self.permit(to, lent).await.map_err(AskError::Refused)?;
         }
@@ -53,11 +68,6 @@ impl Inner {
     /// Asks a lender to let another host use its lease.
     async fn permit(&self, to: &HostName, lent: &Lent) -> Result<(), Problem> {
         let Lent { lender, lease, generation } = lent.clone();
-        if *to == lender {
-            let error = format!("{to} lends some of the VM's memory, and cannot lend to itself");
-            let help = Some("name another host with --to".to_owned());
-            return Err(Problem { error, help });
-        }
         let permit = Permit { lease, generation, to: to.clone() };
         match self.peers.ask::<Done>(&lender, path::PERMIT, &permit).await {
             Ok(Done {}) => Ok(()),

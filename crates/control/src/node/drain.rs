@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use aquifer_page::{Bytes, HostName, LeaseId};
 
-use super::{Contact, EventKind, Node, stored_in};
+use super::{Contact, EventKind, Node, Threshold, stored_in};
 use crate::{Event, LentStatus, LoanState};
 
 /// A lease that is still lent.
@@ -59,8 +59,13 @@ impl Node {
 
     /// Returns the bytes of which a VM that comes here can make use: none while this host drains.
     pub fn room(&self) -> Bytes {
+        self.room_for_vms(Threshold::Upper)
+    }
+
+    /// Returns the same, up to a threshold: this host refuses a VM whose cache may take more.
+    pub fn room_for_vms(&self, below: Threshold) -> Bytes {
         match self.admits_vms() {
-            true => self.controller.room(),
+            true => self.room_below(below),
             false => Bytes::ZERO,
         }
     }

@@ -35,6 +35,8 @@ pub enum Input {
         /// The address of its agent.
         address: SocketAddr,
     },
+    /// A host of the cluster is up, and its agent may have started again.
+    HostAnew(HostName),
     /// A peer's message; the peer's certificate proves the sender.
     Heard {
         /// The sender.

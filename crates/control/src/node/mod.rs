@@ -182,6 +182,7 @@ impl Node {
             Input::Offers { lenders, stored } => self.offered(lenders, stored),
             Input::Peers(peers) => self.settings.peers = peers,
             Input::HostDown { host, address } => self.host_down(&host, address),
+            Input::HostAnew(host) => self.step(Event::Anew { host }),
             Input::Heard { from, message, ticket } => self.hear(from, message, ticket),
             Input::Renewal { from, leases, generations, io_timeout_ms, ticket } => {
                 self.take_over(&from, &generations);

@@ -349,6 +349,24 @@ fn a_restarted_lender_goes_on_with_the_leases_it_finds() {
 }
 
 #[test]
+fn a_borrower_that_came_up_anew_is_asked_for_its_leases_at_once() {
+    let mut host = Host::new(config());
+    let lease = host.tick(20, &[]).lend("b", 1, Bytes::gib(1));
+    host.event(Event::BorrowerSeen { lease }).tick(20, &[]).does_nothing();
+    host.event(Event::Anew { host: name("c") }).does_nothing();
+    let asks = |host: &Host| matches!(host.sent()[..], [("b", Message::MemBorAck { .. })]);
+    assert!(asks(host.event(Event::Anew { host: name("b") })));
+    let resend = config().resend;
+    host.now += resend;
+    assert!(asks(host.tick(20, &[])), "the question comes again until it is taken in");
+    let question = host.sent()[0].1.clone();
+    host.event(Event::Delivered { to: name("b"), message: question });
+    host.now += resend;
+    host.tick(20, &[]).does_nothing();
+    assert_eq!(host.controller.lent()[0].state, LoanState::Held);
+}
+
+#[test]
 fn a_restarted_borrower_keeps_its_volumes_and_returns_the_rest() {
     let mut before = Host::new(config());
     let (_, request, bytes) = before.tick(85, &[("b", 4)]).request_sent();

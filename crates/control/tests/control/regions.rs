@@ -1,9 +1,9 @@
 //! Tests of a lender's leases for regions: the ledger limits them, and roles do not.
 
-use aquifer_control::{Event, Message, Owner, Reason, Role};
+use aquifer_control::{Event, LoanState, Message, Owner, Reason, Role};
 use aquifer_page::{Bytes, LeaseId};
 
-use crate::host::{Host, TOTAL, ack, bor_fin, config, len_fin, region_req, req};
+use crate::host::{Host, TOTAL, ack, bor_fin, config, len_fin, name, region_req, req};
 
 /// Lends 1 GiB to the region `items` of `c`, and returns the lease.
 fn lend(host: &mut Host, request: u128) -> LeaseId {
@@ -110,7 +110,49 @@ fn a_restored_lease_of_a_region_makes_no_lender() {
         lent: vec![(lent, vec!["here".to_owned()])],
         ..Default::default()
     };
-    let name = crate::host::name("me");
+    let name = name("me");
     let controller = aquifer_control::Controller::restore(name, config(), 9, host.now, found);
     assert_eq!((controller.role(), controller.lent().len()), (Role::Neutral, 1));
+}
+
+/// Lets `c` permit `d` to use the lease of its region. Then passes the grace twice, while only `d`
+/// answers; `denies` says how. Returns whether the lease is still lent.
+fn is_kept_by_the_next_host(left: bool, denies: bool) -> bool {
+    let mut host = Host::new(config());
+    host.tick(20, &[]);
+    let lease = lend(&mut host, 1);
+    host.event(Event::Permit { from: name("c"), lease, generation: 0, to: name("d") });
+    let lent = host.controller.lent()[0].lease.clone();
+    host.event(Event::LeaseRecorded(lent));
+    if left {
+        host.receive("c", bor_fin(lease));
+    }
+    let ends = host.now + config().grace * 2;
+    let mut questions = 0;
+    while host.now < ends {
+        host.now += config().resend;
+        host.tick(20, &[]);
+        let asked = host.sent().into_iter().find(|(to, _)| *to == "d");
+        let Some(question) = asked.map(|(_, question)| question.clone()) else { continue };
+        questions += 1;
+        let denial = Message::MemBorFin { lease, generation: 1 };
+        // The denial may come before the answer to the call, and after it.
+        if denies && questions % 2 == 0 {
+            host.receive("d", denial.clone());
+        }
+        host.event(Event::Delivered { to: name("d"), message: question });
+        if denies && questions % 2 == 1 {
+            host.receive("d", denial);
+        }
+    }
+    assert!(questions > 0, "it asks the next host");
+    host.controller.lent().iter().any(|lent| lent.state != LoanState::Freeing)
+}
+
+#[test]
+fn a_lease_stays_while_the_next_host_waits_for_its_operator() {
+    for left in [false, true] {
+        assert!(is_kept_by_the_next_host(left, false), "left: {left}");
+        assert!(!is_kept_by_the_next_host(left, true), "left: {left}");
+    }
 }

@@ -61,7 +61,7 @@ impl Simulation {
     /// Hands a packet to the network, which may lose, delay and duplicate it.
     fn send(&mut self, packet: Packet) {
         self.counts.messages += 1;
-        let is_offer = matches!(packet.content, Content::Ask(Ask::Offer | Ask::Room));
+        let is_offer = matches!(packet.content, Content::Ask(Ask::Offer | Ask::Room(_)));
         self.counts.offer_questions += u64::from(is_offer);
         let network = self.scenario.network;
         if self.is_cut_off(packet.from, packet.to) || self.rng.random_bool(network.loss) {
@@ -98,7 +98,7 @@ impl Simulation {
 
     fn asked(&mut self, from: HostNumber, to: HostNumber, call: CallId, ask: Ask) {
         let ask = match ask {
-            Ask::Offer | Ask::Room => return self.asked_for_offer(from, to, call, &ask),
+            Ask::Offer | Ask::Room(_) => return self.asked_for_offer(from, to, call, &ask),
             Ask::Arrive(arrive) => return self.ask_to_take(to, from, call, arrive),
             ask => ask,
         };
@@ -126,7 +126,7 @@ impl Simulation {
                 let Some(to) = receiver else { return };
                 Input::Permit { from: name, lease, generation, to, ticket }
             }
-            Ask::Offer | Ask::Room | Ask::Arrive(_) => return,
+            Ask::Offer | Ask::Room(_) | Ask::Arrive(_) => return,
         };
         self.input(to, input);
     }
@@ -137,7 +137,9 @@ impl Simulation {
             return self.answer_call(to, from, call, Reply::NoPeer);
         }
         let offer = match ask {
-            Ask::Room => Offered { spare: agent.node.room(), for_regions: Bytes::ZERO },
+            Ask::Room(below) => {
+                Offered { spare: agent.node.room_for_vms(*below), for_regions: Bytes::ZERO }
+            }
             _ => Offered {
                 spare: agent.node.controller().spare(),
                 for_regions: agent.node.controller().spare_for_regions(),

@@ -85,6 +85,8 @@ impl Simulation {
                 (Task::Open(lent), self.time_up_to(costs.lease, LEAST_LEASE))
             }
             Action::RecordLease(lent) => {
+                let most = &mut self.tally.fleet.moves.most_permitted;
+                *most = lent.next.len().max(*most);
                 (Task::Record(lent), self.time_up_to(costs.lease, LEAST_LEASE))
             }
             Action::FreeLease { lease } => {

@@ -9,6 +9,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE};
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 
+use super::search::Search;
 use super::{Agent, CallKind};
 use crate::event::{Ask, CallId, HostNumber};
 use crate::simulation::Simulation;
@@ -188,15 +189,16 @@ impl Simulation {
     }
 
     fn ask_sample(&mut self, host: HostNumber, slot: Slot) {
-        let agent = self.hosts[host].agent.as_mut();
-        let Some(sampling) = agent.and_then(|agent| agent.sampling(slot)) else { return };
+        let Some(agent) = &mut self.hosts[host].agent else { return };
+        let below = agent.search.as_ref().map(Search::below);
+        let Some(sampling) = agent.sampling(slot) else { return };
         let sample = self.board.draw(&mut sampling.asked, self.now, &mut self.rng);
         if sample.is_empty() {
             return self.end_sampling(host, slot);
         }
-        let ask = match slot {
-            Slot::Leases => Ask::Offer,
-            Slot::Rooms => Ask::Room,
+        let ask = match (slot, below) {
+            (Slot::Rooms, Some(below)) => Ask::Room(below),
+            _ => Ask::Offer,
         };
         for to in sample {
             self.call(host, to, CallKind::Offer(slot), ask.clone());

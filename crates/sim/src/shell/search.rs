@@ -33,6 +33,10 @@ impl Search {
         self.arrive.cache
     }
 
+    pub(super) fn below(&self) -> Threshold {
+        self.arrive.below
+    }
+
     pub(super) fn excepted(&self) -> &BTreeSet<HostNumber> {
         &self.refused
     }
@@ -52,7 +56,13 @@ impl Simulation {
             let why = "its record does not let it move".to_owned();
             return self.tell_end(host, vm.clone(), MoveEnd::Refused { why });
         };
-        let refused = avoid.iter().map(|avoid| self.names[*avoid]).collect();
+        let volume = arrive.memory.as_ref().map(|(volume, _)| volume);
+        let volume = volume.and_then(|volume| self.hosts[host].machine.volumes.get(volume));
+        // A host cannot lend to itself.
+        let lenders = volume.iter().flat_map(|volume| volume.places.values());
+        let lenders = lenders.map(|place| place.lender);
+        let avoid = avoid.iter().map(|avoid| self.names[*avoid]);
+        let refused = avoid.chain(lenders).collect();
         let Some(agent) = &mut self.hosts[host].agent else { return };
         agent.search = Some(Search {
             arrive,

@@ -158,3 +158,16 @@ fn under_swinging_load_and_drains_no_vm_oscillates() {
     }
     assert!(moves > 0, "some host must stay overloaded");
 }
+
+#[test]
+fn a_vm_asks_only_hosts_that_take_it_to_use_its_leases() {
+    let loads = synthetic_hosts(40, MEMORY, 0).unwrap();
+    let scenario = Scenario::new(loads, MEMORY, 60 * MINUTE, 0);
+    let vms = synthetic_vms(40, 4, Bytes::gib(1), 0).unwrap();
+    let faults = Faults { drains: 1.0, ..Faults::default() };
+    let moves = Simulation::new(Scenario { vms, faults, ..scenario }).run().unwrap().vms;
+    assert!(moves.refused > 100 && moves.leases > 20, "{moves:?}");
+    // Moves that fail leave a host behind. A VM that asked also hosts without room for it, and its
+    // lenders, left 12.
+    assert!((1..=4).contains(&moves.most_permitted), "{moves:?}");
+}

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ impl Site {
 
     fn configure(&self, name: &str) -> Result<()> {
         let host = self.of(name);
-        // After a quarter of the grace, a lender asks a host that has booted for its leases.
+        // After a quarter of the grace, a lender asks a host that lost its leases unnoticed.
         host.set(&format!(
             "[memory]\nperiod = \"200ms\"\n[vms]\naccept = {}\n[lend]\nenabled = {}\n\
              grace = \"60s\"\n\
@@ -104,12 +104,6 @@ impl Site {
     /// Returns the status of a host; an error if its agent does not answer.
     pub fn status(&self, name: &str) -> Result<Status> {
         self.of(name).try_status().with_context(|| format!("the agent of {name} does not answer"))
-    }
-
-    /// Begins a command on a host.
-    pub fn begin(&self, name: &str, words: &[&str]) -> Result<Child> {
-        let mut command = self.of(name).json(words)?;
-        Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 
     /// Returns the words that create the VM.

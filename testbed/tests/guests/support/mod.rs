@@ -23,7 +23,7 @@ pub use built::{aquifer, example, test, tool, with_script};
 pub use cluster::{Aquifer, Cluster, member, with_admitted};
 pub use here::Here;
 pub use load::Load;
-pub use vm_host::{Sizes, VmHost, busy_guest, busy_vm, kill, process_like};
+pub use vm_host::{Sizes, VmHost, busy_guest, busy_vm, ended, kill, process_like};
 
 /// Timeout of an event that must happen, on emulated hosts of a busy machine; only a hang takes so
 /// long.

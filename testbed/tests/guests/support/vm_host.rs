@@ -2,18 +2,22 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail, ensure};
 use aquifer_hosts::Host;
-use aquifer_hosts::daemon::answer;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Parts, Spec, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{TIMEOUT, example};
+
+/// A deadline for one command, which only a hang reaches. Moves of a busy VM take longest.
+const COMMAND: Duration = Duration::from_secs(600);
 
 /// A host that runs VMs.
 pub trait VmHost {
@@ -22,12 +26,30 @@ pub trait VmHost {
     /// Starts the agent of this host unless it runs.
     fn start_agent(&self) -> Result<()>;
 
-    fn ask(&self, words: &[&str]) -> Result<Output> {
-        Ok(self.json(words)?.output()?)
+    /// Begins a command.
+    fn begin(&self, words: &[&str]) -> Result<Child> {
+        let mut command = self.json(words)?;
+        Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 
+    /// Runs a command, and returns its output.
+    fn ask(&self, words: &[&str]) -> Result<Output> {
+        let command = self.begin(words)?;
+        ended(command).with_context(|| format!("'aquifer {}'", words.join(" ")))
+    }
+
+    /// Runs a command that must succeed, and returns its answer.
     fn done(&self, words: &[&str]) -> Result<Value> {
-        answer(&mut self.json(words)?).with_context(|| format!("'aquifer {}'", words.join(" ")))
+        let Output { status, stdout, stderr } = self.ask(words)?;
+        let failed = || {
+            let error = String::from_utf8_lossy(&stderr);
+            format!("'aquifer {}': {status}: {}", words.join(" "), error.trim())
+        };
+        ensure!(status.success(), "{}", failed());
+        match stdout.is_empty() {
+            true => Ok(Value::Null),
+            false => serde_json::from_slice(&stdout).with_context(failed),
+        }
     }
 
     /// Returns the state of a VM; `none` if this host does not run it.
@@ -49,6 +71,9 @@ pub trait VmHost {
     fn supervisor(&self) -> Result<u32>;
     /// Returns the VM's latest figures: ticks, rewritten pages, wrong pages.
     fn ticks(&self, vm: &str) -> Result<[u64; 3]>;
+    /// Returns when guests of the VM began here, by its console. A guest that only came here began
+    /// elsewhere.
+    fn starts(&self, vm: &str) -> Result<Vec<u64>>;
     /// Returns whether this host has no VM, no region, and none of their processes and mounts.
     fn is_empty(&self) -> Result<bool>;
 
@@ -97,6 +122,14 @@ impl VmHost for Host {
         Ok(said.unwrap_or_default())
     }
 
+    fn starts(&self, vm: &str) -> Result<Vec<u64>> {
+        let console = self.state().join("vms").join(vm).join("console.log");
+        let console = fs::read(&console).context("cannot read the VM's console log")?;
+        let console = String::from_utf8_lossy(&console).into_owned();
+        let began = console.lines().filter_map(|line| line.trim().split_once("began "));
+        began.map(|(_, number)| Ok(number.parse()?)).collect()
+    }
+
     fn is_empty(&self) -> Result<bool> {
         let (vms, regions) = (self.done(&["vm", "list"])?, self.done(&["region", "list"])?);
         let run = self.state();
@@ -108,6 +141,20 @@ impl VmHost for Host {
             && regions.as_array().is_some_and(Vec::is_empty)
             && processes.stdout.is_empty()
             && !fs::read_to_string("/proc/self/mounts")?.contains(run))
+    }
+}
+
+/// Waits for the end of a command, at most [`COMMAND`], and returns its output.
+pub fn ended(command: Child) -> Result<Output> {
+    let (process, (done, end)) = (command.id(), mpsc::channel());
+    // The test does not wait for the thread if the command hangs.
+    thread::spawn(move || done.send(command.wait_with_output()));
+    match end.recv_timeout(COMMAND) {
+        Ok(output) => Ok(output?),
+        Err(_) => {
+            kill(process, Signal::KILL)?;
+            bail!("the command did not end within {COMMAND:?}")
+        }
     }
 }
 

@@ -11,6 +11,8 @@ use aquifer_volume::Protocol;
 
 use super::*;
 
+mod moves;
+
 const VOLUME: VolumeId = VolumeId(7);
 
 /// Engines that only change the record.

@@ -91,7 +91,7 @@ impl Node {
         }
     }
 
-    fn room_below(&self, threshold: Threshold) -> Bytes {
+    pub(in crate::node) fn room_below(&self, threshold: Threshold) -> Bytes {
         self.controller.room_below(self.share(threshold))
     }
 

@@ -76,6 +76,20 @@ fn an_operator_may_choose_any_host_with_room_in_its_ledger() {
 }
 
 #[test]
+fn a_host_offers_a_vm_just_the_room_that_it_takes_it_for() {
+    for below in [Threshold::Upper, Threshold::Lower] {
+        let mut shell = host();
+        assert_eq!(shell.offered("first", 1, Some(below)), Ok(()));
+        let room = shell.node.room_for_vms(below);
+        let gib = room.0 >> 30;
+        assert_eq!(Bytes::gib(gib), room);
+        assert!(shell.offered("web", gib + 1, Some(below)).is_err(), "{below:?}");
+        assert_eq!(shell.offered("web", gib, Some(below)), Ok(()));
+        assert_eq!(shell.node.room_for_vms(below), Bytes::ZERO);
+    }
+}
+
+#[test]
 fn a_vm_offered_twice_counts_once_and_one_that_stays_does_not() {
     let mut shell = host();
     assert_eq!(shell.offered("web", 4, UPPER), Ok(()));
