@@ -73,7 +73,8 @@ pub enum Round {
     /// Sends the dirty pages that are here; the first round sends all pages that are here
     /// (\[Jo20\], section 3.3). The program runs.
     Copy,
-    /// Writes the dirty pages that are here to the volume, and sends none. The program runs.
+    /// Writes the dirty pages that are here to the volume, and sends none. The program runs. If the
+    /// volume has no room for all pages, this is a round of `Copy`.
     Clean,
     /// Sends the pages here that neither the volume nor the other engine has in this version, and
     /// the state of the whole region. The program is stopped.

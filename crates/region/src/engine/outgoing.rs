@@ -103,6 +103,9 @@ impl Engine {
     /// The volume cannot be written to, or `sink` fails. Also if pages are on their way for too
     /// long.
     pub fn round(&self, round: Round, sink: &mut Sink<'_>) -> Result<Sent, RegionError> {
+        // Without a place at lenders, a page can only go to the other host.
+        let has_place = self.lenders.volume.has_room_for_all();
+        let round = if round == Round::Clean && !has_place { Round::Copy } else { round };
         if round == Round::Clean {
             let resident = self.usage().resident.pages();
             let cleaned = self.persist()?;
