@@ -67,6 +67,9 @@ pub struct Counts {
     pub crashes: u64,
     /// Outages of hosts' networks.
     pub cuts: u64,
+    /// The longest time for which a volume did not reach a lease of its, in whole seconds. Outages
+    /// of the two hosts, one after the other, add up.
+    pub longest_apart_s: u64,
     /// Work that failed.
     pub failures: u64,
     /// Bytes of pages that were in expired leases.

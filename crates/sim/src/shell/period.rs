@@ -36,13 +36,23 @@ impl Simulation {
         self.post(host, postings);
     }
 
-    /// Notes the leases that a volume of their borrower is connected to.
+    /// Notes the leases that a volume of their borrower is connected to, and for how long volumes
+    /// of the others have not reached them.
     fn note_connections(&mut self, host: HostNumber) {
         for lease in self.connected(host) {
             if let Some(kept) = self.hosts[host].machine.store.get_mut(&lease) {
                 kept.connected = self.now;
             }
         }
+        let store = &self.hosts[host].machine.store;
+        let is_in_use = |lease: &LeaseId| {
+            let mut users = store[lease].users.iter();
+            users.any(|user| self.holds(*user, *lease))
+        };
+        let used = store.iter().filter(|(lease, _)| is_in_use(lease));
+        let apart = used.map(|(_, kept)| (self.now - kept.connected).as_secs()).max();
+        let longest = &mut self.counts.longest_apart_s;
+        *longest = apart.unwrap_or_default().max(*longest);
     }
 
     fn connected(&self, lender: HostNumber) -> Vec<LeaseId> {

@@ -17,10 +17,12 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Longer than any outage below.
 const GRACE: Duration = Duration::from_secs(240);
 
-/// Returns the seeds to try: few by default; `AQUIFER_SEEDS=10000` is a long search.
+/// Returns the seeds to try: few by default. `AQUIFER_SEEDS=10000` is a long search, and
+/// `AQUIFER_SEEDS=7..8` repeats one of its runs.
 fn seeds(few: u64) -> std::ops::Range<u64> {
-    let seeds = std::env::var("AQUIFER_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
-    0..seeds.unwrap_or(few)
+    let seeds = std::env::var("AQUIFER_SEEDS").unwrap_or_default();
+    let (first, end) = seeds.split_once("..").unwrap_or(("0", &seeds));
+    first.parse().unwrap_or(0)..end.parse().unwrap_or(few)
 }
 
 fn scenario(hosts: usize, seed: u64) -> Scenario {
@@ -100,7 +102,9 @@ fn under_heavy_faults_all_rules_hold_and_all_work_ends() {
         let latest = || (0..hosts).map(|host| simulation.latest(host)).collect::<Vec<_>>();
         assert!(left.is_empty(), "seed {seed}: {left:#?}\n{:#?}", latest());
         let counts = simulation.report().counts;
-        assert_eq!(counts.lost_bytes, 0, "seed {seed}: no outage was as long as the grace");
+        // No outage is as long as the grace, but those of two hosts may add up to it.
+        let were_apart = counts.longest_apart_s >= GRACE.as_secs();
+        assert!(counts.lost_bytes == 0 || were_apart, "seed {seed}: {counts:?}");
     }
 }
 

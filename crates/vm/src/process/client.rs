@@ -18,6 +18,7 @@ use serde_json::json;
 use super::files::Files;
 use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
 pub use super::receiving::receive;
+pub use super::release::release;
 use super::run::{SUBCOMMAND, remove_region};
 use super::side_by_side;
 use super::standing;
@@ -137,30 +138,6 @@ fn peer(socket: &Path) -> io::Result<u32> {
     let stream = ControlCall::connect(socket, "connect", TIMEOUT)?.into_stream()?;
     let credentials = socket_peercred(&stream)?;
     Ok(credentials.pid.as_raw_nonzero().get() as u32)
-}
-
-/// Forgets an adopted VM, which runs on unchanged.
-///
-/// # Errors
-/// [`VmError::Misuse`] if the VM was started here; other variants if the supervisor does not
-/// answer or does not end in time.
-pub fn release(files: &Files) -> Result<(), VmError> {
-    if !matches!(files.read()?.origin, Origin::Adopted { .. }) {
-        let why =
-            format!("Aquifer started this VM: stop it with 'aquifer vm stop {}'", files.name());
-        return Err(VmError::Misuse(why));
-    }
-    if files.is_supervised() {
-        // The supervisor exits without an answer.
-        let _ = answers(files, &Request::Release, TIMEOUT)?();
-        wait_until(CLEARING, || !files.is_supervised()).map_err(|()| {
-            let why =
-                format!("the supervisor of VM '{}' did not exit in {CLEARING:?}", files.name());
-            VmError::Reported(why)
-        })?;
-    }
-    forget(files);
-    Ok(())
 }
 
 /// Sets the limits of a VM's memory.

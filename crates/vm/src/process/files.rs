@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -26,6 +26,9 @@ pub struct Files {
 
 /// The longest path of a unix socket, in bytes (unix(7)).
 const LONGEST: usize = 107;
+
+/// The most attempts to remove a directory in which other processes create files.
+const REMOVALS: usize = 16;
 
 impl Files {
     /// Names the files of the VM `name` under `run_dir`.
@@ -327,14 +330,20 @@ impl Files {
     }
 
     /// Makes this process the VM's supervisor until it drops the returned lock.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if the VM has a supervisor; [`io::ErrorKind::NotFound`] if
+    /// there is no such VM.
     pub(super) fn lock_supervision(&self) -> io::Result<File> {
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(self.file("lock"))?;
+        let path = self.file("lock");
+        let lock =
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)?;
         lock.try_lock()?;
+        // The former holder may have removed the VM with the file, between the two calls.
+        let (locked, named) = (lock.metadata()?, fs::metadata(&path)?);
+        if (locked.dev(), locked.ino()) != (named.dev(), named.ino()) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the VM was removed meanwhile"));
+        }
         Ok(lock)
     }
 
@@ -356,7 +365,12 @@ impl Files {
 
     /// Removes the VM's directory.
     pub(super) fn remove(&self) {
-        // A missing directory is no error.
-        let _ = fs::remove_dir_all(self.file(""));
+        // A missing directory is no error. A supervisor that starts may just create a file there.
+        let is_filled = |error: io::Error| error.kind() == io::ErrorKind::DirectoryNotEmpty;
+        for _ in 0..REMOVALS {
+            if !fs::remove_dir_all(self.file("")).is_err_and(is_filled) {
+                return;
+            }
+        }
     }
 }

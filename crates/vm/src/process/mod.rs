@@ -8,6 +8,7 @@ mod files;
 mod logs;
 mod message;
 mod receiving;
+mod release;
 mod rest;
 mod run;
 mod side_by_side;

@@ -61,8 +61,9 @@ fn supervise(files: &Files) -> Result<(), VmError> {
     let fail = || VmError::io("cannot start QEMU");
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
     end_oom_exemption().map_err(fail())?;
-    let record = files.read()?;
     let _lock = files.lock_supervision().map_err(fail())?;
+    // 'vm forget' removes the record only while it has the lock.
+    let record = files.read()?;
     if let Some(pid) = record.pid {
         return adopt(files, pid);
     }
