@@ -286,6 +286,12 @@ const GROUPS: &[Key] = &[
         "false",
         "whether the agent gives savings to VMs, as `aquifer serve reprovision` does",
     ),
+    key(
+        "scan",
+        "boolean",
+        "true",
+        "whether the agent runs `aquifer serve dedup` for each group with regions here",
+    ),
 ];
 
 const PEER: &[Key] = &[

@@ -1,5 +1,5 @@
-//! This host's groups: their agreements and, if configured, the hand-out of the memory that they
-//! save.
+//! This host's groups: their agreements, their scanners and, if configured, the hand-out of the
+//! memory that they save.
 
 use std::io;
 use std::path::Path;
@@ -8,9 +8,11 @@ use std::thread;
 
 use aquifer_api::Problem;
 use aquifer_api::group::Group;
+use aquifer_api::status::GroupScanner;
 use aquifer_group::balance::{Balanced, Balancing};
+use aquifer_group::scanning::{self, Scanning};
 use aquifer_group::{Agreement, Agreements};
-use aquifer_page::lock;
+use aquifer_page::{Bytes, lock};
 
 use crate::background::{Background, GLANCE};
 use crate::config::GroupsConfig;
@@ -20,13 +22,15 @@ use crate::driver::Journal;
 #[derive(Clone, Debug)]
 pub struct Groups {
     agreements: Agreements,
+    scans: bool,
     last: Arc<Mutex<Vec<Balanced>>>,
 }
 
 impl Groups {
     /// Returns the groups of the configured directory.
     pub fn new(config: &GroupsConfig) -> Self {
-        Self { agreements: Agreements::of(&config.agreements), last: Arc::default() }
+        let agreements = Agreements::of(&config.agreements);
+        Self { agreements, scans: config.scan, last: Arc::default() }
     }
 
     /// Hands out the groups' savings until the caller drops the result.
@@ -42,6 +46,26 @@ impl Groups {
         };
         let work = move |balancing: &mut Balancing| groups.step(balancing, &journal);
         Background::start("groups", balancing, work, rest)
+    }
+
+    /// Keeps the groups' scanners running until the caller drops the result. The scanners then go
+    /// on, and the next agent finds them.
+    ///
+    /// # Errors
+    /// If the thread cannot start.
+    pub(crate) fn scan(
+        &self,
+        exe: &Path,
+        state: &Path,
+        journal: Journal,
+    ) -> io::Result<Background> {
+        let scanning = Scanning::new(exe, state, self.agreements.clone(), self.scans);
+        let rest = |_: &mut Scanning| {
+            thread::sleep(GLANCE);
+            false
+        };
+        let work = move |scanning: &mut Scanning| keep_scanners(scanning, &journal);
+        Background::start("scanners", scanning, work, rest)
     }
 
     fn step(&self, balancing: &mut Balancing, journal: &Journal) {
@@ -87,4 +111,40 @@ impl Groups {
         };
         self.agreements.all().map_err(|error| problem(&error))?.into_iter().map(shown).collect()
     }
+}
+
+fn keep_scanners(scanning: &mut Scanning, journal: &Journal) {
+    let news = match scanning.step() {
+        Ok(news) => news,
+        Err(error) => return tracing::warn!("cannot look at the groups' scanners: {error}"),
+    };
+    for news in news {
+        match news.failed {
+            true => tracing::warn!(group = %news.group, "{}", news.what),
+            false => tracing::info!(group = %news.group, "{}", news.what),
+        }
+        journal.decided_about_group(&news.group, news.what);
+    }
+}
+
+/// Returns the scanners of the host whose processes have their files in `state`.
+pub(crate) fn scanners(state: &Path) -> Vec<GroupScanner> {
+    let found = scanning::all(state).unwrap_or_else(|error| {
+        tracing::debug!("cannot list the groups' scanners: {error}");
+        Vec::new()
+    });
+    let shown = |(group, scanner): (_, scanning::Found)| {
+        let report = scanner.report.as_ref();
+        GroupScanner {
+            group,
+            pid: scanner.pid.as_raw_nonzero().get().cast_unsigned(),
+            by_agent: scanner.terms.is_some_and(|terms| terms.by_agent),
+            regions: report.map_or(0, |report| report.sharing.regions),
+            shared: report.map_or(Bytes::ZERO, |report| report.sharing.shared_bytes),
+            saved: report.map_or(Bytes::ZERO, |report| report.sharing.saved_bytes),
+            cpu_pct: report.map_or(0.0, |report| report.scanner_cpu_pct),
+            passes: report.map_or(0, |report| report.passes),
+        }
+    };
+    found.into_iter().map(shown).collect()
 }

@@ -9,8 +9,8 @@
 //! - [`cluster`]: the cluster that this host belongs to, and how a host joins it.
 //! - [`events`]: events outside the controller's decisions. `stopping`: how an agent ends.
 //! - `definitions`: the start of defined VMs.
-//! - [`vms`]: VMs that move. [`groups`]: their agreements, and the hand-out of the memory that they
-//!   save.
+//! - [`vms`]: VMs that move. [`groups`]: their agreements, their scanners, and the hand-out of the
+//!   memory that they save.
 //! - `own`: the memory that this host promises to its own VMs, regions, groups and exports.
 //! - [`http`]: the API.
 //!
@@ -182,6 +182,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let groups = Groups::new(&config.groups);
     let hands_out = config.groups.balance.then(|| groups.balance(&config.state, journal.clone()));
     let _hands_out = hands_out.transpose().map_err(start_error)?;
+    let scans = groups.scan(&exe, &config.state, journal.clone());
+    let _scans = scans.map_err(start_error)?;
     let borrower =
         Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut signals = Signals::new()?;

@@ -47,6 +47,9 @@ pub struct Status {
     /// The regions with memory that the agent borrowed for them.
     #[serde(default)]
     pub regions: Vec<Region>,
+    /// The scanners that share equal pages of groups.
+    #[serde(default)]
+    pub scanners: Vec<GroupScanner>,
     /// The peers, as last heard of.
     pub peers: Vec<Peer>,
     /// The latest decisions, oldest first.
@@ -58,6 +61,30 @@ pub struct Status {
     pub role_changes: Vec<RoleChange>,
     /// Seconds between two readings.
     pub period_s: f64,
+}
+
+/// A process that shares equal pages of a group's regions on the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GroupScanner {
+    /// The group.
+    #[schema(value_type = schema::Name)]
+    pub group: Group,
+    /// The process id.
+    pub pid: u32,
+    /// Whether an agent started it; if not, an operator did.
+    pub by_agent: bool,
+    /// The number of the group's regions.
+    pub regions: u64,
+    /// Memory of the regions that is kept once for several pages.
+    #[schema(value_type = schema::Size)]
+    pub shared: Bytes,
+    /// The memory that sharing saves.
+    #[schema(value_type = schema::Size)]
+    pub saved: Bytes,
+    /// CPU time of the scanner in its last period, in percent of one processor.
+    pub cpu_pct: f64,
+    /// Passes over all pages.
+    pub passes: u64,
 }
 
 /// What is left on a host that drains.
@@ -348,7 +375,7 @@ pub struct Decision {
 pub struct Subject {
     /// The kind of the thing.
     pub kind: SubjectKind,
-    /// The name of a host, a VM or a region, or the id of a lease or a volume.
+    /// The name of a host, a VM, a region or a group, or the id of a lease or a volume.
     pub name: String,
 }
 
@@ -366,6 +393,8 @@ pub enum SubjectKind {
     Vm,
     /// A region, of the host or of a borrower.
     Region,
+    /// A group.
+    Group,
 }
 
 /// A change of the host's role.

@@ -1,7 +1,8 @@
 //! An agent's status as text.
 
 use aquifer_api::status::{
-    Decision, Event, Held, Ledger, LeftToDrain, Lent, Peer, Region, Standing, Status, Volume,
+    Decision, Event, GroupScanner, Held, Ledger, LeftToDrain, Lent, Peer, Region, Standing, Status,
+    Volume,
 };
 use aquifer_page::Bytes;
 
@@ -23,6 +24,7 @@ pub fn status(status: &Status) -> String {
     add("Lent", !status.lent.is_empty(), lent(&status.lent));
     add("Borrowed", !status.borrowed.is_empty(), borrowed(&status.borrowed));
     add("Regions", !status.regions.is_empty(), regions(&status.regions));
+    add("Groups", !status.scanners.is_empty(), scanners(&status.scanners));
     add("Peers", !status.peers.is_empty(), peers(&status.peers));
     if !status.events.is_empty() {
         sections.push(events(&status.events));
@@ -101,6 +103,22 @@ fn ledger(ledger: &Ledger) -> String {
     let over = over.filter(|(_, bytes)| *bytes > Bytes::ZERO);
     let (headings, sizes): (Vec<_>, Vec<_>) = classes(ledger).into_iter().chain(over).unzip();
     table(headings, [sizes.iter().map(ToString::to_string).collect::<Vec<_>>()])
+}
+
+fn scanners(scanners: &[GroupScanner]) -> String {
+    let row = |scanner: &GroupScanner| {
+        let GroupScanner { group, pid, by_agent, regions, shared, saved, cpu_pct, passes } =
+            scanner;
+        let by = if *by_agent { "the agent" } else { "an operator" };
+        vec![
+            group.to_string(),
+            regions.to_string(),
+            shared.to_string(),
+            saved.to_string(),
+            format!("process {pid} of {by}, {cpu_pct:.0} % of a CPU, {passes} passes"),
+        ]
+    };
+    table(["GROUP", "REGIONS", "SHARED", "SAVED", "SCANNER"], scanners.iter().map(row))
 }
 
 fn lent(leases: &[Lent]) -> String {

@@ -16,6 +16,7 @@
 pub mod cpu_billing;
 mod member;
 mod report;
+mod running;
 mod scan_history;
 mod scanner;
 
@@ -27,6 +28,7 @@ use aquifer_region::RegionError;
 
 pub use member::{Looked, Members};
 pub use report::{ScanReport, Sharing, sharing};
+pub use running::{RunningScanner, ScannerFiles, ScannerLock, ScannerTerms};
 pub use scanner::{Counts, Scanner, join_cgroup};
 
 /// An error that prevents scanning.
@@ -43,7 +45,10 @@ pub enum ScanError {
         source: io::Error,
     },
     /// Another scanner of the group is at work.
-    #[error("another 'aquifer serve dedup' scans the pages of group '{0}' already: stop it first")]
+    #[error(
+        "another 'aquifer serve dedup', perhaps of the host's agent, scans the pages of group '{0}' \
+         already: 'aquifer group show {0}' names its process"
+    )]
     Busy(Group),
     /// An operation on a region failed.
     #[error(transparent)]

@@ -231,6 +231,11 @@ impl Agreements {
         Self { dir: dir.to_owned() }
     }
 
+    /// Returns the directory.
+    pub fn directory(&self) -> &Path {
+        &self.dir
+    }
+
     /// Returns the path of a group's agreement.
     pub fn file(&self, name: &Group) -> PathBuf {
         self.dir.join(format!("{name}.toml"))

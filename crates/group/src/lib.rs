@@ -2,11 +2,13 @@
 //! section 3).
 //!
 //! The members' [`Agreement`] is a file that all hosts of the group have. The group's scanner
-//! ([`aquifer_dedup`]) saves memory on a host, and a [`balance::Balancing`] hands it out. The disk
-//! cache ([`aquifer_disk_cache`]) uses the rest for pages of the guests' disks.
+//! ([`aquifer_dedup`]) saves memory on a host, and a [`scanning::Scanning`] keeps it running. A
+//! [`balance::Balancing`] hands the memory out. The disk cache ([`aquifer_disk_cache`]) uses the
+//! rest for pages of the guests' disks.
 
 mod agreement;
 pub mod balance;
 mod join;
+pub mod scanning;
 
 pub use agreement::{Agreement, Agreements, GroupEncryption, GroupError, Limits, NamedAgreement};

@@ -61,10 +61,13 @@ pub struct GroupsConfig {
     pub agreements: PathBuf,
     /// Whether the agent hands out the memory that groups save.
     pub balance: bool,
+    /// Whether the agent runs a scanner for each group with regions here. Only an operator who
+    /// wants sharing makes a group, and a scanner takes CPU that no other program wants.
+    pub scan: bool,
 }
 
 impl Default for GroupsConfig {
     fn default() -> Self {
-        Self { agreements: "/etc/aquifer/groups".into(), balance: false }
+        Self { agreements: "/etc/aquifer/groups".into(), balance: false, scan: true }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_api::status::{Decision, Role, RoleChange, Subject, SubjectKind};
 use aquifer_control as control;
-use aquifer_page::{RegionName, lock};
+use aquifer_page::{Group, RegionName, lock};
 
 use crate::events::now;
 
@@ -37,6 +37,11 @@ impl Journal {
     /// Keeps a decision about a VM, which its caller has logged.
     pub(crate) fn decided_about(&self, vm: &RegionName, what: String) {
         self.keep(what, vec![Subject { kind: SubjectKind::Vm, name: vm.to_string() }]);
+    }
+
+    /// Keeps a decision about a group, which its caller has logged.
+    pub(crate) fn decided_about_group(&self, group: &Group, what: String) {
+        self.keep(what, vec![Subject { kind: SubjectKind::Group, name: group.to_string() }]);
     }
 
     fn keep(&self, what: String, about: Vec<Subject>) {

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::Driver;
 use super::reply::contacts;
 use crate::cluster::Gossip;
+use crate::groups;
 
 impl Driver {
     /// Answers with everything about this host. Volumes are other processes, so a blocking thread
@@ -46,6 +47,7 @@ impl Driver {
             lent: self.lent(),
             borrowed: Vec::new(),
             regions: Vec::new(),
+            scanners: Vec::new(),
             peers: self.peers(),
             decisions: self.parts.journal.decisions(),
             events: self.parts.events.all(),
@@ -53,6 +55,7 @@ impl Driver {
             period_s: config.memory.period.as_secs_f64(),
         };
         let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
+        let state = config.state.clone();
         let vms = self.node.vacates().then(|| self.parts.vms.clone());
         tokio::task::spawn_blocking(move || {
             let leases = status.lent.len();
@@ -60,6 +63,7 @@ impl Driver {
                 vms.and_then(|vms| vms.count()).map(|vms| LeftToDrain { vms, leases });
             status.borrowed = borrower.status();
             status.regions = borrower.regions();
+            status.scanners = groups::scanners(&state);
             let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
             let regions = status.regions.iter_mut().flat_map(|region| &mut region.leases);
             for held in held.chain(regions).filter(|held| lost.contains(&held.lease)) {

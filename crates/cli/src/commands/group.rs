@@ -6,7 +6,7 @@ mod terms;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use aquifer_dedup::Sharing;
+use aquifer_dedup::{RunningScanner, ScanReport, ScannerFiles, Sharing};
 use aquifer_disk_cache as disks;
 use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::Group as Name;
@@ -117,6 +117,8 @@ struct Shown {
     regions: Vec<String>,
     /// The sharing figures of these regions.
     sharing: Sharing,
+    /// The scanner that shares their equal pages; `None` if none runs here.
+    scanner: Option<ShownScanner>,
     /// The state of the group's disk cache; `None` if it does not run here.
     cache: Option<disks::CacheStatus>,
     /// The agreement's terms.
@@ -124,6 +126,22 @@ struct Shown {
     terms: serde_json::Value,
     #[serde(skip)]
     agreement: Agreement,
+}
+
+/// A group's scanner on this host.
+#[derive(Debug, Serialize)]
+struct ShownScanner {
+    pid: u32,
+    by_agent: bool,
+    /// The report of its last period; `None` in its first one.
+    report: Option<ScanReport>,
+}
+
+impl From<RunningScanner> for ShownScanner {
+    fn from(RunningScanner { pid, terms, report }: RunningScanner) -> Self {
+        let pid = pid.as_raw_nonzero().get().cast_unsigned();
+        Self { pid, by_agent: terms.is_some_and(|terms| terms.by_agent), report }
+    }
 }
 
 pub(super) const MANUAL: Manual = Manual {
@@ -218,6 +236,8 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
     let Agreement { name, key, .. } = agreement;
     let sharing =
         aquifer_dedup::sharing(&directory(common)?, name).or_fail(|| "counting shared pages")?;
+    let scanner = ScannerFiles::new(&directory(common)?, name).running();
+    let scanner = scanner.or_fail(|| "finding the group's scanner")?.map(ShownScanner::from);
     let cache =
         disks::status(&directory(common)?, name).or_fail(|| "querying the group's disk cache")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;
@@ -232,6 +252,7 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
         file: all.file(name),
         regions,
         sharing,
+        scanner,
         cache,
         terms,
         agreement: agreement.clone(),
@@ -239,7 +260,7 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
 }
 
 fn text(shown: &Shown) -> String {
-    let Shown { key_id, file, regions, sharing, cache, agreement, .. } = shown;
+    let Shown { key_id, file, regions, sharing, scanner, cache, agreement, .. } = shown;
     let Agreement { name, encryption, lends, cgroup, members, limits, reprovision, .. } = agreement;
     let how = match encryption {
         GroupEncryption::Deterministic => {
@@ -281,10 +302,20 @@ fn text(shown: &Shown) -> String {
         ("file", file.display().to_string()),
         ("regions here", or(regions.clone(), "none")),
         ("shared here", saved(sharing)),
+        ("scanner here", scanner.as_ref().map_or_else(|| "none".to_owned(), scanner_text)),
         ("disk cache here", cache.as_ref().map_or_else(|| "none".to_owned(), cache_text)),
     ];
     let lines = lines.map(|(name, text)| format!("\n  {name:<25}{text}"));
     format!("{name}{}", lines.concat())
+}
+
+fn scanner_text(ShownScanner { pid, by_agent, report }: &ShownScanner) -> String {
+    let by = if *by_agent { "the agent" } else { "an operator" };
+    let did = report.as_ref().map_or_else(String::new, |report| {
+        let ScanReport { why, scanner_cpu_pct: cpu, passes, .. } = report;
+        format!(": {why}; {passes} passes, {cpu:.0} % of a CPU")
+    });
+    format!("process {pid}, which {by} started{did}")
 }
 
 fn listed(groups: &[Shown]) -> String {

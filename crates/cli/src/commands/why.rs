@@ -16,12 +16,12 @@ use crate::view;
 
 /// Explain the agent's latest decisions
 ///
-/// Shows the latest decisions that concern a host, a VM, a region, a lease or a volume, newest
-/// last, each with its time and numbers. The agent keeps 200 decisions until it ends, and its log
-/// keeps all.
+/// Shows the latest decisions that concern a host, a VM, a region, a group, a lease or a volume,
+/// newest last, each with its time and numbers. The agent keeps 200 decisions until it ends, and
+/// its log keeps all.
 #[derive(Debug, Args)]
 pub struct Why {
-    /// Name of a host, a VM or a region, or id of a lease or a volume
+    /// Name of a host, a VM, a region or a group, or id of a lease or a volume
     ///
     /// The name of this host stands for all decisions, as no name does.
     name: Option<String>,
@@ -51,7 +51,7 @@ impl Why {
         if let Some(name) = &name
             && !known.iter().any(|subject| subject.name == *name)
         {
-            let why = "this host knows no host, VM, region, lease or volume of this name";
+            let why = "this host knows no host, VM, region, group, lease or volume of this name";
             let failure = Failure::new(format!("explaining '{name}'"), why);
             return Err(failure.help(names(&status, &known)));
         }
@@ -88,6 +88,7 @@ fn known(status: &Status, common: &Common) -> BTreeSet<Subject> {
         known.insert(of(SubjectKind::Lease, &held.lease));
         known.insert(of(SubjectKind::Host, &held.lender));
     }
+    known.extend(status.scanners.iter().map(|scanner| of(SubjectKind::Group, &scanner.group)));
     let vms = vms::list(&common.run_dir).unwrap_or_default();
     known.extend(vms.iter().map(|files| of(SubjectKind::Vm, files.name())));
     known
@@ -101,6 +102,7 @@ fn names(status: &Status, known: &BTreeSet<Subject>) -> String {
         (SubjectKind::Lease, "leases"),
         (SubjectKind::Volume, "volumes"),
         (SubjectKind::Region, "regions"),
+        (SubjectKind::Group, "groups"),
     ];
     let own = (SubjectKind::Host, status.host.to_string());
     let list = |(kind, plural): (SubjectKind, &str)| {

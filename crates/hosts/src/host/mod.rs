@@ -179,6 +179,9 @@ impl Host {
         let definitions = self.definitions().display().to_string();
         let vms = config.entry("vms").or_insert_with(|| Table::new().into());
         vms.as_table_mut().map(|vms| vms.insert("dir".to_owned(), definitions.into()));
+        let agreements = self.groups().display().to_string();
+        let groups = config.entry("groups").or_insert_with(|| Table::new().into());
+        groups.as_table_mut().map(|it| it.insert("agreements".to_owned(), agreements.into()));
         fs::write(self.config(), config.to_string()).during(what)
     }
 
@@ -232,6 +235,11 @@ impl Host {
         self.dir.join("definitions")
     }
 
+    /// Returns the directory of the agreements of its groups.
+    pub fn groups(&self) -> PathBuf {
+        self.dir.join("groups")
+    }
+
     /// Returns the socket of its agent.
     pub fn socket(&self) -> PathBuf {
         self.state().join("agent.sock")
@@ -249,6 +257,7 @@ impl Host {
     pub fn command(&self) -> Result<Command> {
         let mut command = self.aquifer.command(&self.state());
         command.env("AQUIFER_SOCKET", self.socket()).env("AQUIFER_VM_DIR", self.definitions());
+        command.env("AQUIFER_GROUPS", self.groups());
         self.enter(&mut command)?;
         Ok(command)
     }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aquifer_control::group::scan_rate::Variant;
-use aquifer_dedup::{ScanReport, Scanner, Sharing};
+use aquifer_dedup::{ScanReport, Scanner, ScannerFiles, ScannerTerms, Sharing};
 use aquifer_page::Group as Name;
+use aquifer_procfs::end_oom_exemption;
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
@@ -18,10 +19,15 @@ use crate::failure::{OrFail, Result};
 use crate::output;
 use crate::progress::Progress;
 
+/// How long the scanner of an agent goes on without regions.
+const LINGER: Duration = Duration::from_secs(5);
+
 /// Share equal pages of a group's regions on this host
 ///
 /// While it runs, it compares pages and keeps equal ones once, copy-on-write. A write to a shared
 /// page costs a copy. Pages stay shared after it ends.
+///
+/// The host's agent runs one for each group ([groups] scan). A second one of a group is refused.
 #[derive(Debug, Args)]
 pub(super) struct Dedup {
     /// Name of the group
@@ -40,7 +46,7 @@ pub(super) struct Dedup {
     cgroup: Option<PathBuf>,
     /// Print savings at this interval; with --json as objects
     ///
-    /// By default the command prints nothing.
+    /// By default the command prints nothing. 'aquifer group show' prints the latest report.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     report: Option<Duration>,
     /// Unshare all pages of the group and exit
@@ -48,6 +54,9 @@ pub(super) struct Dedup {
     /// This takes back the memory that sharing saved.
     #[arg(long)]
     undo: bool,
+    /// Say that the host's agent starts it, and may end it
+    #[arg(long, hide = true)]
+    by_agent: bool,
     #[command(flatten)]
     groups: Groups,
 }
@@ -67,12 +76,27 @@ impl Dedup {
         config.variant = self.scan.unwrap_or(config.variant);
         config.validate().or_fail(what)?;
         let cgroup = self.cgroup.or(agreement.cgroup);
+        // An agent is exempt, and its children inherit that.
+        end_oom_exemption().or_fail(what)?;
         let ended = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, ended.clone()).or_fail(what)?;
         }
+        let terms =
+            ScannerTerms { by_agent: self.by_agent, scan: config.clone(), cgroup: cgroup.clone() };
+        let held = ScannerFiles::new(&directory, &self.name).lock(terms).or_fail(what)?;
         let mut last: Option<Instant> = None;
+        let mut seen = Instant::now();
         let tell = |report: &ScanReport| {
+            if report.sharing.regions > 0 {
+                seen = Instant::now();
+            }
+            // The agent that would end it may be gone, too.
+            if self.by_agent && seen.elapsed() > LINGER {
+                ended.store(true, Ordering::Relaxed);
+            }
+            // Others then see an older report; the scan goes on.
+            let _ = held.write(Some(report));
             if self.report.is_some_and(|every| last.is_none_or(|last| last.elapsed() >= every)) {
                 last = Some(Instant::now());
                 // The reader may be gone; the scan goes on.

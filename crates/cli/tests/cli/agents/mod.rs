@@ -21,6 +21,7 @@ mod overview;
 mod recalls;
 mod regions;
 mod restarts;
+mod scanners;
 mod sharing;
 mod strangers;
 mod vm_moves;
