@@ -20,8 +20,6 @@ pub const RENEW: &str = "/v1/renew";
 pub const PERMIT: &str = "/v1/permit";
 /// `GET` [`crate::message::Offer`]: the memory that a host can lend now.
 pub const OFFER: &str = "/v1/offer";
-/// The query of [`OFFER`] for a VM that leaves an overloaded host.
-pub const BELOW_LOWER: &str = "below=lower";
 /// `GET` [`crate::cluster::Summary`]: what a host has, and lends to whom.
 pub const SUMMARY: &str = "/v1/summary";
 /// `GET` [`crate::message::Access`]: the access data of a lease over NVMe, for its borrower. See
@@ -63,7 +61,7 @@ pub const MIGRATE: &str = "/v1/vms/migrate";
 pub fn offer(below: Threshold) -> String {
     match below {
         Threshold::Upper => OFFER.to_owned(),
-        Threshold::Lower => format!("{OFFER}?{BELOW_LOWER}"),
+        Threshold::Lower => format!("{OFFER}?below=lower"),
     }
 }
 

@@ -46,8 +46,8 @@ pub enum ScanError {
     },
     /// Another scanner of the group is at work.
     #[error(
-        "another 'aquifer serve dedup', perhaps of the host's agent, scans the pages of group '{0}' \
-         already: 'aquifer group show {0}' names its process"
+        "another 'aquifer serve dedup', perhaps of the host's agent, scans the pages of group \
+         '{0}' already: 'aquifer group show {0}' names its process"
     )]
     Busy(Group),
     /// An operation on a region failed.

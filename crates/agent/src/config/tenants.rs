@@ -61,8 +61,8 @@ pub struct GroupsConfig {
     pub agreements: PathBuf,
     /// Whether the agent hands out the memory that groups save.
     pub balance: bool,
-    /// Whether the agent runs a scanner for each group with regions here. Only an operator who
-    /// wants sharing makes a group, and a scanner takes CPU that no other program wants.
+    /// Whether the agent runs a scanner for each group with regions here. An operator makes a
+    /// group for the sake of sharing, and a scanner takes CPU that no other program wants.
     pub scan: bool,
 }
 

@@ -7,7 +7,7 @@ use aquifer_api::message::{
     MemLenFin, Offer, Permit, Renew, Renewed,
 };
 use aquifer_api::order::Leave;
-use aquifer_api::{Done, Threshold, path, schema};
+use aquifer_api::{Done, Threshold, schema};
 use aquifer_control::Message;
 use aquifer_page::LeaseId;
 use axum::Json;
@@ -120,11 +120,25 @@ pub(super) async fn offer(
     FromPeer(from): FromPeer,
     RawQuery(query): RawQuery,
 ) -> Result<Json<Offer>, Failure> {
-    let below = match query.as_deref() {
-        Some(path::BELOW_LOWER) => Threshold::Lower,
-        _ => Threshold::Upper,
-    };
+    let below = threshold(query.as_deref().unwrap_or_default())?;
     Ok(Json(handle.ask(|reply| Command::Offer { from, below, reply }).await??))
+}
+
+/// Reads the threshold in a query. Other parameters are of newer agents.
+fn threshold(query: &str) -> Result<Threshold, Failure> {
+    let mut below = Threshold::Upper;
+    for parameter in query.split('&') {
+        below = match parameter.split_once('=').unwrap_or((parameter, "")) {
+            ("below", "upper") => Threshold::Upper,
+            ("below", "lower") => Threshold::Lower,
+            ("below", _) => {
+                let why = "the parameter 'below' is neither 'upper' nor 'lower'";
+                return Err(Failure::new(StatusCode::BAD_REQUEST, why));
+            }
+            _ => below,
+        };
+    }
+    Ok(below)
 }
 
 /// Returns what this host has, lends and borrows, for an operator of another host.

@@ -111,7 +111,7 @@ fn the_agent_scans_a_group_while_it_has_regions() {
     assert!(lives(Some(next)));
     scene.a().restart();
     wait_until("the next agent finds the scanner", || {
-        scene.why().contains("keeps the scanner of group blue, which an earlier agent started")
+        scene.why().contains("of group blue, which an earlier agent started")
     });
     assert_eq!(scene.shares(None), next);
 
@@ -140,7 +140,7 @@ fn an_operators_scanner_is_neither_doubled_nor_ended() {
     assert_eq!(scene.shares(None), own.pid().as_raw_pid().cast_unsigned());
     assert!(scene.scanner().is_some_and(|scanner| !scanner.by_agent));
     wait_until("the agent finds the scanner", || {
-        scene.why().contains("keeps the scanner of group blue, which an operator started")
+        scene.why().contains("of group blue, which an operator started")
     });
     own.end(Signal::TERM).unwrap();
     let of_agent = scene.shares(Some(own.pid().as_raw_pid().cast_unsigned()));

@@ -182,7 +182,7 @@ proptest! {
             pages += 300;
             shell.shows_caches(used, &[fetched(region("items", cache), pages)]);
             if let Some((_, next)) = shell.sets() {
-                prop_assert!(next >= 512 && next <= 2048, "{next}");
+                prop_assert!((512..=2048).contains(&next), "{next}");
                 if next > cache {
                     prop_assert!(shrunk.is_none_or(|at| second - at >= 30), "{shrunk:?} {second}");
                     prop_assert!(used <= 60);
