@@ -24,8 +24,10 @@ fn the_demo_keeps_every_page_while_lenders_change() -> Result<()> {
     ensure!(summary["recalls"].as_u64() >= Some(2) && summary["moves"] == 2, "{summary}");
     // Each guest fills 48 MiB with the same content.
     let group = &summary["group"];
-    ensure!(group["bytes_saved"].as_u64() > Some(40 << 20), "{summary}");
-    ensure!(group["pages_shared"].as_u64() > Some(2 * (40 << 20) / 4096), "{summary}");
+    let saved = group["bytes_saved"].as_u64().context("the group saved nothing")?;
+    ensure!(saved > 40 << 20, "{summary}");
+    // The shared pages are those that are saved, and one of each kind, of which some come often.
+    ensure!(group["pages_shared"].as_u64() > Some(saved / 4096), "{summary}");
     ensure!(group["pages_verified"] == 8 * (48 << 20) / 4096, "{summary}");
     ensure!(group["pages_wrong"] == 0, "{summary}");
     let decisions = summary["decisions"].as_array().context("the summary has no decisions")?;
