@@ -250,7 +250,9 @@ impl Kept {
                 }
             }
             (Need::None(why), Some(running)) => {
-                if running.terms.is_none_or(|terms| terms.by_agent) {
+                let is_own = self.child.as_ref().is_some_and(|(child, _)| is(child, running.pid));
+                // A scanner with unknown terms may be an operator's.
+                if running.terms.as_ref().map_or(is_own, |terms| terms.by_agent) {
                     self.end(group, (files, running.pid, why), &mut tell);
                 }
             }

@@ -112,6 +112,13 @@ impl Mapping {
         // SAFETY: the caller's promise. The engine cannot serve a child of this process.
         unsafe { sys::keep_to_this_process(address, length) }
             .map_err(system("cannot keep children from inheriting the mapping"))?;
+        if is_locked {
+            // SAFETY: only `unmap` takes pages out.
+            unsafe { sys::refuse_removal(address, length) }.map_err(system(
+                "cannot lock the mapping against removal of pages (needs CAP_IPC_LOCK, or an \
+                 RLIMIT_MEMLOCK as large as the region)",
+            ))?;
+        }
         let pages = Run { first, count: (length / PAGE_SIZE) as u64 };
         let address_of_first = address as u64;
         let attach = |watched| {
@@ -123,7 +130,7 @@ impl Mapping {
             Some(orders) => (orders, false),
             None => {
                 // SAFETY: the caller's promise.
-                unsafe { watch(&userfault, address..address + length, is_locked) }?;
+                unsafe { watch(&userfault, address..address + length) }?;
                 let refused = || AdoptError::Refused("it watches the mapping already".to_owned());
                 (attach(true)?.ok_or_else(refused)?, true)
             }
@@ -388,7 +395,7 @@ impl Shared {
         for part in live.parts(&(self.pages.first..self.pages.end())) {
             let part = self.address_of(part.start)..self.address_of(part.end);
             // SAFETY: the part still belongs to the mapping, as its list is locked.
-            unsafe { watch(&self.userfault, part, self.is_locked) }?;
+            unsafe { watch(&self.userfault, part) }?;
         }
         self.watched.store(true, Ordering::Relaxed);
         Ok(())
@@ -485,23 +492,10 @@ impl Shared {
 ///
 /// # Safety
 /// The addresses must be those of a shared mapping of a region's file.
-unsafe fn watch(
-    userfault: &Userfault,
-    at: Range<usize>,
-    is_locked: bool,
-) -> Result<(), AdoptError> {
-    let length = at.end - at.start;
+unsafe fn watch(userfault: &Userfault, at: Range<usize>) -> Result<(), AdoptError> {
     // SAFETY: the caller's promise.
-    unsafe { userfault.register(at.start as u64, length as u64) }
-        .map_err(system("cannot register the mapping with userfaultfd"))?;
-    if is_locked {
-        // SAFETY: only `unmap` takes pages out.
-        unsafe { sys::refuse_removal(at.start, length) }.map_err(system(
-            "cannot lock the mapping against removal of pages (needs CAP_IPC_LOCK, or an \
-             RLIMIT_MEMLOCK as large as the region)",
-        ))?;
-    }
-    Ok(())
+    unsafe { userfault.register(at.start as u64, (at.end - at.start) as u64) }
+        .map_err(system("cannot register the mapping with userfaultfd"))
 }
 
 /// Hands a mapping to the engine, and returns the connection on which its orders come. Returns

@@ -104,6 +104,11 @@ impl Volume {
         _ = self.identity.set(identity);
     }
 
+    /// Returns whether the volume has a lease or a spill file.
+    pub fn has_room(&self) -> bool {
+        self.leases.spill.is_some() || !self.leases.list().is_empty()
+    }
+
     /// Returns whether the volume can store all of its size.
     pub fn has_room_for_all(&self) -> bool {
         let capacity = |lease: &Arc<Lease>| lease.target.as_ref().map(|target| target.capacity);

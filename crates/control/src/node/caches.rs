@@ -170,7 +170,11 @@ impl Node {
             let request = RegionRequest { region: name, volume, bytes, group };
             return self.with_offers(Waiting::BorrowFor(request));
         }
-        let cache = region.resident.min(region.cache).saturating_sub(frees);
+        // The last step may not be done.
+        let cache = match region.resident > region.cache + LEAST_STEP {
+            true => region.cache,
+            false => region.resident.min(region.cache).saturating_sub(frees),
+        };
         self.log(format!("shrinks the cache of region {name} to {cache}: {is}; {others}"), about);
         self.change(name, cache);
     }

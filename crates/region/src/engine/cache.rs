@@ -157,8 +157,10 @@ impl Engine {
     /// # Errors
     /// The region's leases are too small, or it has none.
     pub fn may_limit(&self, limit: Bytes) -> Result<(), RegionError> {
-        let size = Bytes(self.table.pages() * PAGE_SIZE as u64);
-        if limit >= size || self.lenders.volume.has_room_for_all() {
+        let (size, volume) = (Bytes(self.table.pages() * PAGE_SIZE as u64), &self.lenders.volume);
+        // A region that has lenders may have lost one; its pages still leave where there is room.
+        let has_begun = self.is_watched() && volume.has_room();
+        if limit >= self.cache().min(size) || has_begun || volume.has_room_for_all() {
             return Ok(());
         }
         Err(RegionError::Misuse(format!(

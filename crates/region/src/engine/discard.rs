@@ -119,7 +119,7 @@ impl Engine {
         }
     }
 
-    fn is_nowhere(&self, page: u64) -> bool {
+    pub(super) fn is_nowhere(&self, page: u64) -> bool {
         let is = self.table.get(page);
         is.place == Place::Zero && !is.stored && !is.awaiting_source
     }

@@ -90,7 +90,8 @@ impl Engine {
             && !config.foreign
             && config.cache.0 >= pages * PAGE_SIZE as u64
             && table.is_new()
-            && extent_map.all().next().is_none();
+            && extent_map.all().next().is_none()
+            && !surviving_mappings.has_watched();
         let volume = Arc::new(volume);
         let engine = Self {
             file,

@@ -137,7 +137,7 @@ impl Engine {
         // If an earlier engine served it, no page may leave before both steps are done.
         program.accept(|| {
             if lock(&self.programs.surviving).was_unwatched(&mapped) && program.is_watched() {
-                self.learn_pages()?;
+                self.learn_pages(true)?;
             }
             let mut programs = self.programs_mut();
             if self.programs.removing.load(Ordering::Relaxed) {
@@ -154,22 +154,12 @@ impl Engine {
             lock(&self.programs.surviving).add(mapped)
         })?;
         self.restore_shared().map_err(io::Error::other)?;
-        if program.is_watched() {
-            self.listen_to(program)?;
-        }
-        Ok(())
-    }
-
-    /// Begins to serve the faults of a program.
-    pub(super) fn listen_to(&self, program: &Program) -> io::Result<()> {
+        // Also to an unwatched one: from the moment when it registers, its threads wait.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         for (userfault, id) in
             [(&program.userfault, program.id), (&program.guard, program.id | GUARD)]
         {
-            match epoll::add(&self.faults.epoll, userfault, epoll::EventData::new_u64(id), flags) {
-                Err(rustix::io::Errno::EXIST) => {}
-                added => added?,
-            }
+            epoll::add(&self.faults.epoll, userfault, epoll::EventData::new_u64(id), flags)?;
         }
         // Wakes the threads that an earlier engine was told of and did not serve.
         program.wake_all();
@@ -190,6 +180,7 @@ impl Engine {
         program.end();
         drop(programs);
         self.ignore(program);
+        self.learn_of(program);
         // It stays listed meanwhile, so that no page counts as clean of which only its marks tell.
         self.forget_marks(0..self.table.pages(), |_| ());
         let mut programs = self.programs_mut();

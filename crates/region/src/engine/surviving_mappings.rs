@@ -126,6 +126,16 @@ impl SurvivingMappings {
         self.missing.len() < before
     }
 
+    /// Returns whether a program that should reattach may get pages from the kernel alone.
+    pub(super) fn has_unwatched(&self) -> bool {
+        self.missing.iter().any(|mapped| !mapped.watched)
+    }
+
+    /// Returns whether an earlier engine served the faults of a program.
+    pub(super) fn has_watched(&self) -> bool {
+        self.missing.iter().any(|mapped| mapped.watched)
+    }
+
     /// Returns whether this mapping was not watched when it attached last.
     pub(super) fn was_unwatched(&self, mapped: &Mapped) -> bool {
         let all = self.missing.iter().chain(&self.here);

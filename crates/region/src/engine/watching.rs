@@ -18,6 +18,7 @@ use aquifer_page::PAGE_SIZE;
 
 use super::Engine;
 use crate::error::RegionError;
+use crate::file::runs;
 use crate::program::Program;
 use crate::table::{Page, Place};
 use crate::{effect, lock};
@@ -68,8 +69,8 @@ impl Engine {
     /// orders follows when it comes back.
     ///
     /// # Errors
-    /// A program cannot register its mapping, or the file cannot be read. The region is then as
-    /// usable as before, and the caller may try again.
+    /// A program cannot register its mapping, or the file cannot be read. The programs run on, no
+    /// page leaves, and the caller may try again.
     pub fn watch(&self) -> Result<(), RegionError> {
         let _changing = lock(&self.watching.changing);
         if *self.watching.hold() == Is::Watched {
@@ -89,12 +90,28 @@ impl Engine {
         }
         effect::at("watched");
         // No discard runs meanwhile: it would find a page that the table does not have yet.
-        self.watching.set(Is::Watched, || self.learn_pages()).map_err(fail())?;
-        let programs = self.programs();
-        let watched = programs.iter().filter(|program| program.is_watched());
-        // All of them, whatever happens: their threads wait already.
-        let failed = watched.filter_map(|program| self.listen_to(program).err()).last();
-        failed.map_or(Ok(()), |error| Err(fail()(error)))
+        self.watching.set(Is::Watched, || self.learn_pages(false)).map_err(fail())?;
+        Ok(())
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        *self.watching.hold() == Is::Watched
+    }
+
+    /// Returns whether some program may get pages from the kernel alone.
+    pub(super) fn has_unwatched(&self) -> bool {
+        self.programs().iter().any(|program| !program.is_watched())
+            || lock(&self.programs.surviving).has_unwatched()
+    }
+
+    /// Notes the pages that an unwatched program left in the file of a watched region.
+    pub(super) fn learn_of(&self, program: &Program) {
+        if program.is_watched() || *self.watching.hold() != Is::Watched {
+            return;
+        }
+        if let Err(error) = self.learn_pages(true) {
+            tracing::error!("cannot learn which pages a program has left: {error}");
+        }
     }
 
     fn note_watched(&self, program: &Program) -> io::Result<()> {
@@ -103,7 +120,8 @@ impl Engine {
     }
 
     /// Notes in the table the pages that programs got from the kernel: they are in the file alone.
-    pub(super) fn learn_pages(&self) -> io::Result<()> {
+    /// `changes` says that pages may leave the file meanwhile.
+    pub(super) fn learn_pages(&self, changes: bool) -> io::Result<()> {
         for Range { mut start, end } in self.file.present()? {
             while start < end {
                 let chunk = start..end.min(start + CHUNK);
@@ -111,7 +129,8 @@ impl Engine {
                 let mut cache = lock(&self.cache);
                 for page in chunk {
                     let is = self.table.get(page);
-                    if is.place == Place::Zero && !is.awaiting_source {
+                    let may_be_new = is.place == Place::Zero && !is.awaiting_source;
+                    if may_be_new && (!changes || self.file.has(page)) {
                         self.table.set(page, Page { dirty: true, ..is.at(Place::Resident) });
                         cache.frames += 1;
                         cache.policy.came(page);
@@ -131,12 +150,16 @@ impl Engine {
         Some(pages.min(self.table.pages()))
     }
 
-    /// Removes pages from the file of a region that nobody watches: the table does not have them.
+    /// Removes pages that the table does not have from the file.
     pub(super) fn discard_unwatched(&self, pages: &Range<u64>) -> io::Result<()> {
         let watching = self.watching.hold();
         if *watching != Is::Watched {
             self.file.punch(pages)?;
             self.counters.discarded.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        } else if self.has_unwatched() {
+            let _cache = lock(&self.cache);
+            let unknown = runs(pages.clone().filter(|page| self.is_nowhere(*page)));
+            unknown.iter().try_for_each(|run| self.file.punch(run))?;
         }
         drop(watching);
         Ok(())

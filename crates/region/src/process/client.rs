@@ -182,7 +182,11 @@ pub fn resize_cache(files: &Files, cache: Bytes, by: By) -> Result<(), RegionErr
 /// # Errors
 /// [`RegionError`].
 pub fn adapt_cache(files: &Files) -> Result<(), RegionError> {
-    let cache = files.read()?.cache;
+    let RegionSpec { cache, leases, began_local, .. } = files.read()?;
+    if leases.is_empty() && !began_local {
+        let why = "the region has no lenders: its pages stay in RAM of this host";
+        return Err(RegionError::Misuse(why.to_owned()));
+    }
     done(files, &Request::ResizeCache { cache, auto: Some(true) })
 }
 

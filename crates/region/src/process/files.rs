@@ -33,6 +33,9 @@ pub struct RegionSpec {
     /// itself and without leases; the agent borrows them before the first page must leave.
     #[serde(default)]
     pub auto: bool,
+    /// Whether the region began so. Then its pages never go to a file of this host.
+    #[serde(default)]
+    pub began_local: bool,
     /// Its tenant; a limit can cover all caches of a group.
     pub group: Group,
     /// The policy that chooses victims.
@@ -76,6 +79,7 @@ impl RegionSpec {
             size,
             cache,
             auto: false,
+            began_local: false,
             group: Group::default(),
             policy: PolicyKind::default(),
             scheme: Scheme::default(),

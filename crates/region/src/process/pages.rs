@@ -95,7 +95,7 @@ pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, Region
     let table = table.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
     let mut states: Vec<_> =
         (pages.first..pages.end()).map(|page| table.get(page).into()).collect();
-    if spec.auto && table.is_new() {
+    if spec.began_local && table.is_new() {
         // Nobody watches the region yet, so only its file tells which pages there are.
         let (path, run) = (files.region(), pages.first..pages.end());
         let present = present(&Files::open(&path)?)

@@ -135,7 +135,7 @@ fn engine(files: &Files) -> Result<(), RegionError> {
 fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
     let config = EngineConfig {
         cache: spec.cache,
-        may_be_unwatched: spec.auto,
+        may_be_unwatched: spec.began_local,
         policy: spec.policy,
         scheme: spec.scheme,
         prefetch: spec.prefetch,
@@ -151,7 +151,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         io_timeout: spec.io_timeout,
         tls: spec.identity.as_deref().map(Identity::load).transpose()?,
         // A region that is to have no lenders spills to a local file, for experiments.
-        spill: (spec.leases.is_empty() && !spec.auto).then(|| files.directory().to_owned()),
+        spill: (spec.leases.is_empty() && !spec.began_local).then(|| files.directory().to_owned()),
         ledger: None,
     };
     let paths = [files.region(), files.table(), files.extent_map(), files.sharers()];

@@ -283,6 +283,7 @@ impl Cached {
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),
             auto,
+            began_local: auto,
             ..RegionSpec::new(name, size, self.cache.at_start(size))
         };
         match agent {

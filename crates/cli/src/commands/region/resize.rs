@@ -65,7 +65,7 @@ pub(crate) fn set_cache(
         return client::adapt_cache(files).or_fail(what);
     };
     let spec = client::record(files).or_fail(what)?;
-    if spec.auto && cache < spec.size && leased(&spec) < spec.size {
+    if spec.began_local && cache < spec.size && leased(&spec) < spec.size {
         plan::borrow(common, socket.clone(), &spec)?;
         await_leases(files)?;
     }

@@ -62,7 +62,11 @@ impl Member {
                 }
             }
         }
-        self.engine.may_limit(quota)?;
+        if let Err(error) = self.engine.may_limit(quota) {
+            // Its programs would stop, and the next engine would fail in the same way.
+            tracing::warn!("the region stays above the shared cache limit: {error}");
+            return Ok(());
+        }
         if quota < spec.size {
             self.engine.watch()?;
         }

@@ -12,7 +12,7 @@ const PAGES: u64 = EXTENTS * EXTENT_SIZE / PAGE_SIZE as u64;
 
 fn auto() -> Served {
     Served::with(|spec| {
-        spec.auto = true;
+        (spec.auto, spec.began_local) = (true, true);
         spec.cache = spec.size;
     })
 }
