@@ -14,9 +14,10 @@ use crate::user::{Part, User};
 const GROUP: &str = "blue";
 const TWINS: [&str; 2] = ["blue-1", "blue-2"];
 
-/// The memory of each VM, and what its program fills with the same content.
-const MEMORY: Bytes = Bytes::mib(192);
-const HELD: Bytes = Bytes::mib(48);
+/// The memory of each VM, and what its program fills with the same content. Both VMs must leave
+/// their host well below its threshold, or its agent would move one of them away.
+const MEMORY: Bytes = Bytes::mib(160);
+const HELD: Bytes = Bytes::mib(24);
 
 /// Pages that the scanner compares per millisecond: it adapts to free CPU else, which a demo on
 /// few processors lacks.
