@@ -22,21 +22,12 @@ fn the_demo_keeps_every_page_while_lenders_change() -> Result<()> {
     ensure!(summary["ledger_readings"].as_u64() > Some(100), "{summary}");
     ensure!(summary["pages_verified"] == summary["pages_written"], "{summary}");
     ensure!(summary["recalls"].as_u64() >= Some(2) && summary["moves"] == 2, "{summary}");
-    // Each guest fills 24 MiB with the same content.
-    let group = &summary["group"];
-    let saved = group["bytes_saved"].as_u64().context("the group saved nothing")?;
-    ensure!(saved > 20 << 20, "{summary}");
-    // The shared pages are those that are saved, and one of each kind, of which some come often.
-    ensure!(group["pages_shared"].as_u64() > Some(saved / 4096), "{summary}");
-    ensure!(group["pages_verified"] == 8 * (24 << 20) / 4096, "{summary}");
-    ensure!(group["pages_wrong"] == 0, "{summary}");
     let decisions = summary["decisions"].as_array().context("the summary has no decisions")?;
     let says = |host: &str, what: &str| {
         let mut of_host = decisions.iter().filter(|decision| decision["host"] == host);
         of_host.any(|decision| decision["what"].as_str().is_some_and(|text| text.contains(what)))
     };
     ensure!(says("a", "for region web") && says("a", "overloaded for 2s"), "{summary}");
-    ensure!(says("d", "starts a scanner for group blue"), "{summary}");
     let lenders = ["b", "c", "d"];
     ensure!(lenders.iter().any(|host| says(host, "is above")), "{summary}");
     ensure!(lenders.iter().any(|host| says(host, "this host is draining")), "{summary}");

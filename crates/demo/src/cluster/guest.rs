@@ -22,7 +22,7 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Counts one pass, in which the guest wrote and checked all that it holds.
-    pub(super) fn of(holds: &Holds) -> Self {
+    fn of(holds: &Holds) -> Self {
         let pages = |bytes: Bytes| bytes.0 / PAGE_SIZE as u64;
         // The guest counts wrong parts of 1 MiB.
         let (written, wrong) = (pages(holds.held), pages(Bytes::mib(holds.wrong)));

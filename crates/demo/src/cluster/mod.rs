@@ -8,7 +8,6 @@ mod guest;
 mod picture;
 mod report;
 mod stage;
-mod twins;
 mod watch;
 
 use std::path::PathBuf;
@@ -93,10 +92,8 @@ struct Play<'a> {
 impl Play<'_> {
     fn run(&mut self, options: &Options) -> Result<Played> {
         std::thread::sleep(CODA);
-        let boot = Boot::new(self.first(), &options.machine)?;
-        let shared = self.share(&boot)?;
-        self.create_vm(&boot)?;
-        let mut guest = Writer::meet(&serial(self.first(), VM), self.session.wait())?;
+        self.create_vm(&options.machine)?;
+        let mut guest = Writer::meet(&serial(self.first()), self.session.wait())?;
         self.press_home(&mut guest)?;
         let first = self.lender()?;
         self.overload_lender(&first, &mut guest)?;
@@ -115,7 +112,6 @@ impl Play<'_> {
             files_edited: self.stage.files_edited(),
             join_ms: self.stage.join_ms.clone(),
             tally: guest.tally,
-            shared,
             drained_ms: lender_ms.max(home_ms),
         })
     }
@@ -126,11 +122,21 @@ impl Play<'_> {
     }
 
     /// Creates the VM on the first host. Its agent finds the lenders.
-    fn create_vm(&self, boot: &Boot) -> Result<()> {
+    fn create_vm(&self, machine: &Machine) -> Result<()> {
         self.progress.say("the VM boots; no lender is named".to_owned());
         let home = self.first();
         self.watch.mark(home.name(), "the VM starts");
-        home.run(&boot.words(VM, MEMORY, "auto", None))
+        let kernel = machine.kernel()?;
+        let initrd = initrd(home.dir(), &kernel, &MODULES)?;
+        let memory = MEMORY.0.to_string();
+        let accelerator = machine.accelerator.to_string();
+        let [kernel, initrd, qemu] =
+            [&kernel, &initrd, &machine.qemu].map(|path| path.display().to_string());
+        let append = "console=ttyS0 quiet panic=-1 init_on_alloc=0 rdinit=/init -- guest-memory";
+        let words = ["vm", "create", VM, "--memory", &memory, "--cache", "auto"];
+        let boot = ["--kernel", &kernel, "--initrd", &initrd, "--append", append];
+        let by = ["--machine", MACHINE, "--accel", &accelerator, "--qemu", &qemu];
+        home.run(&[&words[..], &boot, &by].concat())
     }
 
     /// Returns the one host that lends to the VM, which is on the first host.
@@ -221,7 +227,7 @@ impl Play<'_> {
         self.progress.say(format!("host {} stays overloaded, so the VM moves", from.name()));
         let load = self.load(from, PRESSURE)?;
         let home = self.new_home(from.name())?;
-        guest.meet_again(&serial(home, VM))?;
+        guest.meet_again(&serial(home))?;
         self.unload(load, from.name())?;
         guest.pass()?;
         Ok(home.name())
@@ -233,7 +239,7 @@ impl Play<'_> {
         self.progress.say(format!("host {name} drains: the VM moves, and the host leaves"));
         let took = self.drain(name, |left| left())?;
         let home = self.new_home(name)?;
-        guest.meet_again(&serial(home, VM))?;
+        guest.meet_again(&serial(home))?;
         Ok(took)
     }
 
@@ -275,40 +281,9 @@ impl Play<'_> {
     }
 }
 
-/// What all VMs of the demo boot from.
-struct Boot {
-    kernel: String,
-    initrd: String,
-    accelerator: String,
-    qemu: String,
-}
-
-impl Boot {
-    /// Makes the guests' initramfs in the directory of a host.
-    fn new(host: &Member, machine: &Machine) -> Result<Self> {
-        let kernel = machine.kernel()?;
-        let initrd = initrd(host.dir(), &kernel, &MODULES)?;
-        let [kernel, initrd, qemu] =
-            [&kernel, &initrd, &machine.qemu].map(|path| path.display().to_string());
-        Ok(Self { kernel, initrd, accelerator: machine.accelerator.to_string(), qemu })
-    }
-
-    /// Returns the words that create and start a VM, after `aquifer`.
-    fn words(&self, vm: &str, memory: Bytes, cache: &str, group: Option<&str>) -> Vec<String> {
-        let append = "console=ttyS0 quiet panic=-1 init_on_alloc=0 rdinit=/init -- guest-memory";
-        let memory = memory.0.to_string();
-        let words = ["vm", "create", vm, "--memory", &memory, "--cache", cache];
-        let boot = ["--kernel", &self.kernel, "--initrd", &self.initrd, "--append", append];
-        let by = ["--machine", MACHINE, "--accel", &self.accelerator, "--qemu", &self.qemu];
-        let group = group.map(|group| ["--group", group]);
-        let all = [&words[..], &boot, &by, group.as_ref().map_or(&[][..], |group| &group[..])];
-        all.concat().into_iter().map(str::to_owned).collect()
-    }
-}
-
-/// Returns the serial port of a VM on its host.
-fn serial(home: &Member, vm: &str) -> PathBuf {
-    home.state().join("vms").join(vm).join("serial")
+/// Returns the serial port of the VM on its host.
+fn serial(home: &Member) -> PathBuf {
+    home.state().join("vms").join(VM).join("serial")
 }
 
 fn drain_and_leave(host: &Member) -> Result<()> {

@@ -38,7 +38,7 @@ const DECISION: &str = "#555555";
 const EVENT: &str = "#b03a00";
 
 /// The first words of the decisions in the picture; the others follow from them.
-const SHOWN: [&str; 8] = ["asks", "grants", "moves", "moved", "takes", "lends", "frees", "starts"];
+const SHOWN: [&str; 7] = ["asks", "grants", "moves", "moved", "takes", "lends", "frees"];
 
 /// The rows of labels above the areas, and the share of the panel that they take.
 const ROWS: usize = 5;

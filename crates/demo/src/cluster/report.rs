@@ -5,7 +5,6 @@ use std::fmt;
 use serde::Serialize;
 
 use super::guest::Tally;
-use super::twins::Shared;
 use super::watch::Seen;
 
 /// The output of `aquifer demo cluster --json`.
@@ -17,8 +16,6 @@ pub struct Summary {
     pub files_edited: u64,
     /// Milliseconds from each `cluster join` until the first host saw the new one up.
     pub join_ms: Vec<u64>,
-    /// What two VMs of a group shared on one host.
-    pub group: Shared,
     /// Pages that the guest wrote.
     pub pages_written: u64,
     /// Pages in which every byte equalled the last write.
@@ -56,7 +53,6 @@ pub(super) struct Played {
     pub(super) files_edited: u64,
     pub(super) join_ms: Vec<u64>,
     pub(super) tally: Tally,
-    pub(super) shared: Shared,
     pub(super) drained_ms: u64,
 }
 
@@ -67,7 +63,6 @@ impl Summary {
             hosts: seen.hosts.len() as u64,
             files_edited: played.files_edited,
             join_ms: played.join_ms,
-            group: played.shared,
             pages_written: written,
             pages_verified: verified,
             pages_wrong: wrong,
@@ -112,12 +107,6 @@ impl fmt::Display for Summary {
             joins.join(", "),
             self.files_edited
         )?;
-        let Shared { pages_shared, bytes_saved, pages_verified, pages_wrong } = self.group;
-        writeln!(
-            f,
-            "two VMs of a group shared {pages_shared} pages, which saved {bytes_saved}; \
-             {pages_verified} pages verified, {pages_wrong} wrong"
-        )?;
         writeln!(
             f,
             "{} pages verified of {} written, {} wrong",
@@ -141,7 +130,6 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     use aquifer_api::status::Decision;
-    use aquifer_page::Bytes;
 
     use super::super::watch::Watched;
     use super::*;
@@ -155,25 +143,14 @@ mod tests {
         let b = host("b", vec![decided(99.5, "joins"), decided(102.0, "grants")]);
         let seen = Seen { began: 100.0, hosts: vec![a, b], ..Seen::default() };
         let tally = Tally { written: 9, verified: 8, wrong: 1 };
-        let shared = Shared {
-            pages_shared: 4,
-            bytes_saved: Bytes::mib(2),
-            pages_verified: 6,
-            pages_wrong: 0,
-        };
-        let played = Played { files_edited: 0, join_ms: vec![7, 8], tally, shared, drained_ms: 5 };
+        let played = Played { files_edited: 0, join_ms: vec![7, 8], tally, drained_ms: 5 };
         let summary = Summary::new(played, &seen);
         let order: Vec<_> = summary.decisions.iter().map(|it| (it.at_s, it.host)).collect();
         assert_eq!(order, [(-0.5, "b"), (1.0, "a"), (2.0, "b"), (3.25, "a")]);
         assert_eq!((summary.hosts, summary.moves, summary.ledger_violations), (2, 1, 0));
         let text = summary.to_string();
         assert!(
-            text.starts_with(
-                "2 hosts, joined in 7, 8 ms, 0 files edited\n\
-                 two VMs of a group shared 4 pages, which saved 2MiB; \
-                 6 pages verified, 0 wrong\n8 pages verified of 9"
-            ),
-            "{text}"
+            text.starts_with("2 hosts, joined in 7, 8 ms, 0 files edited\n8 pages verified of 9")
         );
         assert!(text.ends_with("    3.25 s  host A  moved VM web to b\n"), "{text}");
     }

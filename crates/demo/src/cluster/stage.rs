@@ -47,12 +47,11 @@ pub(super) struct Member {
 
 impl Member {
     /// Runs `aquifer` among the programs of this host.
-    pub(super) fn run(&self, words: &[impl AsRef<str>]) -> Result<()> {
-        let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+    pub(super) fn run(&self, words: &[&str]) -> Result<()> {
         let what = || format!("'aquifer {}' on host {}", words[..2].join(" "), self.name());
         let mut command = self.command().map_err(failure)?;
         start_in_cgroup(&mut command, self.cgroup.entrance().or_fail(what)?);
-        let output = command.args(&words).stdin(Stdio::null()).output().or_fail(what)?;
+        let output = command.args(words).stdin(Stdio::null()).output().or_fail(what)?;
         if output.status.success() {
             return Ok(());
         }

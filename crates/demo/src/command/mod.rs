@@ -63,7 +63,7 @@ enum What {
 /// another host, which drains and leaves the cluster. Then A stays overloaded: its agent moves the
 /// VM. At last the VM's new host drains, too: the VM moves back, and the host leaves.
 ///
-/// The guest rewrites its memory all the while, and verifies every byte. Takes a minute.
+/// The guest rewrites its memory all the while, and verifies every byte. Takes half a minute.
 #[derive(Debug, Args)]
 struct Cluster {
     #[command(flatten)]
