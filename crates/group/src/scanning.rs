@@ -159,7 +159,7 @@ impl Scanning {
 
 impl Kept {
     fn is_of_use(&self) -> bool {
-        self.child.is_some() || self.found.is_some()
+        self.child.is_some() || self.found.is_some() || self.ends.is_some()
     }
 
     /// Takes note of the end of the scanner that this agent started.
@@ -256,7 +256,7 @@ impl Kept {
                     self.end(group, (files, running.pid, why), &mut tell);
                 }
             }
-            (Need::None(_), None) => (self.found, self.pause) = (None, None),
+            (Need::None(_), None) => (self.found, self.ends, self.pause) = (None, None, None),
         }
     }
 

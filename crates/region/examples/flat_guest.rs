@@ -6,6 +6,9 @@
 //! `sequential` one after the other. Each pass changes so many words. Prints one line
 //! of JSON with the seconds of the first writes and of each pass, and a sum over the memory.
 
+#[path = "../tests/region/common/flat.rs"]
+mod flat;
+
 use std::env;
 use std::error::Error;
 use std::path::Path;
@@ -14,8 +17,9 @@ use std::time::Instant;
 
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region_client::Region;
-use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use flat::{machine, processor};
+use kvm_bindings::kvm_regs;
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 /// The guest-physical addresses of the code and of the memory.
@@ -84,10 +88,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     code[start..][..FIRST.len()].copy_from_slice(&FIRST);
     code[start + 64..][..loops.len()].copy_from_slice(&loops);
-    let code_here = code[start..].as_ptr().expose_provenance();
-    let slots = [(CODE_AT, code_here, PAGE_SIZE as u64), (MEMORY_AT, address, size.0)];
+    let code_here = code[start..].as_ptr().expose_provenance() as u64;
+    let slots = [(CODE_AT, code_here, PAGE_SIZE as u64), (MEMORY_AT, address as u64, size.0)];
     let machine = machine(&Kvm::new()?, &slots)?;
-    let mut processor = processor(&machine)?;
+    let mut processor = processor(&machine, 0)?;
     let first = kvm_regs {
         rip: CODE_AT,
         rflags: 2,
@@ -138,45 +142,6 @@ fn own_memory(size: Bytes) -> Result<usize, Box<dyn Error>> {
         madvise(std::ptr::with_exposed_provenance_mut(start), length, Advice::LinuxHugepage)
     }?;
     Ok(start)
-}
-
-fn machine(kvm: &Kvm, memory: &[(u64, usize, u64)]) -> Result<VmFd, Box<dyn Error>> {
-    let machine = kvm.create_vm()?;
-    for (slot, (at, address, length)) in memory.iter().enumerate() {
-        let slot = kvm_userspace_memory_region {
-            slot: slot as u32,
-            flags: 0,
-            guest_phys_addr: *at,
-            memory_size: *length,
-            userspace_addr: *address as u64,
-        };
-        // SAFETY: the memory stays mapped for as long as this program runs.
-        unsafe { machine.set_user_memory_region(slot) }?;
-    }
-    Ok(machine)
-}
-
-/// Makes a processor with flat 32-bit code and data segments.
-fn processor(machine: &VmFd) -> Result<VcpuFd, Box<dyn Error>> {
-    let processor = machine.create_vcpu(0)?;
-    let mut state = processor.get_sregs()?;
-    let flat = |kind| kvm_segment {
-        limit: 0xffff_ffff,
-        selector: 8,
-        type_: kind,
-        present: 1,
-        db: 1,
-        s: 1,
-        g: 1,
-        ..kvm_segment::default()
-    };
-    state.cs = flat(0xb);
-    [&mut state.ds, &mut state.es, &mut state.ss]
-        .into_iter()
-        .for_each(|segment| *segment = flat(0x3));
-    state.cr0 |= 1;
-    processor.set_sregs(&state)?;
-    Ok(processor)
 }
 
 /// Runs the guest until it halts; returns the seconds.

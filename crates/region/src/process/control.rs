@@ -74,31 +74,35 @@ impl Serving {
         }
     }
 
+    /// Changes the limit of the cache. `auto` is that of [`Request::ResizeCache`].
     fn resize_cache(&self, cache: Bytes, auto: Option<bool>) -> Result<(), RegionError> {
-        // First: the next engine must not begin with a limit that stops its programs.
+        // Both first: the next engine must not begin with a limit that stops its programs.
         self.engine.may_limit(cache)?;
-        if auto.is_none() && !lock(&self.spec).auto {
-            let why = "the operator chose the size of the cache, so the agent must not";
-            return Err(RegionError::Misuse(why.to_owned()));
+        if cache < lock(&self.spec).size {
+            self.engine.watch()?;
         }
-        let spec = self.note_cache(cache, auto)?;
+        // Recorded for a later engine. The lock is not held while pages leave, as other requests
+        // read the specification.
+        let spec = self.note(|spec| {
+            if auto.is_none() && !spec.auto {
+                let why = "the operator chose the size of the cache, so the agent must not";
+                return Err(RegionError::Misuse(why.to_owned()));
+            }
+            (spec.cache, spec.auto) = (cache, auto.unwrap_or(spec.auto));
+            Ok(())
+        })?;
         self.member.have(&spec, cache)
     }
 
-    /// Records the size for a later engine. The lock is not held while pages leave, as other
-    /// requests read the specification.
-    fn note_cache(&self, cache: Bytes, auto: Option<bool>) -> Result<RegionSpec, RegionError> {
-        self.note(|spec| (spec.cache, spec.auto) = (cache, auto.unwrap_or(spec.auto)))
-    }
-
-    /// Changes the record. If it cannot be written, nothing has changed.
+    /// Changes the record. If `change` refuses, or the record cannot be written, nothing has
+    /// changed.
     pub(super) fn note(
         &self,
-        change: impl FnOnce(&mut RegionSpec),
+        change: impl FnOnce(&mut RegionSpec) -> Result<(), RegionError>,
     ) -> Result<RegionSpec, RegionError> {
         let mut spec = lock(&self.spec);
         let mut changed = spec.clone();
-        change(&mut changed);
+        change(&mut changed)?;
         self.files.write(&changed)?;
         *spec = changed.clone();
         Ok(changed)

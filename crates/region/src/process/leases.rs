@@ -7,6 +7,7 @@ use aquifer_transport::tls::Identity;
 use aquifer_volume::{LeaseTarget, Progress};
 
 use super::control::Serving;
+use super::files::RegionSpec;
 use crate::error::RegionError;
 use crate::{handover, lock};
 
@@ -21,7 +22,10 @@ impl Serving {
         let _changing = lock(&self.changing_leases);
         if let Some(directory) = identity.filter(|_| self.engine.volume().identity().is_none()) {
             let identity = Identity::load(&directory)?;
-            self.note(|spec| spec.identity = Some(directory))?;
+            self.note(|spec| {
+                spec.identity = Some(directory);
+                Ok(())
+            })?;
             self.engine.volume().identify(identity);
         }
         self.engine.add_lease(lease, |lease| {
@@ -65,6 +69,10 @@ impl Serving {
     }
 
     fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) -> Result<(), RegionError> {
-        self.note(|spec| change(&mut spec.leases)).map(drop)
+        let change = |spec: &mut RegionSpec| {
+            change(&mut spec.leases);
+            Ok(())
+        };
+        self.note(change).map(drop)
     }
 }

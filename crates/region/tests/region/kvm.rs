@@ -10,9 +10,10 @@ use std::thread;
 use aquifer_page::PAGE_SIZE;
 use aquifer_region::{PolicyKind, Scheme};
 use aquifer_region_client::Region;
-use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_bindings::kvm_regs;
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 
+use crate::common::flat::{machine, processor};
 use crate::common::{PAGE, Setting};
 
 const PAGES: u64 = 4096;
@@ -62,48 +63,6 @@ fn ends(region: &Region, page: u64) -> [u64; 2] {
     [words[0].load(Ordering::Relaxed), words[words.len() - 1].load(Ordering::Relaxed) >> 32]
 }
 
-fn machine(kvm: &Kvm, memory: &[(u64, u64, u64)]) -> VmFd {
-    let machine = kvm.create_vm().unwrap();
-    for (slot, (at, address, length)) in memory.iter().enumerate() {
-        let slot = kvm_userspace_memory_region {
-            slot: slot as u32,
-            flags: 0,
-            guest_phys_addr: *at,
-            memory_size: *length,
-            userspace_addr: *address,
-        };
-        // SAFETY: both stay mapped for longer than the machine lives, and are accessed as atomics
-        // only.
-        unsafe { machine.set_user_memory_region(slot) }.unwrap();
-    }
-    machine
-}
-
-/// Makes a processor with flat 32-bit code and data segments, set directly, without descriptor
-/// tables.
-fn processor(machine: &VmFd, number: u64) -> VcpuFd {
-    let processor = machine.create_vcpu(number).unwrap();
-    let mut state = processor.get_sregs().unwrap();
-    let flat = |kind| kvm_segment {
-        base: 0,
-        limit: 0xffff_ffff,
-        selector: 8,
-        type_: kind,
-        present: 1,
-        db: 1,
-        s: 1,
-        g: 1,
-        ..kvm_segment::default()
-    };
-    state.cs = flat(0xb);
-    [&mut state.ds, &mut state.es, &mut state.ss]
-        .into_iter()
-        .for_each(|segment| *segment = flat(0x3));
-    state.cr0 |= 1;
-    processor.set_sregs(&state).unwrap();
-    processor
-}
-
 /// Makes a processor check and change its pages, round after round.
 fn work(processor: &mut VcpuFd, number: u64) {
     for round in 0..ROUNDS {
@@ -150,9 +109,10 @@ fn two_vcpus_use_a_region_four_times_its_cache() {
         [code[start..].as_ptr().expose_provenance(), region.bytes().as_ptr().expose_provenance()];
     let [code_here, region_here] = addresses.map(|address| address as u64);
     let machine =
-        machine(&kvm, &[(CODE_AT, code_here, PAGE), (REGION_AT, region_here, PAGES * PAGE)]);
+        machine(&kvm, &[(CODE_AT, code_here, PAGE), (REGION_AT, region_here, PAGES * PAGE)])
+            .unwrap();
     let mut processors: Vec<_> =
-        (0..PROCESSORS).map(|number| processor(&machine, number)).collect();
+        (0..PROCESSORS).map(|number| processor(&machine, number).unwrap()).collect();
     thread::scope(|scope| {
         for (processor, number) in processors.iter_mut().zip(0..) {
             scope.spawn(move || work(processor, number));

@@ -3,6 +3,7 @@
 // Each test program uses only a part of this module.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod flat;
 #[path = "../../../../volume/tests/volume/common/mod.rs"]
 pub mod pool;
 
