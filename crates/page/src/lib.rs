@@ -23,6 +23,9 @@ pub use name::{
 /// Bytes in a page, the unit of transfer.
 pub const PAGE_SIZE: usize = 4096;
 
+/// The size and alignment of a huge page, in bytes.
+pub const HUGE_PAGE_SIZE: usize = 2 << 20;
+
 /// Bytes in an extent, the unit in which lenders promise memory and borrowers place it.
 pub const EXTENT_SIZE: u64 = 64 << 20;
 

@@ -130,8 +130,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
             Ok(false) => {}
             Err(error) => return result(Err(error)),
         },
-        // Ignored in a region. Pages that move singly do not profit from huge pages. Children must
-        // not get the mapping. The engine brings pages on touch, and not in advance.
+        // Ignored in a region. It has huge pages only until pages move singly. Children must not
+        // get the mapping. The engine brings pages on touch, and not in advance.
         libc::MADV_HUGEPAGE
         | libc::MADV_DOFORK
         | libc::MADV_WILLNEED

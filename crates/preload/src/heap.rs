@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use aquifer_page::{PAGE_SIZE, lock};
+use aquifer_page::{HUGE_PAGE_SIZE, PAGE_SIZE, lock};
 
 use crate::regions::{self, tell};
 use crate::{allocator, sys};
@@ -20,9 +20,6 @@ use crate::{allocator, sys};
 /// The environment variable with the value `FD:PROCESS`: the region's open file, locked while it is
 /// a heap, and the process that owns the heap.
 const VARIABLE: &str = "AQUIFER_HEAP";
-
-/// The size of a huge page in bytes, to which jemalloc aligns its blocks.
-const HUGE: usize = 2 << 20;
 
 static HEAP: OnceLock<Heap> = OnceLock::new();
 
@@ -143,7 +140,8 @@ impl Heap {
                 (at < *end && end - at >= length).then_some((*start, at, *end))
             })
         };
-        let aligned = if length.is_multiple_of(HUGE) { first(HUGE) } else { None };
+        let aligned =
+            if length.is_multiple_of(HUGE_PAGE_SIZE) { first(HUGE_PAGE_SIZE) } else { None };
         let (start, at, end) = aligned.or_else(|| first(1))?;
         free.remove(&start);
         for (start, end) in [(start, at), (at + length, end)] {
@@ -196,14 +194,17 @@ mod tests {
 
     #[test]
     fn large_ranges_start_at_huge_page_boundaries() {
-        let heap = Heap { all: 100..4 * HUGE, free: Mutex::new(BTreeMap::from([(100, 4 * HUGE)])) };
+        let heap = Heap {
+            all: 100..4 * HUGE_PAGE_SIZE,
+            free: Mutex::new(BTreeMap::from([(100, 4 * HUGE_PAGE_SIZE)])),
+        };
         assert_eq!(
-            [heap.take(HUGE), heap.take(50), heap.take(2 * HUGE)],
-            [Some(HUGE), Some(100), Some(2 * HUGE)]
+            [heap.take(HUGE_PAGE_SIZE), heap.take(50), heap.take(2 * HUGE_PAGE_SIZE)],
+            [Some(HUGE_PAGE_SIZE), Some(100), Some(2 * HUGE_PAGE_SIZE)]
         );
-        assert_eq!(*heap.free(), BTreeMap::from([(150, HUGE)]));
+        assert_eq!(*heap.free(), BTreeMap::from([(150, HUGE_PAGE_SIZE)]));
         // An unaligned range is better than none.
-        heap.give_back(HUGE..2 * HUGE - 10);
-        assert_eq!([heap.take(HUGE), heap.take(HUGE)], [Some(150), None]);
+        heap.give_back(HUGE_PAGE_SIZE..2 * HUGE_PAGE_SIZE - 10);
+        assert_eq!([heap.take(HUGE_PAGE_SIZE), heap.take(HUGE_PAGE_SIZE)], [Some(150), None]);
     }
 }

@@ -127,7 +127,11 @@ impl Mapping {
             hand_over(&attach, [&userfault, &sharing.guard], socket)
         };
         let (orders, watched) = match attach(false)? {
-            Some(orders) => (orders, false),
+            Some(orders) => {
+                // SAFETY: the caller's promise.
+                unsafe { sys::allow_huge_pages(address, length) };
+                (orders, false)
+            }
             None => {
                 // SAFETY: the caller's promise.
                 unsafe { watch(&userfault, address..address + length) }?;
@@ -488,11 +492,15 @@ impl Shared {
     }
 }
 
-/// Lets the faults at these addresses come to the userfaultfd. May be repeated.
+/// Lets the faults at these addresses come to the userfaultfd. May be repeated. Pages move singly
+/// from here on, so there are no more huge pages.
 ///
 /// # Safety
 /// The addresses must be those of a shared mapping of a region's file.
 unsafe fn watch(userfault: &Userfault, at: Range<usize>) -> Result<(), AdoptError> {
+    // SAFETY: the caller's promise.
+    unsafe { sys::refuse_huge_pages(at.start, at.end - at.start) }
+        .map_err(system("cannot keep huge pages out of the mapping"))?;
     // SAFETY: the caller's promise.
     unsafe { userfault.register(at.start as u64, (at.end - at.start) as u64) }
         .map_err(system("cannot register the mapping with userfaultfd"))

@@ -7,6 +7,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
+use aquifer_page::{HUGE_PAGE_SIZE, PAGE_SIZE};
 use linux_raw_sys::general as raw;
 use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags, UserfaultfdFlags};
 
@@ -169,7 +170,7 @@ pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Keeps the range out of children of this process, of which the engine would not know. Also keeps
-/// huge pages out of the range.
+/// huge pages out, until [`allow_huge_pages`] lets them in.
 ///
 /// # Safety
 /// No child of the process may use the range.
@@ -179,6 +180,37 @@ pub(crate) unsafe fn keep_to_this_process(address: usize, length: usize) -> io::
     unsafe {
         rustix::mm::madvise(start, length, Advice::LinuxDontFork)?;
         rustix::mm::madvise(start, length, Advice::LinuxNoHugepage)?;
+    }
+    Ok(())
+}
+
+/// Lets the kernel use huge pages in the range, if the file system has them. A refusal only costs
+/// time.
+///
+/// # Safety
+/// The range must be mapped.
+pub(crate) unsafe fn allow_huge_pages(address: usize, length: usize) {
+    let start = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: this changes no bytes.
+    let _ = unsafe { rustix::mm::madvise(start, length, Advice::LinuxHugepage) };
+}
+
+/// Keeps new huge pages out of the range, and splits those that only this process has mapped. The
+/// engine splits the others.
+///
+/// # Safety
+/// The range must be mapped.
+pub(crate) unsafe fn refuse_huge_pages(address: usize, length: usize) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: this changes no bytes.
+    unsafe { rustix::mm::madvise(start, length, Advice::LinuxNoHugepage) }?;
+    let end = address + length;
+    let mut at = address;
+    while at < end {
+        let page = ptr::with_exposed_provenance_mut(at);
+        // The kernel splits a huge page when it gets advice for a part of it. SAFETY: as above.
+        let _ = unsafe { rustix::mm::madvise(page, PAGE_SIZE, Advice::LinuxCold) };
+        at = (at / HUGE_PAGE_SIZE + 1) * HUGE_PAGE_SIZE;
     }
     Ok(())
 }
@@ -266,9 +298,10 @@ impl FileMap {
     }
 
     fn with(file: impl AsFd, length: usize, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: the kernel chooses the address, so the mapping replaces nothing.
+        let start = aligned(length)?;
+        // SAFETY: this replaces only the addresses reserved for it.
         let start = unsafe {
-            rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)
+            rustix::mm::mmap(start, length, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0)
         }?;
         Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, length })
     }
@@ -294,6 +327,27 @@ impl FileMap {
         // SAFETY: as above, and a mapping is aligned to pages.
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length / size_of::<u64>()) }
     }
+}
+
+/// Reserves addresses from a multiple of a huge page on, if there is room for one. Otherwise the
+/// kernel could not map huge pages there.
+fn aligned(length: usize) -> io::Result<*mut c_void> {
+    let more = if length < HUGE_PAGE_SIZE { 0 } else { HUGE_PAGE_SIZE - PAGE_SIZE };
+    let length = length.next_multiple_of(PAGE_SIZE);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: the kernel chooses the address, so the mapping replaces nothing.
+    let start = unsafe {
+        rustix::mm::mmap_anonymous(ptr::null_mut(), length + more, ProtFlags::empty(), flags)
+    }?;
+    let before = start.align_offset(HUGE_PAGE_SIZE).min(more);
+    let first = start.wrapping_byte_add(before);
+    for (at, length) in [(start, before), (first.wrapping_byte_add(length), more - before)] {
+        if length > 0 {
+            // SAFETY: both ends belong to the new mapping, and nothing uses them.
+            unsafe { rustix::mm::munmap(at, length) }?;
+        }
+    }
+    Ok(first)
 }
 
 impl Drop for FileMap {

@@ -33,6 +33,28 @@ impl RegionFile {
         self.map.bytes().len() as u64 / PAGE_SIZE as u64
     }
 
+    /// Returns the address of a page in the engine's own mapping.
+    pub(crate) fn address(&self, page: u64) -> usize {
+        self.map.bytes()[page as usize * PAGE_SIZE..].as_ptr().addr()
+    }
+
+    /// Brings pages that are in the file into the engine's own page table. It adds a page of zeroes
+    /// to the file where there is none.
+    pub(crate) fn populate(&self, pages: &Range<u64>) -> io::Result<()> {
+        sys::advise(&self.map, pages, libc::MADV_POPULATE_READ)
+    }
+
+    /// Takes pages out of the engine's own page table.
+    pub(crate) fn unmap(&self, pages: &Range<u64>) -> io::Result<()> {
+        sys::advise(&self.map, pages, libc::MADV_DONTNEED)
+    }
+
+    /// Asks the kernel to split the folio of a page that only the engine has mapped. Advice for a
+    /// part of a folio is what makes the kernel split it.
+    pub(crate) fn split(&self, page: u64) -> io::Result<()> {
+        sys::advise(&self.map, &(page..page + 1), libc::MADV_COLD)
+    }
+
     /// Returns pages that are in the file and that no thread can write to meanwhile.
     pub(crate) fn frozen(&self, pages: &Range<u64>) -> &[u8] {
         sys::frozen(&self.map, pages.start, pages.end - pages.start)

@@ -12,6 +12,7 @@ mod engine;
 mod error;
 mod extent_map;
 mod file;
+mod folios;
 mod frames;
 pub mod handover;
 mod named;

@@ -25,6 +25,16 @@ pub(crate) fn frozen(map: &FileMap, first: u64, count: u64) -> &[u8] {
     unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), length) }
 }
 
+/// Advises the kernel on pages of a mapped file, as madvise(2). The advice must not change the
+/// content of a shared mapping.
+pub(crate) fn advise(map: &FileMap, pages: &Range<u64>, advice: libc::c_int) -> io::Result<()> {
+    let length = (pages.end - pages.start) as usize * PAGE_SIZE;
+    let bytes = &map.bytes()[pages.start as usize * PAGE_SIZE..][..length];
+    // SAFETY: the mapping is ours, and keeps its content.
+    let done = unsafe { libc::madvise(bytes.as_ptr().cast_mut().cast(), length, advice) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Page categories of `linux/fs.h`: the kernel tracks writes to the page; a write came since the
 /// mark was armed. The page is in the page table; its entry holds no page but a swap entry or a
 /// marker.

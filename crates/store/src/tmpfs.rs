@@ -31,15 +31,16 @@ pub fn is_tmpfs(statfs: &rustix::fs::StatFs) -> bool {
     statfs.f_type as u32 == MAGIC
 }
 
-/// Mounts a tmpfs for root only, of this size (`size=` in tmpfs(5)). It has no huge pages, as
-/// leases take and free single pages. From Linux 6.4 on the kernel swaps nothing of it out
-/// (`noswap`).
+/// Mounts a tmpfs for root only, of this size (`size=` in tmpfs(5)). With `huge` it has huge pages
+/// where a program advises so. Otherwise it has none, as leases take and free single pages. From
+/// Linux 6.4 on the kernel swaps nothing of it out (`noswap`).
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn mount(name: &str, directory: &Path, size: &str) -> io::Result<()> {
+pub fn mount(name: &str, directory: &Path, size: &str, huge: bool) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let options = format!("size={size},nr_inodes=0,mode=700,huge=never");
+    let huge = if huge { "advise" } else { "never" };
+    let options = format!("size={size},nr_inodes=0,mode=700,huge={huge}");
     let mounted = |options: &str| {
         let options = std::ffi::CString::new(options).map_err(|_| Errno::INVAL)?;
         mount_as(name, directory, "tmpfs", flags, options.as_c_str())
@@ -123,7 +124,7 @@ fn mount_once(stores: &Path) -> Result<(), StoreError> {
         );
         return Ok(());
     }
-    match mount("aquifer-pages", stores, "80%") {
+    match mount("aquifer-pages", stores, "80%", false) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let stores = stores.display();
             tracing::warn!(

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_guest_agent::message::PORT;
-use aquifer_page::{Bytes, RegionName};
+use aquifer_page::{Bytes, HUGE_PAGE_SIZE, RegionName};
 use aquifer_region_client::window;
 use serde::{Deserialize, Serialize};
 
@@ -390,6 +390,8 @@ impl VmSpec {
         let common = format!("id={id},size={},share=on,prealloc=off,dump=off", size.0);
         match self.backing {
             Backing::Region => {
+                // The kernel maps huge pages only at addresses that are multiples of their size.
+                let common = format!("{common},align={HUGE_PAGE_SIZE}");
                 with(format!("memory-backend-file,{common}"), &[("mem-path", region)])
             }
             Backing::Local { huge } => {
@@ -506,7 +508,7 @@ mod tests {
         assert!(
             pooled.contains(
                 &"memory-backend-file,id=growth,size=134217728,share=on,prealloc=off,dump=off,\
-                  mem-path=/run/regions/.one/from-67108864"
+                  align=2097152,mem-path=/run/regions/.one/from-67108864"
                     .to_owned()
             ),
             "{pooled:?}"

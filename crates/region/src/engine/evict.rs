@@ -73,6 +73,7 @@ impl Engine {
             self.wait_for_change(lock(&self.cache));
             return Ok(());
         }
+        self.watch_now()?;
         self.cool(count)?;
         let leaving = self.take_cooled(count);
         if leaving.is_empty() {
@@ -182,11 +183,7 @@ impl Engine {
         }
         let runs = runs(pages.iter().copied());
         for program in self.programs().iter().filter(|program| program.is_silent()) {
-            match program.is_watched() {
-                true => program.mapping.present(&runs, &mut held)?,
-                // It may touch any page at any time, and the engine would not know.
-                false => held.extend(pages),
-            }
+            program.mapping.present(&runs, &mut held)?;
         }
         if !lock(&self.programs.surviving).add_present(&runs, &mut held) {
             held.extend(pages);

@@ -18,7 +18,7 @@ use super::prefetch::Early;
 use super::programs::Programs;
 use super::sharing::GroupPages;
 use super::surviving_mappings::SurvivingMappings;
-use super::watching::Watching;
+use super::watching::{Is, Watching};
 use super::{Engine, EngineConfig};
 use crate::counters::Counters;
 use crate::error::RegionError;
@@ -31,7 +31,7 @@ use crate::table::Table;
 impl Engine {
     /// Opens the region in the file `region`. Continues from an earlier engine's `table`,
     /// `extent_map`, `sharers` and `programs`, if there was one. `frames` is the file of the
-    /// group's frames.
+    /// group's frames. The file `watched` says whether an engine serves the programs' faults.
     ///
     /// # Errors
     /// The files cannot be used. For the region's first engine, also if a lease cannot be reached.
@@ -40,7 +40,7 @@ impl Engine {
         volume: VolumeConfig,
         leases: &[LeaseTarget],
         [region, table, extent_map, sharers]: [(&Path, File); 4],
-        [programs, frames]: [PathBuf; 2],
+        [programs, frames, watched]: [PathBuf; 3],
     ) -> Result<Self, RegionError> {
         let joined = |volume: VolumeConfig, resumes| {
             let volume = Volume::new(volume)?;
@@ -51,7 +51,8 @@ impl Engine {
             }
             Ok(volume)
         };
-        Self::over(config, volume, joined, [region, table, extent_map, sharers], [programs, frames])
+        let files = [region, table, extent_map, sharers];
+        Self::over(config, volume, joined, files, [programs, frames, watched])
     }
 
     /// Opens the region over a volume to which `joined` adds the leases. Its second argument says
@@ -61,7 +62,7 @@ impl Engine {
         volume: VolumeConfig,
         joined: impl FnOnce(VolumeConfig, bool) -> Result<Volume, RegionError>,
         [region, table, extent_map, sharers]: [(&Path, File); 4],
-        [programs, frames]: [PathBuf; 2],
+        [programs, frames, watched]: [PathBuf; 3],
     ) -> Result<Self, RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot map {}", path.display()));
         let file = RegionFile::new(region.1).map_err(fail(region.0))?;
@@ -85,13 +86,15 @@ impl Engine {
             // The earlier engine may have been killed before it told the lenders.
             volume.end_older_generations();
         }
-        // The table knows nothing of pages that programs got from the kernel.
-        let unwatched = config.may_be_unwatched
-            && !config.foreign
-            && config.cache.0 >= pages * PAGE_SIZE as u64
+        let is_new = config.cache.0 >= pages * PAGE_SIZE as u64
             && table.is_new()
             && extent_map.all().next().is_none()
             && !surviving_mappings.has_watched();
+        let always = !config.may_be_unwatched || config.foreign;
+        let fail = RegionError::io(format!("cannot write {}", watched.display()));
+        let watching = Watching::open(watched, always, is_new).map_err(fail)?;
+        // The table knows nothing of pages that programs got from the kernel.
+        let unwatched = *watching.hold() == Is::Unwatched;
         let volume = Arc::new(volume);
         let engine = Self {
             file,
@@ -110,7 +113,7 @@ impl Engine {
             faults: Faults::new(config).map_err(RegionError::io("cannot create an epoll"))?,
             early: Early::new(pages),
             counters: Counters::default(),
-            watching: Watching::new(unwatched),
+            watching,
             ended: AtomicBool::new(false),
             frozen: AtomicBool::new(config.foreign),
         };

@@ -35,6 +35,7 @@ mod prefetch;
 mod programs;
 mod recover;
 mod sharing;
+mod split;
 mod stalled;
 mod status;
 mod surviving_mappings;

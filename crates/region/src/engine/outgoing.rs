@@ -63,10 +63,6 @@ impl Engine {
     pub fn begin_outgoing(&self) -> Result<(), RegionError> {
         self.may_change()?;
         self.watch()?;
-        if self.has_unwatched() {
-            // The other host would lack pages that the table does not have.
-            return Err(RegionError::Refused(self.describe_wait()));
-        }
         let pages = self.table.pages() as usize;
         let mut cache = lock(&self.cache);
         if let Some(page) =

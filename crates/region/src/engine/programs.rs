@@ -136,9 +136,6 @@ impl Engine {
     fn take_care(&self, program: &Arc<Program>, mapped: Mapped) -> io::Result<()> {
         // If an earlier engine served it, no page may leave before both steps are done.
         program.accept(|| {
-            if lock(&self.programs.surviving).was_unwatched(&mapped) && program.is_watched() {
-                self.learn_pages(true)?;
-            }
             let mut programs = self.programs_mut();
             if self.programs.removing.load(Ordering::Relaxed) {
                 return Err(io::Error::other("the region is being removed"));
@@ -180,7 +177,6 @@ impl Engine {
         program.end();
         drop(programs);
         self.ignore(program);
-        self.learn_of(program);
         // It stays listed meanwhile, so that no page counts as clean of which only its marks tell.
         self.forget_marks(0..self.table.pages(), |_| ());
         let mut programs = self.programs_mut();

@@ -176,7 +176,7 @@ mod tests {
             volume,
             &[],
             files,
-            ["mapped", "frames"].map(|name| directory.path().join(name)),
+            ["mapped", "frames", "watched"].map(|name| directory.path().join(name)),
         )
     }
 

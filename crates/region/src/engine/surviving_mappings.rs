@@ -77,7 +77,7 @@ impl Mapped {
     /// Adds those of the pages that are in the program's page table. Returns `None` if they are
     /// unknown.
     fn add_present(&self, pages: &Range<u64>, into: &mut HashSet<u64>) -> Option<()> {
-        let all = self.pages.filter(|_| self.watched)?;
+        let all = self.pages?;
         let at = |page: u64| {
             self.address + (page.clamp(all.first, all.end()) - all.first) * PAGE_SIZE as u64
         };
@@ -134,12 +134,6 @@ impl SurvivingMappings {
     /// Returns whether an earlier engine served the faults of a program.
     pub(super) fn has_watched(&self) -> bool {
         self.missing.iter().any(|mapped| mapped.watched)
-    }
-
-    /// Returns whether this mapping was not watched when it attached last.
-    pub(super) fn was_unwatched(&self, mapped: &Mapped) -> bool {
-        let all = self.missing.iter().chain(&self.here);
-        all.filter(|other| other.is_same(mapped)).any(|other| !other.watched)
     }
 
     /// Returns the names of the programs that should reattach.

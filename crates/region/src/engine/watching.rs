@@ -6,19 +6,20 @@
 //! program registers its mapping with its userfaultfd. The engine then learns from the file which
 //! pages there are.
 //!
-//! The table says whether a region is watched: it is empty until then. A program that was away
-//! meanwhile registers its mapping when it comes back. Until then no page leaves: the kernel would
-//! give that program zeroes in the place of a page that is gone.
+//! A file beside the region says whether it is watched. No page leaves before that: the kernel
+//! would give a program that is away zeroes in the place of a page that is gone.
 
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
-use std::{io, ops::Range};
 
 use aquifer_page::PAGE_SIZE;
 
 use super::Engine;
 use crate::error::RegionError;
-use crate::file::runs;
 use crate::program::Program;
 use crate::table::{Page, Place};
 use crate::{effect, lock};
@@ -33,7 +34,7 @@ pub(super) enum Is {
     Unwatched,
     /// It orders each program to register its mapping.
     Begun,
-    /// It does, and the table knows each page.
+    /// It does, the table knows each page, and each page is in a folio of its own.
     Watched,
 }
 
@@ -43,12 +44,30 @@ pub(super) struct Watching {
     is: RwLock<Is>,
     /// Held by the thread that makes the change.
     changing: Mutex<()>,
+    /// The path of the file that says that the region is watched.
+    record: PathBuf,
 }
 
 impl Watching {
-    pub(super) fn new(unwatched: bool) -> Self {
-        let is = if unwatched { Is::Unwatched } else { Is::Watched };
-        Self { is: RwLock::new(is), changing: Mutex::default() }
+    /// Finds out whether an earlier engine watched the region. `always` says that the region was
+    /// watched from its beginning; `is_new` says that no engine has done anything with it yet.
+    pub(super) fn open(record: PathBuf, always: bool, is_new: bool) -> io::Result<Self> {
+        let is = if always || record.exists() {
+            Is::Watched
+        } else if is_new {
+            Is::Unwatched
+        } else {
+            Is::Begun
+        };
+        let watching = Self { is: RwLock::new(is), changing: Mutex::default(), record };
+        if is == Is::Watched {
+            watching.record()?;
+        }
+        Ok(watching)
+    }
+
+    fn record(&self) -> io::Result<()> {
+        File::create(&self.record).map(drop)
     }
 
     /// Returns whether the engine knows of faults. It stays so while the result is held.
@@ -65,33 +84,53 @@ impl Watching {
 }
 
 impl Engine {
-    /// Begins to serve the faults of all programs, if nobody did before. A program that takes no
-    /// orders follows when it comes back.
+    /// Begins to serve the faults of all programs, if nobody did before. Waits for programs that
+    /// are away for a limited time. A thread that serves a fault must not call it.
     ///
     /// # Errors
-    /// A program cannot register its mapping, or the file cannot be read. The programs run on, no
-    /// page leaves, and the caller may try again.
+    /// A program cannot register its mapping or is away, the file cannot be read, or a huge page
+    /// cannot be split. The programs run on, no page leaves, and the caller may try again.
     pub fn watch(&self) -> Result<(), RegionError> {
+        match self.watch_now() {
+            Err(RegionError::Refused(_)) => {
+                self.wait_until(|engine| !engine.has_unwatched())?;
+                self.watch_now()
+            }
+            watched => watched,
+        }
+    }
+
+    /// Does the same, but waits for no program that is away.
+    pub(super) fn watch_now(&self) -> Result<(), RegionError> {
+        if self.is_watched() {
+            return Ok(());
+        }
         let _changing = lock(&self.watching.changing);
-        if *self.watching.hold() == Is::Watched {
+        if self.is_watched() {
             return Ok(());
         }
         let fail = || RegionError::io("cannot begin to serve the faults of a program");
         // From here on each program that attaches is told to register first.
         self.watching.set(Is::Begun, || Ok(())).map_err(fail())?;
-        for program in self.programs() {
+        for program in self.programs().iter().filter(|program| !program.is_watched()) {
             effect::at("watch");
             match program.watch() {
-                Ok(()) => self.note_watched(&program).map_err(fail())?,
-                // It attaches again, or has ended.
+                Ok(()) => self.note_watched(program).map_err(fail())?,
                 Err(_) if program.is_silent() => {}
                 Err(error) => return Err(fail()(error)),
             }
         }
         effect::at("watched");
+        if self.has_unwatched() {
+            return Err(RegionError::Refused(self.describe_wait()));
+        }
         // No discard runs meanwhile: it would find a page that the table does not have yet.
-        self.watching.set(Is::Watched, || self.learn_pages(false)).map_err(fail())?;
-        Ok(())
+        let complete = || {
+            self.split_folios()?;
+            self.learn_pages()?;
+            self.watching.record()
+        };
+        self.watching.set(Is::Watched, complete).map_err(fail())
     }
 
     pub(super) fn is_watched(&self) -> bool {
@@ -99,19 +138,11 @@ impl Engine {
     }
 
     /// Returns whether some program may get pages from the kernel alone.
-    pub(super) fn has_unwatched(&self) -> bool {
+    fn has_unwatched(&self) -> bool {
+        // Forgets the programs that have ended.
+        self.is_known();
         self.programs().iter().any(|program| !program.is_watched())
             || lock(&self.programs.surviving).has_unwatched()
-    }
-
-    /// Notes the pages that an unwatched program left in the file of a watched region.
-    pub(super) fn learn_of(&self, program: &Program) {
-        if program.is_watched() || *self.watching.hold() != Is::Watched {
-            return;
-        }
-        if let Err(error) = self.learn_pages(true) {
-            tracing::error!("cannot learn which pages a program has left: {error}");
-        }
     }
 
     fn note_watched(&self, program: &Program) -> io::Result<()> {
@@ -120,8 +151,7 @@ impl Engine {
     }
 
     /// Notes in the table the pages that programs got from the kernel: they are in the file alone.
-    /// `changes` says that pages may leave the file meanwhile.
-    pub(super) fn learn_pages(&self, changes: bool) -> io::Result<()> {
+    fn learn_pages(&self) -> io::Result<()> {
         for Range { mut start, end } in self.file.present()? {
             while start < end {
                 let chunk = start..end.min(start + CHUNK);
@@ -129,8 +159,9 @@ impl Engine {
                 let mut cache = lock(&self.cache);
                 for page in chunk {
                     let is = self.table.get(page);
-                    let may_be_new = is.place == Place::Zero && !is.awaiting_source;
-                    if may_be_new && (!changes || self.file.has(page)) {
+                    let is_new = is.place == Place::Zero && !is.awaiting_source;
+                    // A discard that had begun earlier may have removed it since.
+                    if is_new && self.file.has(page) {
                         self.table.set(page, Page { dirty: true, ..is.at(Place::Resident) });
                         cache.frames += 1;
                         cache.policy.came(page);
@@ -150,16 +181,13 @@ impl Engine {
         Some(pages.min(self.table.pages()))
     }
 
-    /// Removes pages that the table does not have from the file.
+    /// Removes pages of a region that nobody watches from the file. A huge page that the kernel
+    /// cannot split stays, with zeroes in their place.
     pub(super) fn discard_unwatched(&self, pages: &Range<u64>) -> io::Result<()> {
         let watching = self.watching.hold();
         if *watching != Is::Watched {
             self.file.punch(pages)?;
             self.counters.discarded.fetch_add(pages.end - pages.start, Ordering::Relaxed);
-        } else if self.has_unwatched() {
-            let _cache = lock(&self.cache);
-            let unknown = runs(pages.clone().filter(|page| self.is_nowhere(*page)));
-            unknown.iter().try_for_each(|run| self.file.punch(run))?;
         }
         drop(watching);
         Ok(())

@@ -239,6 +239,10 @@ impl Files {
         self.beside("mapped")
     }
 
+    pub(super) fn watched(&self) -> PathBuf {
+        self.beside("watched")
+    }
+
     pub(super) fn extent_map(&self) -> PathBuf {
         self.beside("extent_map")
     }

@@ -7,12 +7,16 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::folios;
 use aquifer_store::tmpfs::{self, is_mounted};
 use rustix::mount::{UnmountFlags, unmount};
 
 /// The first characters of the name of a directory in which a region is being made. No region's
 /// name begins with a dot.
 pub(super) const UNFINISHED: &str = "..";
+
+/// Where a kernel that knows huge pages has its settings for them.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Refuses a file system other than tmpfs. Only there a hole punched in a file frees its memory.
 fn check_tmpfs(directory: &Path) -> io::Result<()> {
@@ -32,8 +36,9 @@ fn hold(directory: &Path) -> io::Result<File> {
 }
 
 /// Mounts a tmpfs there for root only, if nothing is mounted. It has no size limit, as each region
-/// has one. It has no huge pages, as pages move singly. While the returned file is open, no process
-/// removes the still empty tmpfs.
+/// has one. Regions that nobody watches get huge pages, if the engine can tell that none is left
+/// before pages move singly. While the returned file is open, no process removes the still empty
+/// tmpfs.
 pub(super) fn ensure(directory: &Path) -> io::Result<File> {
     fs::create_dir_all(directory)?;
     let held = hold(directory)?;
@@ -43,7 +48,8 @@ pub(super) fn ensure(directory: &Path) -> io::Result<File> {
         return Ok(held);
     }
     // The kernel must not swap out the local cache, or each miss would cost two.
-    tmpfs::mount("aquifer-regions", directory, "0")?;
+    let huge = Path::new(HUGE_PAGES).exists() && folios::are_known();
+    tmpfs::mount("aquifer-regions", directory, "0", huge)?;
     Ok(held)
 }
 

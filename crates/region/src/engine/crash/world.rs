@@ -189,7 +189,7 @@ impl Host {
         let sizes = [shape.pages * PAGE_SIZE as u64, shape.pages, 0, 0];
         let files =
             std::array::from_fn(|at| (paths[at].as_path(), open(paths[at].clone(), sizes[at])));
-        let beside = ["mapped", "frames"].map(|name| self.path(name));
+        let beside = ["mapped", "frames", "watched"].map(|name| self.path(name));
         let engine = expect("open an engine", Engine::over(&config, volume, joined, files, beside));
         // Fewer frames than any real cache, so that a small region has many evictions.
         lock(&engine.cache).limit = shape.frames;

@@ -1,14 +1,27 @@
 //! Regions with a cache as large as themselves, which nobody watches until a page must leave.
 
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use aquifer_page::HUGE_PAGE_SIZE;
 use aquifer_region::process::client::By;
 
 use super::*;
 
 /// The region's size in pages.
 const PAGES: u64 = EXTENTS * EXTENT_SIZE / PAGE_SIZE as u64;
+
+fn has_huge_pages() -> bool {
+    Path::new("/sys/kernel/mm/transparent_hugepage").exists()
+}
+
+/// Returns the memory that the first pages of a region take once they were touched.
+fn taken(pages: u64) -> Bytes {
+    let huge = (HUGE_PAGE_SIZE / PAGE_SIZE) as u64;
+    Bytes(if has_huge_pages() { pages.next_multiple_of(huge) } else { pages } * PAGE_SIZE as u64)
+}
 
 fn auto() -> Served {
     Served::with(|spec| {
@@ -46,7 +59,7 @@ fn the_kernel_alone_serves_a_region_that_fits_its_cache() {
     served.fill(0..USED, 1);
     served.has(0..USED, 1);
     let status = served.status();
-    let used = Bytes(USED * PAGE_SIZE as u64);
+    let used = taken(USED);
     assert_eq!((served.faults(), status.usage.resident, status.usage.dirty), (0, used, used));
     assert_eq!(status.usage.zero, status.usage.size.saturating_sub(used));
     assert_eq!(status.volume.leases.len(), 0);
@@ -61,7 +74,8 @@ fn discarded_pages_of_an_unwatched_region_are_zero() {
     let served = auto();
     served.fill(0..USED, 1);
     served.region.as_ref().unwrap().discard(10..20).unwrap();
-    assert_eq!(served.status().usage.resident, Bytes((USED - 10) * PAGE_SIZE as u64));
+    let left = taken(USED).saturating_sub(Bytes(10 * PAGE_SIZE as u64));
+    assert_eq!(served.status().usage.resident, left);
     (10..20).for_each(|page| assert_eq!(served.word(page, 7).load(Ordering::Relaxed), 0));
     served.has(20..USED, 1);
     client::drop_pages(&served.files, client::all_pages(&served.files).unwrap()).unwrap();
@@ -107,7 +121,7 @@ fn writes_go_on_while_a_region_begins_to_be_watched() {
                 while !stop.load(Ordering::Relaxed) {
                     pass += 1;
                     // Each pass touches pages that no pass before it did.
-                    let end = USED + pass * 8;
+                    let end = PAGES.min(USED + pass * 8);
                     (0..end).for_each(|page| {
                         bump(served.word(page, 7), page, pass, USED);
                     });
@@ -115,18 +129,23 @@ fn writes_go_on_while_a_region_begins_to_be_watched() {
                 pass
             });
             // Engines die before, during and after the change.
-            if round % 2 == 1 {
+            let change = scope.spawn(|| {
+                if round % 2 == 1 {
+                    served.kill_engine();
+                }
+                served.resize(CACHE).unwrap();
                 served.kill_engine();
-            }
-            served.resize(CACHE).unwrap();
-            served.kill_engine();
-            wait_until("the cache is within its limit", || {
-                client::status(&served.files).is_ok_and(|it| it.usage.resident <= CACHE)
+                wait_until("the cache is within its limit", || {
+                    client::status(&served.files).is_ok_and(|it| it.usage.resident <= CACHE)
+                });
             });
+            let changed = change.join();
             stop.store(true, Ordering::Relaxed);
-            writer.join().unwrap()
+            let passes = writer.join().unwrap();
+            changed.unwrap();
+            passes
         });
-        for page in 0..USED + passes * 8 {
+        for page in 0..PAGES.min(USED + passes * 8) {
             let first = if page < USED { 1 } else { (page - USED) / 8 + 1 };
             let is = served.word(page, 7).load(Ordering::Relaxed);
             assert_eq!(is, page * 1_000_000 + passes - first + 1, "page {page} of {passes} passes");
@@ -156,4 +175,38 @@ fn an_engine_that_dies_leaves_an_unwatched_region_as_it_is() {
     served.add(lender.lease(1)).unwrap();
     served.resize(CACHE).unwrap();
     served.has(0..2 * USED, 1);
+}
+
+/// Returns how much of a mapping of this process is in huge pages.
+fn in_huge_pages(region: &Region) -> Bytes {
+    let address = format!("{:x}-", region.bytes().as_ptr().addr());
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mapping = maps.lines().skip_while(|line| !line.starts_with(&address));
+    let kib = mapping.map_while(|line| {
+        let kib = line.strip_prefix("ShmemPmdMapped:").map(|rest| rest.trim_end_matches("kB"));
+        (!line.starts_with("VmFlags")).then(|| kib.and_then(|kib| kib.trim().parse().ok()))
+    });
+    Bytes::kib(kib.flatten().next().unwrap())
+}
+
+/// The test works on a kernel without huge pages, too. There it tests less.
+#[test]
+fn huge_pages_are_split_before_the_first_page_leaves() {
+    let lender = OurLender::start(EXTENTS);
+    let served = auto();
+    let region = served.region.as_ref().unwrap();
+    served.fill(0..PAGES, 1);
+    assert_eq!(in_huge_pages(region) > Bytes::ZERO, has_huge_pages());
+    // A hole in a huge page, which the kernel splits into folios of many sizes.
+    region.discard(700..701).unwrap();
+    served.add(lender.lease(1)).unwrap();
+    served.resize(CACHE).unwrap();
+    assert_eq!(in_huge_pages(region), Bytes::ZERO);
+    assert_eq!(served.word(700, 7).swap(701, Ordering::Relaxed), 0);
+    served.has(0..PAGES, 1);
+    served.fill(0..PAGES, 2);
+    served.kill_engine();
+    served.has(0..PAGES, 2);
+    let usage = served.status().usage;
+    assert!(usage.remote >= usage.size.saturating_sub(CACHE), "{usage:?}");
 }
