@@ -151,7 +151,7 @@ impl LenderRole {
             Some(_) => Bytes::ZERO,
             None => {
                 let by_paper = ctx.memory().spare(ctx.config(), self.lent());
-                by_paper.min(self.ledger(ctx.facts).spare(Class::Lent))
+                by_paper.min(self.lendable(ctx.facts).spare(Class::Lent))
             }
         }
     }
@@ -167,9 +167,21 @@ impl LenderRole {
         Ledger::new(memory, config, own, lent)
     }
 
+    /// Returns the account that limits new leases. If the promises exceed M_t, as an operator may
+    /// want, that is the account of what the agent's caches use: when one fills, this host is
+    /// overloaded, takes its leases back, and shrinks caches.
+    fn lendable(&self, facts: &Facts) -> Ledger {
+        let ledger = self.ledger(facts);
+        if ledger.overcommitted == Bytes::ZERO {
+            return ledger;
+        }
+        let own = facts.own.with_auto_caches_as_used();
+        self.ledger(&Facts { own, ..facts.clone() })
+    }
+
     /// Returns the ledger if it, and not M_s or T_upper, limits what this host can spare.
     fn limiting(&self, ctx: &StepContext<'_>) -> Option<Ledger> {
-        let ledger = self.ledger(ctx.facts);
+        let ledger = self.lendable(ctx.facts);
         let by_paper = ctx.memory().spare(ctx.config(), self.lent());
         (ledger.spare(Class::Lent) < by_paper).then_some(ledger)
     }

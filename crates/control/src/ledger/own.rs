@@ -115,6 +115,16 @@ pub struct OwnMemory {
 }
 
 impl OwnMemory {
+    /// Returns the same memory, in which a cache that the agent sizes counts with the RAM that it
+    /// takes now, and not with its limit.
+    pub(crate) fn with_auto_caches_as_used(&self) -> Self {
+        let mut own = self.clone();
+        for region in own.regions.iter_mut().filter(|region| region.auto.is_some()) {
+            region.cache = region.cache.min(region.resident);
+        }
+        own
+    }
+
     pub(super) fn vm_floor(&self) -> Bytes {
         sum(self.vms.iter().map(|vm| vm.floor.saturating_add(vm.reserve)))
     }

@@ -2,9 +2,9 @@
 //!
 //! Such a region begins in the RAM of this host as a whole, without a lender. When the host is
 //! overloaded, and has lent nothing that it could recall, its largest cache shrinks: cold pages go
-//! to lenders, and the region's programs run on. That comes before a loan to swap to, and long
-//! before a VM moves. The first time, this host borrows the size of the region. When the host has
-//! room again, the cache that fetches most grows.
+//! to lenders, and the region's programs run on. So do caches while a recall takes long. That comes
+//! before a loan to swap to, and long before a VM moves. The first time, this host borrows the size
+//! of the region. When the host has room again, the cache that fetches most grows.
 //!
 //! A cache shrinks above T_upper and grows below T_lower, and rests in between, so the two do not
 //! fight. One cache changes at a time.
@@ -37,6 +37,9 @@ const RETRY: Duration = Duration::from_secs(60);
 
 /// The longest wait for a loan. The agent that should have told its end did not.
 const LOAN: Duration = Duration::from_secs(180);
+
+/// How long an overloaded lender only recalls. Then its caches shrink too.
+const RECALL: Duration = Duration::from_secs(5);
 
 /// Time from one growth to the next, and from the last shrinking to a growth.
 const GROWTH: Duration = Duration::from_secs(30);
@@ -84,8 +87,9 @@ impl Node {
         if over {
             self.end_loan("the loan did not end in time".to_owned());
         }
-        // A lender recalls first.
-        let gives = overloaded && self.controller.lent().is_empty();
+        // A lender recalls first, but its caches do not wait for a borrower that has nowhere to go.
+        let is_late = self.moves.overloaded.is_some_and(|since| self.passed(RECALL, since));
+        let gives = overloaded && (self.controller.lent().is_empty() || is_late);
         let chosen = if gives { self.largest() } else { None };
         let relieves = gives && (chosen.is_some() || self.is_busy());
         self.controller.note_relief(relieves);
@@ -219,8 +223,11 @@ impl Node {
             bytes: cache,
             reserve: Bytes::ZERO,
         };
-        // Half of the room stays, as others may need it in the same moment.
-        let fits = step <= room.scaled(0.5) && matches!(self.shortage(&claim), Ok(None));
+        // Half of the room stays, as others may need it in the same moment. If the operator
+        // promised more than M_t, only use tells whether there is room.
+        let is_overcommitted = self.ledger().overcommitted > Bytes::ZERO;
+        let fits = step <= room.scaled(0.5)
+            && (is_overcommitted || matches!(self.shortage(&claim), Ok(None)));
         if !fits {
             return;
         }

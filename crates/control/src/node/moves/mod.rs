@@ -45,7 +45,7 @@ pub(super) struct Moves {
     /// Whether an operator drains this host of its VMs.
     vacates: bool,
     /// The begin of the present overload, or the end of the last move during it.
-    overloaded: Option<Duration>,
+    pub(super) overloaded: Option<Duration>,
     /// The overload for which the log says why no VM moves.
     told_for: Option<Duration>,
     moving: Option<Moving>,

@@ -7,7 +7,7 @@ use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 use proptest::prelude::*;
 
 use super::{Shell, memory};
-use crate::host::{TOTAL, ack};
+use crate::host::{TOTAL, ack, req};
 
 /// The size of each region.
 const SIZE: Bytes = Bytes::gib(2);
@@ -169,6 +169,58 @@ fn the_cache_that_fetches_grows_into_free_room() {
     let mut full = Shell::new();
     full.shows_caches(59, &at(0));
     assert_eq!(full.after(30).shows_caches(59, &at(9000)).sets(), None);
+}
+
+/// Returns caches of 2 GiB that hold 512 MiB each.
+fn calm(names: &[&str]) -> Vec<RegionMemory> {
+    let calm = |name: &&str| RegionMemory { resident: Bytes::mib(512), ..region(name, 2048) };
+    names.iter().map(calm).collect()
+}
+
+#[test]
+fn an_overcommitted_host_lends_what_caches_do_not_use() {
+    let lends = |shell: &mut Shell, request| {
+        shell.hear("b", req(request, Bytes::gib(1)));
+        matches!(shell.begun()[..], [Action::OpenLease(_)])
+    };
+    // Programs use 2 GiB, and the caches of 8 GiB are promised in full.
+    let mut shell = Shell::new();
+    shell.shows_caches(40, &calm(&["a", "b", "c", "d"]));
+    assert_eq!(shell.node.ledger().overcommitted, Bytes::ZERO);
+    assert!(!lends(&mut shell, 1));
+    let all = ["a", "b", "c", "d", "e"];
+    shell.shows_caches(45, &calm(&all));
+    assert_eq!(shell.node.ledger().overcommitted, Bytes::gib(2));
+    assert!(lends(&mut shell, 2));
+    let full = all.map(|name| RegionMemory { resident: Bytes::mib(1240), ..region(name, 2048) });
+    let mut shell = Shell::new();
+    shell.shows_caches(75, &full);
+    assert!(!lends(&mut shell, 3), "the lease would lift its use above T_upper");
+}
+
+#[test]
+fn caches_shrink_if_a_recall_takes_long() {
+    let mut shell = Shell::new();
+    shell.lend("b", 1);
+    let all = [region("items", 2048)];
+    shell.shows_caches(90, &all);
+    assert!(shell.sent().iter().any(|(_, sent)| matches!(sent, Message::MemLenFin { .. })));
+    assert_eq!(shell.sets(), None, "it recalls first");
+    assert_eq!(shell.after(2).shows_caches(90, &all).sets(), None);
+    shell.after(3).shows_caches(90, &all);
+    assert_eq!(shell.sets().map(|(name, _)| name).as_deref(), Some("items"));
+}
+
+#[test]
+fn a_cache_of_an_overcommitted_host_grows_as_use_allows() {
+    let mut shell = Shell::new();
+    let at = |pages| {
+        [vec![fetched(region("busy", 1024), pages)], calm(&["a", "b", "c", "d", "e"])].concat()
+    };
+    shell.shows_caches(40, &at(0));
+    assert!(shell.node.ledger().overcommitted > Bytes::ZERO);
+    shell.after(30).shows_caches(40, &at(0));
+    assert_eq!(shell.after(30).shows_caches(40, &at(9000)).sets(), Some(("busy".to_owned(), 1280)));
 }
 
 proptest! {
