@@ -121,8 +121,8 @@ class Host(Namespace):
 
 
 class Cluster:
-    def __init__(self):
-        self.bridge, self.hosts = Namespace("exec sleep inf"), []
+    def __init__(self, make=Host):
+        self.bridge, self.hosts, self.make = Namespace("exec sleep inf"), [], make
         self.bridge.wait_until_ready()
         self.bridge.run("ip", "link", "add", "bridge", "type", "bridge")
         self.bridge.run("ip", "link", "set", "bridge", "up")
@@ -138,7 +138,7 @@ class Cluster:
         end(self.bridge.holder)
 
     def add(self) -> Host:
-        host = Host(self.bridge, len(self.hosts) + 1)
+        host = self.make(self.bridge, len(self.hosts) + 1)
         began = time.monotonic()
         self.hosts.append(host)
         if self.token:
