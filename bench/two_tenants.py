@@ -180,7 +180,7 @@ class Aquifer(Site):
             self.over[host.name] = over
             for lent in status["lent"]:
                 stored += lent["stored"]
-                if lent["state"] == "recalled":
+                if lent["state"] == "asked back":
                     self.recalled.add(lent["lease"])
             saved += sum(scanner["saved"] for scanner in status.get("scanners", []))
             for decision in status["decisions"]:
@@ -194,13 +194,16 @@ class Aquifer(Site):
         )
 
     def figures(self) -> dict:
-        begins = lambda *starts: sum(what.startswith(starts) for _, _, what in self.decisions)
+        begins = lambda start: sum(what.startswith(start) for _, _, what in self.decisions)
+        borrows = sum(
+            what.startswith("borrows ") and " as lease " in what for _, _, what in self.decisions
+        )
         floor = 2 * GUESTS * self.memory * LEAST_SHARE
         return super().figures() | {
             "floor_mib": floor / MIB,
             "least_cache_mib": {name: least / MIB for name, least in self.least_cache.items()},
             "floors_kept": all(least >= floor for least in self.least_cache.values()),
-            "moves": begins("moved VM "), "borrows": begins("borrows "),
+            "moves": begins("moved VM "), "borrows": borrows,
             "shrinks": begins("shrinks the cache"), "grows": begins("grows the cache"),
             "failed_changes": begins("cannot change the cache"), "recalls": len(self.recalled),
             "overload_episodes": self.episodes, "wrong_ledgers": self.wrong_ledgers,
