@@ -10,6 +10,8 @@
 //! - [`overhead`] (section 7.1) lends one group's idle memory to another, which pays for the
 //!   lender's scanner.
 //!
+//! [`agreements`] is of all hosts: it decides how a group's agreement gets from one to the others.
+//!
 //! # In a period
 //! The caller first calls [`overhead::Ledger::step`] for all groups of the host, if any lends. An
 //! owner that needs its memory gets it from borrowers, not from its own VMs. Then, for each group,
@@ -22,6 +24,7 @@ use std::fmt;
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub mod agreements;
 pub mod overhead;
 pub mod reprovision;
 pub mod scan_rate;

@@ -6,6 +6,7 @@ mod algorithms;
 mod balance;
 mod balance_bounds;
 mod balance_rest;
+mod group_agreements;
 mod group_overhead;
 mod group_overhead_bounds;
 mod group_reprovision;
