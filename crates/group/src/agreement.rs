@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use aquifer_control::group::agreements::{KeyId, TermsHash, is_listed};
 use aquifer_control::group::{reprovision, scan_rate};
-use aquifer_page::{Bytes, Group, RegionName, file};
+use aquifer_page::{Bytes, Group, HostName, RegionName, file};
 use aquifer_region::RegionError;
 use aquifer_volume::{Encryption, EncryptionKey, EncryptionMode};
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,10 @@ pub struct Agreement {
     /// may.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<String>,
+    /// Names of the hosts that may have this agreement; a trailing `*` matches any text. If empty,
+    /// all of the cluster may.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     /// Limits of all members together on each host.
     #[serde(default)]
     pub limits: Limits,
@@ -85,6 +90,7 @@ impl Agreement {
             lends: false,
             cgroup: None,
             members: Vec::new(),
+            hosts: Vec::new(),
             limits: Limits::default(),
             scan: scan_rate::Config::default(),
             reprovision: reprovision::Config::default(),
@@ -103,11 +109,7 @@ impl Agreement {
         size: Bytes,
         there: &[(RegionName, Bytes)],
     ) -> Result<(), GroupError> {
-        let is_named = |member: &String| match member.strip_suffix('*') {
-            Some(beginning) => name.as_str().starts_with(beginning),
-            None => name.as_str() == member,
-        };
-        if !self.members.is_empty() && !self.members.iter().any(is_named) {
+        if !is_listed(&self.members, name.as_str()) {
             let (group, members) = (self.name.clone(), self.members.join(", "));
             return Err(GroupError::NotMember { group, name: name.clone(), members });
         }
@@ -140,6 +142,27 @@ impl Agreement {
         Ok(public)
     }
 
+    /// Returns the id of the key.
+    ///
+    /// # Errors
+    /// If the key's id is malformed, which is not known to happen.
+    pub fn key_id(&self) -> Result<KeyId, GroupError> {
+        self.key.id().parse().map_err(|error| self.strange(error))
+    }
+
+    /// Returns a hash of all terms and the key.
+    ///
+    /// # Errors
+    /// If the agreement cannot be represented as JSON, which is not known to happen.
+    pub fn hash(&self) -> Result<TermsHash, GroupError> {
+        let text = serde_json::to_vec(self).map_err(|error| self.strange(error))?;
+        Ok(TermsHash(digest(&text)))
+    }
+
+    fn strange(&self, error: impl std::fmt::Display) -> GroupError {
+        GroupError::Strange { name: self.name.clone(), why: error.to_string() }
+    }
+
     /// Returns the encryption of a new lease of the group; `None` if its pages are not encrypted.
     pub fn lease_encryption(&self) -> Option<Encryption> {
         match self.encryption {
@@ -150,6 +173,12 @@ impl Agreement {
             GroupEncryption::Off => None,
         }
     }
+}
+
+/// Returns the first 64 bits of the SHA-256 of `data`.
+pub fn digest(data: &[u8]) -> u64 {
+    let all = ring::digest::digest(&ring::digest::SHA256, data);
+    all.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 /// An error in finding, making or changing an agreement.
@@ -207,10 +236,34 @@ pub enum GroupError {
     },
     /// No group of that name exists on this host.
     #[error(
-        "this host has no group '{0}': create it with 'aquifer group create {0}', or copy its file \
-         from another host"
+        "this host has no group '{0}': create it with 'aquifer group create {0}' on one host of \
+         the cluster"
     )]
     Unknown(Group),
+    /// An operator removed the group; its file stays for the regions that are in it.
+    #[error(
+        "group '{0}' was removed, and stays only until its regions here are gone: create another \
+         with 'aquifer group create' then"
+    )]
+    Removed(Group),
+    /// The agreement is not the one that another host announced.
+    #[error("host {from} sent an agreement of group '{name}' that it did not announce: {why}")]
+    Tampered {
+        /// The group.
+        name: Group,
+        /// The host.
+        from: HostName,
+        /// The difference.
+        why: &'static str,
+    },
+    /// The agreement cannot be represented.
+    #[error("the agreement of group '{name}' cannot be represented: {why}")]
+    Strange {
+        /// The group.
+        name: Group,
+        /// The problem.
+        why: String,
+    },
     /// An operation on the group's regions failed.
     #[error(transparent)]
     Regions(#[from] RegionError),
@@ -303,19 +356,7 @@ impl Agreements {
         Ok(each)
     }
 
-    /// Writes a new agreement.
-    ///
-    /// # Errors
-    /// [`GroupError::Exists`] if the group exists; [`GroupError::Io`] if the file cannot be
-    /// written.
-    pub fn create(&self, agreement: &Agreement) -> Result<(), GroupError> {
-        if self.file(&agreement.name).exists() {
-            return Err(GroupError::Exists(agreement.name.clone()));
-        }
-        self.write(agreement)
-    }
-
-    /// Replaces an agreement.
+    /// Replaces an agreement. The caller holds the lock of [`Agreements::lock`].
     ///
     /// # Errors
     /// [`GroupError::Unknown`] if the group does not exist; those of [`Self::find`] if its file
@@ -325,23 +366,8 @@ impl Agreements {
         self.write(agreement)
     }
 
-    /// Removes an agreement.
-    ///
-    /// # Errors
-    /// [`GroupError::Unknown`] if the group does not exist; [`GroupError::Io`] if the file cannot
-    /// be removed.
-    pub fn remove(&self, name: &Group) -> Result<(), GroupError> {
-        let path = self.file(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(GroupError::Unknown(name.clone()))
-            }
-            removed => removed.map_err(|source| GroupError::Io { what: "removing", path, source }),
-        }
-    }
-
     /// Writes the file durably and atomically, readable by root only.
-    fn write(&self, agreement: &Agreement) -> Result<(), GroupError> {
+    pub(crate) fn write(&self, agreement: &Agreement) -> Result<(), GroupError> {
         let path = self.file(&agreement.name);
         let write = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;

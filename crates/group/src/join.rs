@@ -2,11 +2,20 @@
 
 use std::path::Path;
 
-use aquifer_page::{Bytes, RegionName};
+use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::RegionError;
 use aquifer_region::process::client as regions;
 
 use crate::agreement::{Agreement, GroupError};
+
+/// Returns whether regions in `directory` are in the group.
+///
+/// # Errors
+/// If the regions cannot be listed.
+pub(crate) fn has_regions(directory: &Path, group: &Group) -> Result<bool, RegionError> {
+    let all = regions::list(directory)?;
+    Ok(all.iter().any(|files| regions::record(files).is_ok_and(|spec| spec.group == *group)))
+}
 
 impl Agreement {
     /// Checks whether a region of `size` may join the group on the host whose regions are in

@@ -1,14 +1,18 @@
 //! A tenant's group: VMs that may share pages among themselves and with no others (\[Kim14\],
 //! section 3).
 //!
-//! The members' [`Agreement`] is a file that all hosts of the group have. The group's scanner
-//! ([`aquifer_dedup`]) saves memory on a host, and a [`scanning::Scanning`] keeps it running. A
-//! [`balance::Balancing`] hands the memory out. The disk cache ([`aquifer_disk_cache`]) uses the
-//! rest for pages of the guests' disks.
+//! The members' [`Agreement`] is a file that the hosts of the group have, and their agents pass it
+//! on. The group's scanner ([`aquifer_dedup`]) saves memory on a host, and a [`scanning::Scanning`]
+//! keeps it running. A [`balance::Balancing`] hands the memory out. The disk cache
+//! ([`aquifer_disk_cache`]) uses the rest for pages of the guests' disks.
 
 mod agreement;
 pub mod balance;
 mod join;
+mod records;
 pub mod scanning;
 
-pub use agreement::{Agreement, Agreements, GroupEncryption, GroupError, Limits, NamedAgreement};
+pub use agreement::{
+    Agreement, Agreements, GroupEncryption, GroupError, Limits, NamedAgreement, digest,
+};
+pub use records::{Held, Offered, Survey};
