@@ -11,12 +11,14 @@
 //! - `definitions`: the start of defined VMs.
 //! - [`vms`]: VMs that move. [`groups`]: their agreements, their scanners, and the hand-out of the
 //!   memory that they save.
+//! - [`agreements`]: how groups' agreements get to other hosts.
 //! - `own`: the memory that this host promises to its own VMs, regions, groups and exports.
 //! - [`http`]: the API.
 //!
 //! The agent is not on the swap path: volumes are processes of their own. The agent serves the
 //! pages that it lends from files that outlive it.
 
+mod agreements;
 mod background;
 mod balancing;
 pub mod borrower;
@@ -45,6 +47,7 @@ use std::time::Duration;
 use aquifer_transport::tls::{Identity, TlsError};
 use tokio::sync::mpsc;
 
+use agreements::Passing;
 use borrower::Borrower;
 use cluster::{Admission, ClusterDir, Gossip, Leaving};
 use config::{Config, ConfigError};
@@ -170,8 +173,9 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     if let Ok(Err(error)) = cleared.await {
         tracing::warn!("cannot remove what is left of VMs that did not arrive: {error}");
     }
-    let vms = Vms::new(config.clone(), exe.clone(), peers.clone(), handle.clone());
     let journal = Journal::default();
+    let passing = Passing::new(&config, peers.clone(), gossip.clone(), journal.clone());
+    let vms = Vms::new(&config, exe.clone(), (peers.clone(), passing.clone()), handle.clone());
     let balances = config.vms.balance;
     let balancer = balances.then(|| {
         balancing::start(&config.state, &exe, &config.vms.balancer, journal.clone(), handle.clone())
@@ -207,6 +211,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     });
     let gossiping = started
         .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
+    let passes = tokio::spawn(passing.clone().run());
     let admission = Admission::new(&config, peers.clone(), gossip.clone());
     let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone(), vms.clone());
     let others = peers.clone();
@@ -232,6 +237,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         peers: others,
         vms,
         groups,
+        passing,
         admission,
         leaving: leaving.clone(),
     };
@@ -251,6 +257,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     }
     gossiping.inspect(tokio::task::JoinHandle::abort);
     contact.abort();
+    passes.abort();
     server.abort();
     let _ = server.await;
     driver.abort();

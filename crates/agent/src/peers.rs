@@ -80,6 +80,8 @@ struct Last {
     spare: Option<(Bytes, Instant)>,
     /// Its latest news of that, and when they were new.
     told: Option<(Bytes, Instant)>,
+    /// A digest of what it knows of agreements, by its news.
+    agreements: Option<u64>,
     /// The address at which the peer calls this host.
     calls: Option<String>,
     refused: bool,
@@ -147,7 +149,7 @@ impl Peers {
                 continue;
             }
             if let Some(known) = known.filter(|known| known.is_as(follow)) {
-                known.hear(follow.spare);
+                known.hear(follow);
                 continue;
             }
             let mut peer =
@@ -156,7 +158,7 @@ impl Peers {
             if let Some(known) = known {
                 peer.replaces(known);
             }
-            peer.hear(follow.spare);
+            peer.hear(follow);
             peers.insert(host.clone(), Arc::new(peer));
         }
         let gone =
@@ -361,6 +363,29 @@ impl Peers {
         })
     }
 
+    /// Reads what `from` answers, if it is a peer and the answer has at most `largest` bytes.
+    ///
+    /// # Errors
+    /// If `from` is no peer, does not answer, or refuses.
+    pub async fn read<T: DeserializeOwned>(
+        &self,
+        from: &HostName,
+        path: &str,
+        largest: usize,
+    ) -> Result<T, Problem> {
+        let peer = self.get(from).filter(|peer| peer.is_known());
+        let peer = peer.ok_or_else(|| Problem { error: unknown(from), help: None })?;
+        let answer = peer.client.clone().with_largest(largest).get(path).await;
+        answer.map_err(|error| Problem { help: error.help(), error: error.to_string() })
+    }
+
+    /// Returns the digests that the cluster's hosts which are up tell of what they know of
+    /// agreements.
+    pub(crate) fn agreements(&self) -> BTreeMap<HostName, u64> {
+        let known = self.all().into_iter().filter(|(_, peer)| peer.is_known());
+        known.filter_map(|(host, peer)| Some((host, peer.last().agreements?))).collect()
+    }
+
     /// Tells `to` that this host still needs these leases; returns those that `to` does not have.
     pub async fn renew(&self, to: &HostName, renew: Renew) -> Vec<LeaseId> {
         let Some(peer) = self.get(to) else { return Vec::new() };
@@ -440,6 +465,7 @@ pub(crate) struct Follow {
     pub(crate) standing: Standing,
     pub(crate) about: About,
     pub(crate) spare: Option<Bytes>,
+    pub(crate) agreements: Option<u64>,
 }
 
 impl Peer {
@@ -475,10 +501,11 @@ impl Peer {
             && self.address == follow.address.to_string()
     }
 
-    /// Notes what the peer says that it can lend.
-    fn hear(&self, spare: Option<Bytes>) {
+    /// Notes what the peer says that it can lend, and that it knows.
+    fn hear(&self, follow: &Follow) {
         let mut last = self.last();
-        if let Some(spare) = spare
+        last.agreements = follow.agreements;
+        if let Some(spare) = follow.spare
             && last.told.is_none_or(|(told, _)| told != spare)
         {
             last.told = Some((spare, Instant::now()));
@@ -521,7 +548,7 @@ pub enum SayError {
     Refused(String),
 }
 
-fn with_help(problem: &Problem) -> String {
+pub(crate) fn with_help(problem: &Problem) -> String {
     match &problem.help {
         Some(help) => format!("{}: {help}", problem.error),
         None => problem.error.clone(),

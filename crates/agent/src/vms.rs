@@ -18,12 +18,13 @@ use aquifer_api::{Problem, Threshold};
 use aquifer_control::Offer;
 use aquifer_control::ledger::{Claim, Purpose};
 use aquifer_group::Agreements;
-use aquifer_page::{Bytes, HostName, RegionName, lock};
+use aquifer_page::{Bytes, Group, HostName, RegionName, lock};
 use aquifer_region::process::{RegionSpec, preload_library};
 use aquifer_vm::definition::Definitions;
 use aquifer_vm::migrate::{self, Arrival};
 use aquifer_vm::process::{Files, client};
 
+use crate::agreements::Passing;
 use crate::config::Config;
 use crate::driver::{Command, Handle};
 use crate::peers::{AskError, Peers};
@@ -40,6 +41,7 @@ struct Inner {
     /// The program that supervises VMs.
     exe: PathBuf,
     peers: Peers,
+    passing: Passing,
     agent: Handle,
     moving: Moving,
     /// The VMs for which this host prepares.
@@ -52,9 +54,14 @@ fn problem(error: impl std::fmt::Display) -> Problem {
 
 impl Vms {
     /// Serves VMs with files in this agent's state directory.
-    pub fn new(config: Config, exe: PathBuf, peers: Peers, agent: Handle) -> Self {
-        let (moving, preparing) = Default::default();
-        Self(Arc::new(Inner { config, exe, peers, agent, moving, preparing }))
+    pub(crate) fn new(
+        config: &Config,
+        exe: PathBuf,
+        (peers, passing): (Peers, Passing),
+        agent: Handle,
+    ) -> Self {
+        let (config, (moving, preparing)) = (config.clone(), Default::default());
+        Self(Arc::new(Inner { config, exe, peers, passing, agent, moving, preparing }))
     }
 
     /// Starts to wait for a VM that another host is about to move here.
@@ -97,6 +104,9 @@ impl Vms {
         below: Option<Threshold>,
     ) -> Result<Awaits, Problem> {
         let RegionSpec { name: vm, cache, group, .. } = arrival.memory.clone();
+        if group != Group::default() {
+            self.0.passing.agree_with(&from, &group).await?;
+        }
         let sender = from.clone();
         let claim = Claim {
             name: vm.clone(),
@@ -287,7 +297,7 @@ impl Inner {
         let Config { listen, state, tls, vms, groups, .. } = &self.config;
         let memory = &arrival.memory;
         if let Some(agreement) =
-            Agreements::of(&groups.agreements).find(&memory.group).map_err(problem)?
+            Agreements::of(&groups.agreements).to_join(&memory.group).map_err(problem)?
         {
             agreement.join(&state.join("regions"), &memory.name, memory.size).map_err(problem)?;
         }

@@ -4,8 +4,9 @@
 //! names. On a host, they travel over the agent's unix socket. [`message`] holds the five messages
 //! of \[Ge23\], [`status`] the state that an agent reports, and [`order`] the orders of an
 //! operator. [`group`] holds the groups of a host, [`cluster`] what hosts tell each other of their
-//! memory, and [`client`] the client for all of these.
+//! memory, [`agreement`] what they tell each other of groups, and [`client`] the client for all.
 
+pub mod agreement;
 pub mod client;
 pub mod cluster;
 pub mod group;

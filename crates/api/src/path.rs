@@ -2,7 +2,7 @@
 //! socket. Both serve [`OPENAPI`].
 
 use aquifer_control::node::Threshold;
-use aquifer_page::LeaseId;
+use aquifer_page::{Group, LeaseId};
 
 /// `POST` [`crate::message::MemBorReq`]: the borrower asks for memory.
 pub const MEM_BOR_REQ: &str = "/v1/mem_bor_req";
@@ -31,6 +31,11 @@ pub const ARRIVE: &str = "/v1/vms/arrive";
 pub const JOIN: &str = "/v1/join";
 /// `POST` [`crate::order::Leave`]: a host of the cluster tells a signer that it leaves.
 pub const LEFT: &str = "/v1/left";
+/// `GET` [`crate::agreement::Known`]: what a host knows of the cluster's agreements.
+pub const AGREEMENTS: &str = "/v1/agreements";
+/// `GET` [`crate::agreement::GivenAgreement`]: a group's agreement with its key, for a host that
+/// may have it. See [`agreement`].
+pub const AGREEMENT: &str = "/v1/agreements/{group}";
 /// `GET` the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET` [`crate::status::Status`].
@@ -39,6 +44,10 @@ pub const STATUS: &str = "/v1/status";
 pub const CLUSTER: &str = "/v1/cluster";
 /// `GET` a list of [`crate::group::Group`].
 pub const GROUPS: &str = "/v1/groups";
+/// `GET` [`crate::agreement::Known`], with the conflicts.
+pub const KNOWN_GROUPS: &str = "/v1/groups/known";
+/// `POST` [`crate::agreement::Find`]; answers [`crate::agreement::Found`].
+pub const FIND_GROUP: &str = "/v1/groups/find";
 /// `POST` [`crate::order::Borrow`].
 pub const BORROW: &str = "/v1/borrow";
 /// `POST` [`crate::order::Return`].
@@ -63,6 +72,11 @@ pub fn offer(below: Threshold) -> String {
         Threshold::Upper => OFFER.to_owned(),
         Threshold::Lower => format!("{OFFER}?below=lower"),
     }
+}
+
+/// Returns [`AGREEMENT`] of one group.
+pub fn agreement(group: &Group) -> String {
+    AGREEMENT.replace("{group}", group.as_str())
 }
 
 /// Returns [`ACCESS`] of one lease.

@@ -232,6 +232,13 @@ impl Gossip {
         self.outputs(now)
     }
 
+    /// Tells all hosts a digest of what this one knows of agreements, unless that is no news.
+    pub fn tell_agreements(&mut self, digest: u64, now: Now) -> Vec<Output> {
+        let is_news = self.own.agreements.replace(digest) != Some(digest);
+        self.collected.news_needed |= is_news;
+        self.outputs(now)
+    }
+
     /// Tells all hosts that this one stops. If it leaves for good, they forget it at once.
     pub fn leave(&mut self, for_good: bool, now: Now) -> Vec<Output> {
         if for_good {

@@ -32,12 +32,14 @@ pub struct News {
     pub about: About,
     /// Whether it leaves the cluster for good.
     pub(crate) leaves: bool,
+    /// A digest of what it knows of the groups' agreements.
+    pub agreements: Option<u64>,
 }
 
 impl News {
     /// Returns the first news of a host.
     pub(crate) fn first(of: Member, about: About) -> Self {
-        Self { of, number: 0, spare: 0, about, leaves: false }
+        Self { of, number: 0, spare: 0, about, leaves: false, agreements: None }
     }
 
     /// Returns the memory that the host can lend, rounded down: the number of its extents has two
@@ -111,7 +113,9 @@ impl BroadcastHandler<Member> for Receiver {
         data: &[u8],
         sender: Option<&Member>,
     ) -> Result<Option<OnTheWay>, postcard::Error> {
-        let news: News = postcard::from_bytes(data)?;
+        // The news of an older version lack the last field: zero is `None`.
+        let news: News =
+            postcard::from_bytes(data).or_else(|_| postcard::from_bytes(&[data, &[0]].concat()))?;
         if sender.is_some() && news.of.host == self.own {
             self.watch.look(&news.of);
             return Ok(None);

@@ -33,6 +33,7 @@ const FOLLOW: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub(crate) struct Gossip {
     spare: Arc<watch::Sender<Bytes>>,
+    agreements: Arc<watch::Sender<u64>>,
     leave: mpsc::Sender<(bool, oneshot::Sender<()>)>,
     about: About,
     /// The last life of each host, also of those that have left.
@@ -48,6 +49,7 @@ pub(crate) struct Started {
     socket: UdpSocket,
     machine: aquifer_membership::Gossip,
     spare: watch::Receiver<Bytes>,
+    agreements: watch::Receiver<u64>,
     leave: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
     begun: Instant,
     /// When the agent last followed the news.
@@ -106,6 +108,7 @@ impl Gossip {
         };
         machine.meet(contacts.iter().map(member));
         let (spare, spares) = watch::channel(Bytes::ZERO);
+        let (agreements, digests) = watch::channel(0);
         let (leave, leaves) = mpsc::channel(1);
         let started = Started {
             dir: dir.clone(),
@@ -113,6 +116,7 @@ impl Gossip {
             socket,
             machine,
             spare: spares,
+            agreements: digests,
             leave: leaves,
             begun: Instant::now(),
             followed: Instant::now(),
@@ -121,7 +125,8 @@ impl Gossip {
             lives: Arc::default(),
         };
         let lives = started.lives.clone();
-        Ok(Some((Self { spare: Arc::new(spare), leave, about, lives }, started)))
+        let (spare, agreements) = (Arc::new(spare), Arc::new(agreements));
+        Ok(Some((Self { spare, agreements, leave, about, lives }, started)))
     }
 
     /// Returns whether this host can admit others.
@@ -137,6 +142,11 @@ impl Gossip {
     /// Tells the other hosts what this one can spare, if that is news.
     pub(crate) fn tell(&self, spare: Bytes) {
         self.spare.send_if_modified(|told| std::mem::replace(told, spare) != spare);
+    }
+
+    /// Tells the other hosts a digest of what this one knows of agreements, if that is news.
+    pub(crate) fn tell_agreements(&self, digest: u64) {
+        self.agreements.send_if_modified(|told| std::mem::replace(told, digest) != digest);
     }
 
     /// Tells the other hosts that this one stops, or that it leaves for good.
@@ -182,6 +192,11 @@ impl Started {
                     let now = self.now();
                     self.machine.tell(spare, now)
                 }
+                Ok(()) = self.agreements.changed() => {
+                    let digest = *self.agreements.borrow_and_update();
+                    let now = self.now();
+                    self.machine.tell_agreements(digest, now)
+                }
                 Some((for_good, done)) = self.leave.recv() => {
                     let now = self.now();
                     let farewell = self.machine.leave(for_good, now);
@@ -211,6 +226,7 @@ impl Started {
                 standing: Standing::Down,
                 about: About::default(),
                 spare: None,
+                agreements: None,
             };
             (host.clone(), down)
         });
@@ -330,6 +346,7 @@ fn follow(known: &Known) -> (HostName, Follow) {
         standing: if is_alive { Standing::Up } else { Standing::Down },
         about: About { admits: about.admits && is_alive, ..about },
         spare: news.filter(|_| is_alive).map(News::spare),
+        agreements: news.filter(|_| is_alive).and_then(|news| news.agreements),
     };
     (known.member.host.clone(), follow)
 }

@@ -25,6 +25,7 @@ use utoipa_axum::routes;
 
 pub use serve::{Endpoints, bind};
 
+use crate::agreements::Passing;
 use crate::cluster::{Admission, Leaving};
 use crate::driver::Handle;
 use crate::groups::Groups;
@@ -42,6 +43,8 @@ pub struct Served {
     pub vms: Vms,
     /// The groups of this host.
     pub groups: Groups,
+    /// The agreements that go to other hosts, and come from them.
+    pub(crate) passing: Passing,
     /// The admission of hosts to the cluster.
     pub(crate) admission: Admission,
     /// This host's way out of the cluster.
@@ -75,6 +78,12 @@ impl FromRef<Served> for Peers {
 impl FromRef<Served> for Vms {
     fn from_ref(served: &Served) -> Self {
         served.vms.clone()
+    }
+}
+
+impl FromRef<Served> for Passing {
+    fn from_ref(served: &Served) -> Self {
+        served.passing.clone()
     }
 }
 
@@ -136,11 +145,15 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(peers::summary))
         .routes(routes!(peers::access))
         .routes(routes!(peers::arrive))
+        .routes(routes!(peers::agreements))
+        .routes(routes!(peers::agreement))
         .routes(routes!(peers::join))
         .routes(routes!(peers::left))
         .routes(routes!(orders::status))
         .routes(routes!(orders::cluster))
         .routes(routes!(orders::groups))
+        .routes(routes!(orders::known_groups))
+        .routes(routes!(orders::find_group))
         .routes(routes!(orders::borrow))
         .routes(routes!(orders::borrow_for))
         .routes(routes!(orders::settle))
@@ -315,6 +328,10 @@ mod tests {
             path::STATUS,
             path::CLUSTER,
             path::GROUPS,
+            path::FIND_GROUP,
+            path::KNOWN_GROUPS,
+            path::AGREEMENTS,
+            path::AGREEMENT,
             path::BORROW,
             path::REGION_BORROW,
             path::REGION_SETTLE,
@@ -329,7 +346,7 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 24, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 28, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

@@ -2,6 +2,7 @@
 //! `docs/reference/openapi.json`.
 
 use aquifer_api::Done;
+use aquifer_api::agreement::{Find, Found, Known};
 use aquifer_api::cluster::ClusterHost;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
@@ -13,6 +14,7 @@ use axum::Json;
 use axum::extract::State;
 
 use super::{Body, Failure, FromLocal, Refusals};
+use crate::agreements::Passing;
 use crate::cluster::Leaving;
 use crate::driver::{Command, Handle};
 use crate::groups::Groups;
@@ -50,6 +52,28 @@ pub(super) async fn groups(
     _: FromLocal,
 ) -> Result<Json<Vec<Group>>, Failure> {
     Ok(Json(groups.all()?))
+}
+
+/// Returns what this host knows of all groups of the cluster, also of those that it has no
+/// agreement of.
+#[utoipa::path(get, path = "/v1/groups/known", tag = "orders",
+    responses((status = 200, description = "The answer.", body = Known), Refusals))]
+pub(super) async fn known_groups(
+    State(passing): State<Passing>,
+    _: FromLocal,
+) -> Result<Json<Known>, Failure> {
+    Ok(Json(passing.known().await))
+}
+
+/// Looks for the agreement of a group here and, if told to wait, on other hosts for some seconds.
+#[utoipa::path(post, path = "/v1/groups/find", tag = "orders", request_body = Find,
+    responses((status = 200, description = "The answer.", body = Found), Refusals))]
+pub(super) async fn find_group(
+    State(passing): State<Passing>,
+    _: FromLocal,
+    Body(order): Body<Find>,
+) -> Result<Json<Found>, Failure> {
+    Ok(Json(passing.find(&order).await?))
 }
 
 /// Borrows memory now. The answer comes when the kernel swaps to it.

@@ -1,6 +1,7 @@
 //! Endpoints for other hosts: the five messages of \[Ge23\], renewals, offers, summaries, access to
 //! leases, and arriving VMs. Doc comments of handlers are text of `docs/reference/openapi.json`.
 
+use aquifer_api::agreement::{GivenAgreement, Known};
 use aquifer_api::cluster::Summary;
 use aquifer_api::message::{
     Access, Arrive, Awaits, Join, Joined, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq,
@@ -15,6 +16,7 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 
 use super::{Body, Failure, FromPeer, Refusals};
+use crate::agreements::Passing;
 use crate::cluster::Admission;
 use crate::driver::{Command, Handle};
 use crate::peers::Peers;
@@ -184,6 +186,30 @@ pub(super) async fn arrive(
     Body(arrive): Body<Arrive>,
 ) -> Result<Json<Awaits>, Failure> {
     Ok(Json(vms.receive(from, arrive).await?))
+}
+
+/// Returns what this host knows of the cluster's agreements, without their keys.
+#[utoipa::path(get, path = "/v1/agreements", tag = "peers",
+    responses((status = 200, description = "The answer.", body = Known), Refusals))]
+pub(super) async fn agreements(
+    State(passing): State<Passing>,
+    FromPeer(from): FromPeer,
+) -> Result<Json<Known>, Failure> {
+    Ok(Json(passing.list(&from)?))
+}
+
+/// Returns the agreement of a group, with its key, to a host that may have it.
+#[utoipa::path(get, path = "/v1/agreements/{group}", tag = "peers",
+    params(("group" = schema::Name, Path, description = "The group")),
+    responses((status = 200, description = "The answer.", body = GivenAgreement), Refusals))]
+pub(super) async fn agreement(
+    State(passing): State<Passing>,
+    FromPeer(from): FromPeer,
+    Path(group): Path<String>,
+) -> Result<Json<GivenAgreement>, Failure> {
+    let none = || Failure::new(StatusCode::NOT_FOUND, format!("this host has no group '{group}'"));
+    let name = group.parse().map_err(|_| none())?;
+    passing.give(&from, &name)?.map(Json).ok_or_else(none)
 }
 
 /// Admits a host to the cluster. The caller needs a token, and no certificate.

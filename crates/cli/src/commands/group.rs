@@ -1,15 +1,19 @@
 //! `aquifer group`.
 
+mod cluster;
 mod manuals;
 mod terms;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use aquifer_api::agreement::KnownAgreement;
+use aquifer_control::group::agreements::KeyId;
 use aquifer_dedup::{RunningScanner, ScanReport, ScannerFiles, Sharing};
 use aquifer_disk_cache as disks;
-use aquifer_group::{Agreement, Agreements, GroupEncryption};
-use aquifer_page::Group as Name;
+use aquifer_group::{Agreement, Agreements, GroupEncryption, GroupError};
+use aquifer_page::{Group as Name, HostName};
 use aquifer_region::process::client as regions;
 use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
@@ -21,6 +25,7 @@ pub(super) use self::terms::rate;
 use super::region::directory;
 use super::serve::{cache_text, saved};
 use super::{Common, misuse};
+use crate::agent_call::Socket;
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -121,11 +126,35 @@ struct Shown {
     scanner: Option<ShownScanner>,
     /// The state of the group's disk cache; `None` if it does not run here.
     cache: Option<disks::CacheStatus>,
+    /// Counts the changes of the terms; `None` if no agent knows.
+    version: Option<u64>,
+    /// The host where an operator made this version.
+    made_on: Option<HostName>,
+    /// Why an operator must choose between this group and another one of the same name.
+    conflict: Option<String>,
     /// The agreement's terms.
     #[serde(flatten)]
     terms: serde_json::Value,
     #[serde(skip)]
     agreement: Agreement,
+}
+
+/// A group of the cluster that this host has no agreement of.
+#[derive(Debug, Serialize)]
+struct Elsewhere {
+    name: Name,
+    key_id: KeyId,
+    version: Option<u64>,
+    made_on: HostName,
+    conflict: Option<String>,
+}
+
+/// A line of the list of groups.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Listed {
+    Here(Box<Shown>),
+    Elsewhere(Elsewhere),
 }
 
 /// A group's scanner on this host.
@@ -182,24 +211,53 @@ impl Group {
     /// # Errors
     /// If the group or its file is invalid, or if a step of the subcommand fails.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let all = self.groups.all();
-        let shown = |agreement: &Agreement| shown(common, &all, agreement);
+        let (groups, all) = (self.groups.clone(), self.groups.all());
+        let shown = |agreement: &Agreement| {
+            let known = groups.known(common)?;
+            shown(common, &all, agreement, &known)
+        };
         match self.what {
             What::Create(Create { name, terms }) => {
                 let what = || format!("creating group '{name}'");
                 let mut agreement = Agreement::new(name.clone(), GroupEncryption::Deterministic);
                 terms.apply(&mut agreement).or_fail(what)?;
+                let socket = Socket::of_environment();
+                let known = groups.ask_agent(common, &socket, (&name, false))?;
+                let known = known.filter(|known| !known.found);
+                if let Some(by) = known.and_then(|known| known.known_by) {
+                    return Err(elsewhere(what(), &name, &by));
+                }
                 all.create(&agreement).or_fail(what)?;
+                groups.ask_agent(common, &socket, (&name, false))?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
             What::List => {
-                let groups = all.all().or_fail(|| "listing groups")?;
-                let groups: Vec<_> = groups.iter().map(shown).collect::<Result<_>>()?;
-                output::answer(common.json, &groups, |groups| listed(groups))?;
+                let here = all.all().or_fail(|| "listing groups")?;
+                let known = groups.known(common)?;
+                let here = here.iter().map(|agreement| {
+                    Ok(Listed::Here(Box::new(self::shown(common, &all, agreement, &known)?)))
+                });
+                let mut listed = here.collect::<Result<Vec<_>>>()?;
+                listed.extend(not_here(&known));
+                output::answer(common.json, &listed, |listed| table_of(listed))?;
             }
             What::Show(Which { name }) => {
-                let agreement = all.get(&name).or_fail(|| format!("showing group '{name}'"))?;
-                output::answer(common.json, &shown(&agreement)?, text)?;
+                let what = || format!("showing group '{name}'");
+                let known = groups.known(common)?;
+                let shown = match all.find(&name).or_fail(what)? {
+                    Some(agreement) => {
+                        let shown = self::shown(common, &all, &agreement, &known)?;
+                        vec![Listed::Here(Box::new(shown))]
+                    }
+                    None => not_here(&known).filter(|listed| listed.name() == &name).collect(),
+                };
+                let Some(first) = shown.first() else {
+                    return Err(Failure::new(what(), GroupError::Unknown(name)));
+                };
+                match first {
+                    Listed::Here(shown) => output::answer(common.json, &**shown, text)?,
+                    Listed::Elsewhere(_) => output::answer(common.json, &shown, |it| table_of(it))?,
+                }
             }
             What::Set(Set { name, terms }) => {
                 let what = || format!("changing group '{name}'");
@@ -208,9 +266,12 @@ impl Group {
                     let error = clap::Error::raw(ErrorKind::MissingRequiredArgument, why);
                     return Ok(misuse(&error, common.json));
                 }
+                let lock = all.lock().or_fail(what)?;
                 let mut agreement = all.get(&name).or_fail(what)?;
                 terms.apply(&mut agreement).or_fail(what)?;
                 all.change(&agreement).or_fail(what)?;
+                drop(lock);
+                groups.ask_agent(common, &Socket::of_environment(), (&name, false))?;
                 agreement.limit_caches(&directory(common)?).or_fail(what)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
@@ -223,6 +284,9 @@ impl Group {
                         .help("first stop their VMs, or remove them with 'aquifer region rm'"));
                 }
                 all.remove(&name).or_fail(what)?;
+                // The agent tells the other hosts. That hosts have other groups of that name is
+                // no failure of this command.
+                let _ = groups.ask_agent(common, &Socket::of_environment(), (&name, false));
                 output::answer(common.json, &agreement, |agreement| {
                     format!("{}: removed", agreement.agreement.name)
                 })?;
@@ -232,8 +296,50 @@ impl Group {
     }
 }
 
-fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Shown> {
+fn elsewhere(what: String, name: &Name, by: &HostName) -> Failure {
+    Failure::new(what, format!("the cluster has a group '{name}', made on host {by}")).help(format!(
+        "change it with 'aquifer group set {name}', or remove it with 'aquifer group rm {name}', \
+         on a host that has it"
+    ))
+}
+
+impl Listed {
+    fn name(&self) -> &Name {
+        match self {
+            Self::Here(shown) => &shown.agreement.name,
+            Self::Elsewhere(elsewhere) => &elsewhere.name,
+        }
+    }
+}
+
+/// Returns the groups that are removed nowhere, and that this host has no agreement of.
+fn not_here(known: &[KnownAgreement]) -> impl Iterator<Item = Listed> {
+    let elsewhere = known.iter().filter(|known| !known.held);
+    elsewhere.filter_map(|known| {
+        Some(Listed::Elsewhere(Elsewhere {
+            name: known.group.clone(),
+            key_id: known.key_id,
+            version: Some(known.edition?.version),
+            made_on: known.by.clone(),
+            conflict: conflict(known),
+        }))
+    })
+}
+
+fn conflict(known: &KnownAgreement) -> Option<String> {
+    let problem = known.conflict.as_ref()?;
+    let help = problem.help.as_ref().map(|help| format!(": {help}")).unwrap_or_default();
+    Some(format!("{}{help}", problem.error))
+}
+
+fn shown(
+    common: &Common,
+    all: &Agreements,
+    agreement: &Agreement,
+    known: &[KnownAgreement],
+) -> Result<Shown> {
     let Agreement { name, key, .. } = agreement;
+    let known = known.iter().find(|known| known.held && known.group == *name);
     let sharing =
         aquifer_dedup::sharing(&directory(common)?, name).or_fail(|| "counting shared pages")?;
     let scanner = ScannerFiles::new(&directory(common)?, name).running();
@@ -254,6 +360,9 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
         sharing,
         scanner,
         cache,
+        version: known.and_then(|known| Some(known.edition?.version)),
+        made_on: known.map(|known| known.by.clone()),
+        conflict: known.and_then(conflict),
         terms,
         agreement: agreement.clone(),
     })
@@ -261,7 +370,8 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
 
 fn text(shown: &Shown) -> String {
     let Shown { key_id, file, regions, sharing, scanner, cache, agreement, .. } = shown;
-    let Agreement { name, encryption, lends, cgroup, members, limits, reprovision, .. } = agreement;
+    let Agreement { name, encryption, lends, cgroup, members, hosts, limits, reprovision, .. } =
+        agreement;
     let how = match encryption {
         GroupEncryption::Deterministic => {
             "encrypted under its key: lenders can share equal pages and tell which are equal"
@@ -293,6 +403,8 @@ fn text(shown: &Shown) -> String {
         ("pages that leave a host", how.to_owned()),
         ("savings", surplus),
         ("members", or(members.clone(), "any")),
+        ("hosts", or(hosts.clone(), "all of the cluster")),
+        ("version", version_text(shown)),
         ("limits on a host", or(most.into_iter().flatten().collect(), "none")),
         (
             "cgroup",
@@ -305,8 +417,17 @@ fn text(shown: &Shown) -> String {
         ("scanner here", scanner.as_ref().map_or_else(|| "none".to_owned(), scanner_text)),
         ("disk cache here", cache.as_ref().map_or_else(|| "none".to_owned(), cache_text)),
     ];
+    let conflict = shown.conflict.as_ref().map(|conflict| ("CONFLICT", conflict.clone()));
+    let lines = lines.into_iter().chain(conflict);
     let lines = lines.map(|(name, text)| format!("\n  {name:<25}{text}"));
-    format!("{name}{}", lines.concat())
+    format!("{name}{}", lines.collect::<String>())
+}
+
+fn version_text(shown: &Shown) -> String {
+    match (shown.version, &shown.made_on) {
+        (Some(version), Some(by)) => format!("{version}, made on host {by}"),
+        _ => "unknown, because no agent tells it".to_owned(),
+    }
 }
 
 fn scanner_text(ShownScanner { pid, by_agent, report }: &ShownScanner) -> String {
@@ -318,10 +439,32 @@ fn scanner_text(ShownScanner { pid, by_agent, report }: &ShownScanner) -> String
     format!("process {pid}, which {by} started{did}")
 }
 
-fn listed(groups: &[Shown]) -> String {
-    let row = |Shown { key_id, regions, agreement: Agreement { name, encryption, .. }, .. }: &_| {
-        let encryption = format!("{encryption:?}").to_lowercase();
-        [name.to_string(), encryption, key_id.clone(), regions.len().to_string()]
+fn table_of(groups: &[Listed]) -> String {
+    let or_dash = |version: Option<u64>| version.map_or("-".to_owned(), |it| it.to_string());
+    let row = |listed: &Listed| match listed {
+        Listed::Here(shown) => {
+            let Shown { key_id, regions, version, agreement, conflict, .. } = &**shown;
+            let encryption = format!("{:?}", agreement.encryption).to_lowercase();
+            let name = agreement.name.to_string() + mark(conflict);
+            [name, or_dash(*version), encryption, key_id.clone(), regions.len().to_string()]
+        }
+        Listed::Elsewhere(Elsewhere { name, key_id, version, made_on, conflict }) => [
+            name.to_string() + mark(conflict),
+            or_dash(*version),
+            format!("on {made_on}"),
+            key_id.to_string(),
+            "not here".to_owned(),
+        ],
     };
-    table(["GROUP", "ENCRYPTION", "KEY", "REGIONS"], groups.iter().map(row))
+    let rows = table(["GROUP", "VERSION", "ENCRYPTION", "KEY", "REGIONS"], groups.iter().map(row));
+    let conflict = |listed: &Listed| match listed {
+        Listed::Here(shown) => shown.conflict.clone(),
+        Listed::Elsewhere(elsewhere) => elsewhere.conflict.clone(),
+    };
+    let conflicts: BTreeSet<_> = groups.iter().filter_map(conflict).collect();
+    conflicts.into_iter().fold(rows, |text, conflict| format!("{text}\n! {conflict}"))
+}
+
+fn mark(conflict: &Option<String>) -> &'static str {
+    if conflict.is_some() { " !" } else { "" }
 }

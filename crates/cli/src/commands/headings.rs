@@ -8,7 +8,7 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Guest", &["vm"], &["kernel", "initrd", "append", "disk", "cached-disk", "cpus"]),
     ("Guest", &["vm"], &["accel", "cpu", "machine", "qemu"]),
     ("Savings", &["group"], &["scan", "policy", "step", "cache-reserve", "allow-lending"]),
-    ("Limits", &["group"], &["member", "max-members", "max-memory", "max-cache", "cgroup"]),
+    ("Limits", &["group"], &["member", "max-members", "max-memory", "max-cache", "cgroup", "host"]),
     ("Addresses", &["serve", "export"], &["nbd", "nvme", "kernel", "rdma", "name"]),
     ("Cluster", &["simulate"], &["hosts", "for", "seed", "trace", "memory"]),
     ("VMs", &["simulate"], &["vms", "vm-size", "move-after"]),

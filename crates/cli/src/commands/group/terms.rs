@@ -57,6 +57,12 @@ pub(super) struct Terms {
     /// name all members.
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
+    /// Host that may have the group's key, or 'any'; repeat for more
+    ///
+    /// A '*' at the end matches any text. A new group is for all hosts of the cluster. 'group set'
+    /// replaces the list. A host that has the key keeps it.
+    #[arg(long = "host", value_name = "NAME")]
+    hosts: Vec<String>,
     /// Maximum number of members on a host, or 'none'
     ///
     /// A new group has no limit.
@@ -143,7 +149,11 @@ impl Terms {
             || self.step.is_some()
             || self.cache_reserve.is_some()
             || self.allow_lending.is_some();
-        !(own || limits || self.cgroup.is_some() || !self.members.is_empty())
+        !(own || limits || self.cgroup.is_some() || self.has_names())
+    }
+
+    fn has_names(&self) -> bool {
+        !(self.members.is_empty() && self.hosts.is_empty())
     }
 
     /// Applies the given terms to an agreement.
@@ -154,8 +164,7 @@ impl Terms {
         self,
         agreement: &mut Agreement,
     ) -> Result<(), aquifer_control::group::ConfigError> {
-        let Agreement { encryption, lends, cgroup, members, limits, scan, reprovision, .. } =
-            agreement;
+        let Agreement { encryption, lends, cgroup, limits, scan, reprovision, .. } = agreement;
         let set = |to: &mut Option<Bytes>, said: Option<OrNone<Bytes>>| {
             if let Some(OrNone(said)) = said {
                 *to = said;
@@ -170,8 +179,12 @@ impl Terms {
         if let Some(OrNone(said)) = self.cgroup {
             *cgroup = said;
         }
-        if !self.members.is_empty() {
-            *members = self.members.into_iter().filter(|name| name != "any").collect();
+        for (names, given) in
+            [(&mut agreement.members, self.members), (&mut agreement.hosts, self.hosts)]
+        {
+            if !given.is_empty() {
+                *names = given.into_iter().filter(|name| name != "any").collect();
+            }
         }
         if let Some(OrNone(said)) = self.max_members {
             limits.members = said;

@@ -173,10 +173,12 @@ impl Cached {
     ///
     /// # Errors
     /// If the group is unknown; the error lists the known ones. If the agreements cannot be read.
-    pub(crate) fn require_group(&self) -> Result<()> {
+    pub(crate) fn require_group(&self, common: &Common) -> Result<()> {
         let groups = self.groups.all();
         let what = || format!("joining group '{}'", self.group);
-        if self.group == Group::default() || groups.find(&self.group).or_fail(what)?.is_some() {
+        if self.group == Group::default()
+            || self.groups.to_join(common, &self.socket, &self.group)?.is_some()
+        {
             return Ok(());
         }
         let known = groups.all().or_fail(what)?;
@@ -186,7 +188,8 @@ impl Cached {
             false => format!("this host has only {}", known.join(", ")),
         };
         Err(Failure::new(what(), why).help(format!(
-            "create it with 'aquifer group create {}', or copy {} from another host of the group",
+            "create it with 'aquifer group create {}' on one host of the cluster; without \
+             an agent, copy {} from there",
             self.group,
             groups.file(&self.group).display()
         )))
@@ -210,11 +213,7 @@ impl Cached {
         (name, owner): (RegionName, Option<PastOwner>),
         size: Bytes,
     ) -> Result<Plan> {
-        let agreement = self
-            .groups
-            .all()
-            .find(&self.group)
-            .or_fail(|| format!("joining group '{}'", self.group))?;
+        let agreement = self.groups.to_join(common, &self.socket, &self.group)?;
         let is_remote = !self.lenders.is_empty() || self.emulate_link.is_none();
         if agreement.is_none() && self.group != Group::default() && is_remote {
             let why = format!(
@@ -222,7 +221,7 @@ impl Cached {
                 self.groups.all().file(&self.group).display()
             );
             Failure::new(format!("joining group '{}'", self.group), why)
-                .help("run 'aquifer group create', or copy the file from another host")
+                .help("run 'aquifer group create' on one host of the cluster")
                 .warn(common.json);
         }
         if let Some(agreement) = &agreement {

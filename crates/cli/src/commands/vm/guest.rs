@@ -158,7 +158,7 @@ impl Guest {
         })?;
         let max_memory = self.max_memory.unwrap_or(memory);
         let _progress = Progress::spinner(what());
-        cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
+        cached.0.as_ref().map_or(Ok(()), |cached| cached.require_group(common))?;
         let claim = match (&cached.0, self.huge_pages) {
             // The kernel has set huge pages aside already.
             (None, Some(_)) => None,

@@ -4,6 +4,7 @@
 //! directories of its own. The tests check every byte of the hosts' programs. Each file has one
 //! subject; `framework` has the common parts.
 
+mod agreements;
 mod caches;
 mod clusters;
 mod drains;

@@ -1,0 +1,86 @@
+//! What this host's agent knows of the groups of other hosts.
+
+use std::time::Duration;
+
+use aquifer_api::agreement::{Find, Found, Known, KnownAgreement};
+use aquifer_api::client::CallError;
+use aquifer_api::path;
+use aquifer_group::Agreement;
+use aquifer_page::Group as Name;
+
+use super::Groups;
+use crate::agent_call::Socket;
+use crate::commands::Common;
+use crate::failure::{Failure, OrFail as _, Result};
+
+/// The HTTP status of a refusal that no other version of the agent would lift.
+const CONFLICT: u16 = 409;
+
+/// How long the agent may look for an agreement on other hosts.
+const FIND_LIMIT: Duration = Duration::from_secs(15);
+
+/// How long the agent may take to say what it knows.
+const KNOWN_LIMIT: Duration = Duration::from_secs(5);
+
+impl Groups {
+    /// Asks this host's agent for a group's agreement, and if told to wait, lets the agent ask
+    /// other hosts. `None` if no agent of this directory answers.
+    ///
+    /// # Errors
+    /// If the agent says that hosts have different agreements with that name.
+    pub(crate) fn ask_agent(
+        &self,
+        common: &Common,
+        socket: &Socket,
+        (group, wait): (&Name, bool),
+    ) -> Result<Option<Found>> {
+        let agent = socket.clone().agent(common)?;
+        if !agent.is_there() {
+            return Ok(None);
+        }
+        let order = Find { group: group.clone(), wait };
+        let found = agent.ask(FIND_LIMIT, async |client| {
+            client.post::<_, Found>(path::FIND_GROUP, &order).await
+        });
+        match found {
+            Ok(found) => Ok(Some(found).filter(|found| found.directory == self.groups)),
+            Err(error @ CallError::Refused { status, .. }) if status.as_u16() == CONFLICT => {
+                let failure = Failure::new(format!("finding group '{group}'"), &error);
+                Err(error.help().into_iter().fold(failure, Failure::help))
+            }
+            // A dead agent leaves its socket, and one of an older version does not know the order.
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Returns the agreement of a group that a region or VM is about to join. If this host has
+    /// none, its agent looks for it on other hosts. Returns `None` if none is found.
+    ///
+    /// # Errors
+    /// If the agreement cannot be read or is removed, or hosts have different ones.
+    pub(crate) fn to_join(
+        &self,
+        common: &Common,
+        socket: &Socket,
+        group: &Name,
+    ) -> Result<Option<Agreement>> {
+        let what = || format!("joining group '{group}'");
+        let here = self.all().to_join(group).or_fail(what)?;
+        if here.is_some() || *group == Name::default() {
+            return Ok(here);
+        }
+        match self.ask_agent(common, socket, (group, true))? {
+            Some(Found { found: true, .. }) => self.all().to_join(group).or_fail(what),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns what the host's agent knows of all groups of the cluster; nothing if no agent
+    /// answers.
+    pub(super) fn known(&self, common: &Common) -> Result<Vec<KnownAgreement>> {
+        let agent = Socket::of_environment().agent(common)?;
+        let known =
+            agent.ask(KNOWN_LIMIT, async |client| client.get::<Known>(path::KNOWN_GROUPS).await);
+        Ok(known.map(|known| known.agreements).unwrap_or_default())
+    }
+}
