@@ -379,6 +379,11 @@ impl Peers {
         answer.map_err(|error| Problem { help: error.help(), error: error.to_string() })
     }
 
+    /// Returns the peers of the configuration.
+    pub(crate) fn listed(&self) -> BTreeSet<HostName> {
+        self.standing(Standing::Listed).collect()
+    }
+
     /// Returns the digests that the cluster's hosts which are up tell of what they know of
     /// agreements.
     pub(crate) fn agreements(&self) -> BTreeMap<HostName, u64> {

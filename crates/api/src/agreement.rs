@@ -35,7 +35,7 @@ pub struct KnownAgreement {
     /// The hosts that may have the agreement, `*` at the end for any text. If empty, all may.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
-    /// Whether the answering host has this agreement.
+    /// Whether the answering host has the agreement in this version.
     pub held: bool,
     /// Why an operator must choose between this agreement and another one of the same name. Only
     /// for an operator.

@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use aquifer_control::group::agreements::{Edition, KeyId};
+use aquifer_control::group::agreements::{Catalog, Edition, KeyId, State};
 use aquifer_page::{Group, HostName, file};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -121,12 +121,18 @@ impl Agreements {
         }
     }
 
-    /// Reads all agreements, gives a version to those that an operator changed, and deletes those
+    /// Reads all agreements, gives a version to those that an operator changed, above those that
+    /// `catalog` knows, and deletes those
     /// that an operator removed on another host and that no region in `regions` needs.
     ///
     /// # Errors
     /// [`GroupError::Io`] if the directory cannot be read, or a version cannot be written.
-    pub fn survey(&self, own: &HostName, regions: &Path) -> Result<Survey, GroupError> {
+    pub fn survey(
+        &self,
+        own: &HostName,
+        regions: &Path,
+        catalog: &Catalog,
+    ) -> Result<Survey, GroupError> {
         let mut survey = Survey::default();
         if !self.directory().exists() {
             return Ok(survey);
@@ -134,7 +140,7 @@ impl Agreements {
         let _lock = self.lock()?;
         survey.removed = self.marks()?;
         for (name, agreement) in self.each()? {
-            let held = agreement.and_then(|agreement| self.held(own, agreement));
+            let held = agreement.and_then(|agreement| self.held(own, agreement, catalog));
             let held = match held {
                 Err(error) => {
                     tracing::debug!(group = %name, "cannot read its agreement: {error}");
@@ -169,7 +175,12 @@ impl Agreements {
     /// [`GroupError::Tampered`] if it is not what that host announced; [`GroupError::Malformed`] if
     /// this host has a file that is no agreement; [`GroupError::Io`] if it cannot be written.
     /// Nothing has changed then.
-    pub fn take(&self, own: &HostName, offered: Offered) -> Result<bool, GroupError> {
+    pub fn take(
+        &self,
+        own: &HostName,
+        offered: Offered,
+        catalog: &Catalog,
+    ) -> Result<bool, GroupError> {
         let Offered { agreement, announced: (key, edition), by, from } = offered;
         let name = agreement.name.clone();
         let wrong = |why| Err(GroupError::Tampered { name: name.clone(), from: from.clone(), why });
@@ -184,7 +195,7 @@ impl Agreements {
             return Ok(false);
         }
         if let Some(here) = self.find(&name)? {
-            let here = self.held(own, here)?;
+            let here = self.held(own, here, catalog)?;
             if here.key != key || here.edition >= edition {
                 return Ok(false);
             }
@@ -197,13 +208,25 @@ impl Agreements {
     }
 
     /// Returns an agreement with its version, which is a new one if an operator changed the file.
-    fn held(&self, own: &HostName, agreement: Agreement) -> Result<Held, GroupError> {
+    /// The version is above all that this host knows of, so a change ends what a host that lied
+    /// began.
+    fn held(
+        &self,
+        own: &HostName,
+        agreement: Agreement,
+        catalog: &Catalog,
+    ) -> Result<Held, GroupError> {
         let (key, hash) = (agreement.key_id()?, agreement.hash()?);
         let before = self.record(&agreement.name).filter(|record| record.key == key);
         let record = match before {
             Some(record) if record.edition.hash == hash => record,
             before => {
-                let version = before.map_or(1, |record| record.edition.version.saturating_add(1));
+                let known = match catalog.line(&agreement.name, key).map(|line| line.state) {
+                    Some(State::Agreed(known)) if known.hash != hash => known.version,
+                    _ => 0,
+                };
+                let before = before.map_or(0, |record| record.edition.version);
+                let version = before.max(known).saturating_add(1);
                 let edition = Edition { version, hash };
                 let record = Record { key, edition, by: own.clone() };
                 self.write_record(&agreement.name, &record)?;
@@ -274,6 +297,8 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt as _;
 
+    use aquifer_control::group::agreements::{Line, TermsHash};
+
     use super::*;
     use crate::agreement::GroupEncryption;
 
@@ -292,7 +317,7 @@ mod tests {
         }
 
         fn survey(&self) -> Survey {
-            self.all.survey(&self.name, &self.regions).unwrap()
+            self.all.survey(&self.name, &self.regions, &Catalog::default()).unwrap()
         }
 
         fn held(&self) -> Held {
@@ -305,7 +330,7 @@ mod tests {
             let from = self.name.clone();
             let mut offered = Offered { agreement, announced: (key, edition), by, from };
             change(&mut offered);
-            to.all.take(&to.name, offered)
+            to.all.take(&to.name, offered, &Catalog::default())
         }
 
         /// Returns all files with their content.
@@ -344,6 +369,15 @@ mod tests {
         // The version is lost, and the content is not.
         fs::remove_file(a.all.record_file(&blue())).unwrap();
         assert_eq!(a.held().edition.version, 1);
+        // A host lied that there is a later one.
+        edit(&a, "db");
+        let state = State::Agreed(Edition { version: 40, hash: TermsHash(1) });
+        let line = Line { state, by: a.name.clone(), hosts: Vec::new() };
+        let mut catalog = Catalog::default();
+        catalog.merge(&blue(), a.held().key, line);
+        edit(&a, "web");
+        let held = a.all.survey(&a.name, &a.regions, &catalog).unwrap().held;
+        assert_eq!(held[&blue()].edition.version, 41);
         // Another key is another group.
         fs::remove_file(a.all.file(&blue())).unwrap();
         a.all.create(&made()).unwrap();

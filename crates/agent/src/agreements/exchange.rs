@@ -3,7 +3,7 @@
 use aquifer_api::agreement::{GivenAgreement, Known, KnownAgreement};
 use aquifer_api::{Problem, path};
 use aquifer_control::group::agreements::{Edition, Line, State as KeyState, Wanted, is_listed};
-use aquifer_group::{Agreement, Held, Offered};
+use aquifer_group::{Agreement, GroupError, Held, Offered};
 use aquifer_page::{Group, HostName};
 
 use super::{Inner, Passing, different};
@@ -79,8 +79,8 @@ impl Passing {
     async fn exchange(&self, from: &HostName) -> Result<(), Problem> {
         let known: Known = self.0.peers.read(from, path::AGREEMENTS, LARGEST_LIST).await?;
         let inner = self.0.clone();
-        let lines = known.agreements.clone();
-        let noted = tokio::task::spawn_blocking(move || inner.note(lines)).await;
+        let (host, lines) = (from.clone(), known.agreements.clone());
+        let noted = tokio::task::spawn_blocking(move || inner.note(&host, lines)).await;
         noted.map_err(problem)??;
         self.look().await;
         let wanted = self.state().wanted(&self.0.own);
@@ -88,13 +88,14 @@ impl Passing {
             let mut held = known.agreements.iter().filter(|known| known.held);
             held.any(|known| known.group == wanted.group && known.key_id == wanted.key)
         };
+        let mut failed = Vec::new();
         for wanted in wanted.iter().filter(is_there) {
-            self.fetch(from, wanted).await?;
+            failed.extend(self.fetch(from, wanted).await.err().map(|problem| problem.error));
         }
         self.look().await;
         let mut state = self.state();
         self.0.tell(&mut state);
-        Ok(())
+        if failed.is_empty() { Ok(()) } else { Err(problem(failed.join("; "))) }
     }
 
     async fn fetch(&self, from: &HostName, wanted: &Wanted) -> Result<(), Problem> {
@@ -114,7 +115,7 @@ impl Passing {
         let offered =
             Offered { agreement, announced: (wanted.key, edition), by, from: from.clone() };
         let inner = self.0.clone();
-        let taken = tokio::task::spawn_blocking(move || inner.agreements.take(&inner.own, offered));
+        let taken = tokio::task::spawn_blocking(move || inner.take(offered));
         if taken.await.map_err(problem)?.map_err(problem)? {
             let Edition { version, .. } = edition;
             let what = format!("host {from} gave version {version} of its agreement");
@@ -161,21 +162,24 @@ impl Passing {
 }
 
 impl Inner {
-    /// Merges a list of another host.
-    fn note(&self, lines: Vec<KnownAgreement>) -> Result<(), Problem> {
+    fn take(&self, offered: Offered) -> Result<bool, GroupError> {
+        let catalog = super::lock(&self.state).catalog.clone();
+        self.agreements.take(&self.own, offered, &catalog)
+    }
+
+    /// Merges the list of another host. A removal is on disk before this host tells it.
+    fn note(&self, from: &HostName, lines: Vec<KnownAgreement>) -> Result<(), Problem> {
         for KnownAgreement { group, key_id, edition, by, hosts, .. } in lines {
             let state = edition.map_or(KeyState::Removed, KeyState::Agreed);
-            let is_news = {
-                let line = Line { state, by: by.clone(), hosts };
-                super::lock(&self.state).catalog.merge(&group, key_id, line)
-            };
+            let is_news = super::lock(&self.state).catalog.lacks(&group, key_id, state);
             if is_news && state == KeyState::Removed {
                 self.agreements.forget(&group, key_id).map_err(problem)?;
-                let what =
-                    format!("host {by} knows that the agreement with key {key_id} is removed");
+                let what = format!("host {from} says that the group with key {key_id} is removed");
                 tracing::info!(%group, "{what}");
                 self.journal.decided_about_group(&group, what);
             }
+            let line = Line { state, by, hosts };
+            super::lock(&self.state).catalog.merge(&group, key_id, line);
         }
         Ok(())
     }

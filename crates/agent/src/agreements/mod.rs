@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,7 +33,7 @@ use crate::peers::Peers;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How long the agent looks for an agreement that a command needs now.
-const FIND: Duration = Duration::from_secs(3);
+const FIND: Duration = Duration::from_secs(5);
 
 /// How often it looks again in that time.
 const FIND_AGAIN: Duration = Duration::from_millis(100);
@@ -63,6 +63,8 @@ struct State {
     /// The files when the agent last read them.
     files: Option<Files>,
     asking: Asking,
+    /// Why the agent last failed to read the files.
+    failed: Option<String>,
     /// The conflicts that the log has.
     logged: BTreeSet<(Group, Vec<KeyId>)>,
 }
@@ -112,10 +114,13 @@ impl Passing {
     async fn look(&self) {
         let inner = self.0.clone();
         let looked = tokio::task::spawn_blocking(move || inner.look()).await;
-        match looked {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("cannot look at the groups' agreements: {error}"),
-            Err(error) => tracing::warn!("cannot look at the groups' agreements: {error}"),
+        let looked = looked.map_err(|error| error.to_string());
+        let looked = looked.and_then(|looked| looked.map_err(|error| error.to_string()));
+        let failed = looked.err();
+        let before = std::mem::replace(&mut self.state().failed, failed.clone());
+        // Only the first of equal failures: there is one each second.
+        if let Some(error) = failed.filter(|failed| before.as_ref() != Some(failed)) {
+            tracing::warn!("cannot read the groups' agreements: {error}");
         }
     }
 
@@ -141,10 +146,20 @@ impl Passing {
     /// If hosts have different agreements with that name, and this one has none.
     pub(crate) async fn find(&self, Find { group, wait }: &Find) -> Result<Found, Problem> {
         let ends = Instant::now() + if *wait { FIND } else { Duration::ZERO };
+        let mut listed = self.0.peers.listed();
         loop {
             self.look().await;
-            let found = self.state().found(group, self.0.agreements.directory())?;
-            if found.found || Instant::now() >= ends || self.0.peers.agreements().is_empty() {
+            let (found, is_wanted) = self.state().found(group, &self.0)?;
+            let is_known = found.found || (found.known_by.is_some() && !is_wanted);
+            if is_known || Instant::now() >= ends {
+                return Ok(found);
+            }
+            // These tell nothing by gossip.
+            if let Some(host) = listed.pop_first() {
+                self.ask(&host).await;
+                continue;
+            }
+            if self.0.peers.agreements().is_empty() {
                 return Ok(found);
             }
             self.state().asking.hurry();
@@ -173,7 +188,8 @@ impl Inner {
         if lock(&self.state).is_as(&files) {
             return Ok(());
         }
-        let survey = self.agreements.survey(&self.own, &self.regions)?;
+        let catalog = lock(&self.state).catalog.clone();
+        let survey = self.agreements.survey(&self.own, &self.regions, &catalog)?;
         let mut state = lock(&self.state);
         let State { catalog, .. } = &mut *state;
         for (group, held) in &survey.held {
@@ -241,7 +257,9 @@ impl State {
             },
             by: line.by.clone(),
             hosts: line.hosts.clone(),
-            held: self.survey.held.get(group).is_some_and(|held| held.key == key),
+            held: self.survey.held.get(group).is_some_and(|held| {
+                held.key == key && line.state == KeyState::Agreed(held.edition)
+            }),
             conflict: None,
         };
         Known { agreements: self.catalog.lines().map(known).collect() }
@@ -257,14 +275,17 @@ impl State {
         })
     }
 
-    fn found(&self, group: &Group, directory: &Path) -> Result<Found, Problem> {
+    /// Also returns whether this host wants the agreement.
+    fn found(&self, group: &Group, inner: &Inner) -> Result<(Found, bool), Problem> {
         let found = self.survey.held.contains_key(group);
         if let Some(conflict) = self.conflict(group).filter(|_| !found) {
             return Err(conflict);
         }
         let live = self.catalog.live(group);
         let known_by = live.first().map(|(_, line)| line.by.clone());
-        Ok(Found { found, known_by, directory: directory.to_owned() })
+        let is_wanted = self.wanted(&inner.own).iter().any(|wanted| wanted.group == *group);
+        let directory = inner.agreements.directory().to_owned();
+        Ok((Found { found, known_by, directory }, is_wanted))
     }
 
     /// Says that hosts of the cluster have different agreements with this name, if they do.

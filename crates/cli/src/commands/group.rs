@@ -33,8 +33,8 @@ use crate::table::table;
 
 /// Manage tenants whose VMs and regions share equal pages
 ///
-/// A file with the group's terms and its key defines a group. 'create' writes the file; copy it to
-/// the group's other hosts. A region or VM joins when it is created with --group.
+/// A file with the group's terms and its key defines a group. 'create' writes the file, and the
+/// agents pass it on to the other hosts. A region or VM joins when it is created with --group.
 ///
 /// Lenders store equal pages of a group once ('serve export --share'), and so does a host ('serve
 /// dedup'). Pages are never shared across groups.
@@ -75,19 +75,20 @@ impl Groups {
 enum What {
     /// Create a group with a new key
     Create(Create),
-    /// List the groups that this host knows
+    /// List the groups of the cluster that this host knows
     List,
     /// Show a group's terms, regions and savings on this host
     Show(Which),
-    /// Change a group's terms
+    /// Change a group's terms, on all hosts
     ///
     /// Options that you omit keep their value. --member, --max-members, --max-memory and
     /// --encryption apply to members that join later. --max-cache applies at once. 'serve
     /// reprovision' reads its terms each period, 'serve dedup' when it starts.
     Set(Set),
-    /// Remove a group from this host
+    /// Remove a group, on all hosts
     ///
-    /// Fails while the group has regions here.
+    /// Fails while the group has regions here. Another host that has regions of the group keeps the
+    /// agreement until they are gone.
     Rm(Which),
 }
 
@@ -126,8 +127,10 @@ struct Shown {
     scanner: Option<ShownScanner>,
     /// The state of the group's disk cache; `None` if it does not run here.
     cache: Option<disks::CacheStatus>,
-    /// Counts the changes of the terms; `None` if no agent knows.
+    /// The latest version that this host's agent knows of; `None` if no agent answers.
     version: Option<u64>,
+    /// Whether this host has that version.
+    is_latest: Option<bool>,
     /// The host where an operator made this version.
     made_on: Option<HostName>,
     /// Why an operator must choose between this group and another one of the same name.
@@ -177,7 +180,7 @@ pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
             "aquifer group create blue",
-            "Create a group; then copy /etc/aquifer/groups/blue.toml to its other hosts",
+            "Create a group; the cluster's other hosts get its agreement from this one",
         ),
         (
             "aquifer vm start web --group blue --memory 8G --cache 2G \
@@ -234,11 +237,11 @@ impl Group {
             What::List => {
                 let here = all.all().or_fail(|| "listing groups")?;
                 let known = groups.known(common)?;
-                let here = here.iter().map(|agreement| {
+                let shown = here.iter().map(|agreement| {
                     Ok(Listed::Here(Box::new(self::shown(common, &all, agreement, &known)?)))
                 });
-                let mut listed = here.collect::<Result<Vec<_>>>()?;
-                listed.extend(not_here(&known));
+                let mut listed = shown.collect::<Result<Vec<_>>>()?;
+                listed.extend(not_here(&here, &known));
                 output::answer(common.json, &listed, |listed| table_of(listed))?;
             }
             What::Show(Which { name }) => {
@@ -249,7 +252,7 @@ impl Group {
                         let shown = self::shown(common, &all, &agreement, &known)?;
                         vec![Listed::Here(Box::new(shown))]
                     }
-                    None => not_here(&known).filter(|listed| listed.name() == &name).collect(),
+                    None => not_here(&[], &known).filter(|listed| listed.name() == &name).collect(),
                 };
                 let Some(first) = shown.first() else {
                     return Err(Failure::new(what(), GroupError::Unknown(name)));
@@ -312,9 +315,12 @@ impl Listed {
     }
 }
 
-/// Returns the groups that are removed nowhere, and that this host has no agreement of.
-fn not_here(known: &[KnownAgreement]) -> impl Iterator<Item = Listed> {
-    let elsewhere = known.iter().filter(|known| !known.held);
+/// Returns the groups that no operator removed, and that this host has no agreement of.
+fn not_here(here: &[Agreement], known: &[KnownAgreement]) -> impl Iterator<Item = Listed> {
+    let is_here = |known: &KnownAgreement| {
+        here.iter().any(|here| here.name == known.group && is_key(here, known))
+    };
+    let elsewhere = known.iter().filter(move |known| !is_here(known));
     elsewhere.filter_map(|known| {
         Some(Listed::Elsewhere(Elsewhere {
             name: known.group.clone(),
@@ -324,6 +330,10 @@ fn not_here(known: &[KnownAgreement]) -> impl Iterator<Item = Listed> {
             conflict: conflict(known),
         }))
     })
+}
+
+fn is_key(agreement: &Agreement, known: &KnownAgreement) -> bool {
+    agreement.key.id() == known.key_id.to_string()
 }
 
 fn conflict(known: &KnownAgreement) -> Option<String> {
@@ -339,7 +349,7 @@ fn shown(
     known: &[KnownAgreement],
 ) -> Result<Shown> {
     let Agreement { name, key, .. } = agreement;
-    let known = known.iter().find(|known| known.held && known.group == *name);
+    let known = known.iter().find(|known| known.group == *name && is_key(agreement, known));
     let sharing =
         aquifer_dedup::sharing(&directory(common)?, name).or_fail(|| "counting shared pages")?;
     let scanner = ScannerFiles::new(&directory(common)?, name).running();
@@ -361,6 +371,7 @@ fn shown(
         scanner,
         cache,
         version: known.and_then(|known| Some(known.edition?.version)),
+        is_latest: known.map(|known| known.held),
         made_on: known.map(|known| known.by.clone()),
         conflict: known.and_then(conflict),
         terms,
@@ -425,7 +436,11 @@ fn text(shown: &Shown) -> String {
 
 fn version_text(shown: &Shown) -> String {
     match (shown.version, &shown.made_on) {
-        (Some(version), Some(by)) => format!("{version}, made on host {by}"),
+        (Some(version), Some(by)) => {
+            let has =
+                if shown.is_latest == Some(true) { "" } else { "; this host has another one" };
+            format!("{version}, made on host {by}{has}")
+        }
         _ => "unknown, because no agent tells it".to_owned(),
     }
 }

@@ -150,18 +150,18 @@ pub enum Holding {
 pub struct Catalog(BTreeMap<Group, BTreeMap<KeyId, Line>>);
 
 impl Catalog {
-    /// Takes a line in; returns whether it is news. A full catalog takes in no new keys.
+    /// Takes a line in; returns whether it is news.
     pub fn merge(&mut self, group: &Group, key: KeyId, line: Line) -> bool {
-        let is_full = self.is_full();
-        match self.0.get_mut(group).and_then(|keys| keys.get_mut(&key)) {
-            Some(known) if known.state >= line.state => false,
-            Some(known) => {
-                *known = line;
-                true
-            }
-            None if is_full => false,
-            None => self.0.entry(group.clone()).or_default().insert(key, line).is_none(),
+        let is_news = self.lacks(group, key, line.state);
+        if is_news {
+            self.0.entry(group.clone()).or_default().insert(key, line);
         }
+        is_news
+    }
+
+    /// Returns whether a line with this state is news. A full catalog takes in no new keys.
+    pub fn lacks(&self, group: &Group, key: KeyId, state: State) -> bool {
+        self.line(group, key).map_or(!self.is_full(), |known| known.state < state)
     }
 
     /// Returns whether the catalog takes in no new keys.

@@ -71,6 +71,13 @@ impl Groups {
         }
         match self.ask_agent(common, socket, (group, true))? {
             Some(Found { found: true, .. }) => self.all().to_join(group).or_fail(what),
+            Some(Found { known_by: Some(by), .. }) => {
+                let why = format!("it was made on host {by}, and this host could not get it");
+                Err(Failure::new(what(), why).help(format!(
+                    "see 'aquifer why {group}' here; or name this host with 'aquifer group set \
+                     {group} --host' there"
+                )))
+            }
             _ => Ok(None),
         }
     }

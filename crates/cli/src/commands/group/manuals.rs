@@ -13,11 +13,15 @@ const CREATE: Manual = Manual {
     examples: &[
         (
             "aquifer group create blue",
-            "Create a group; then copy /etc/aquifer/groups/blue.toml to its other hosts",
+            "Create a group; the cluster's other hosts get its agreement from this one",
         ),
         (
             "aquifer group create blue --max-memory 64G --member 'web-*'",
             "Create a group with limits",
+        ),
+        (
+            "aquifer group create blue --host a --host 'vmhost-*'",
+            "Create a group whose key only these hosts get",
         ),
     ],
     ..PART
@@ -51,6 +55,6 @@ const SET: Manual = Manual {
 };
 
 const RM: Manual = Manual {
-    examples: &[("aquifer group rm blue", "Forget a group that has no region here")],
+    examples: &[("aquifer group rm blue", "Remove a group that has no region here")],
     ..PART
 };

@@ -9,7 +9,7 @@ use aquifer_api::agreement::{GivenAgreement, Known};
 use aquifer_api::path;
 use serde_json::Value;
 
-use super::framework::{Answer, Cluster, Host, Identity, lacks_rights, wait_until};
+use super::framework::{Answer, Cluster, Host, Identity, lacks_rights, liar, wait_until};
 
 fn three() -> Cluster {
     let mut cluster = Cluster::created("a");
@@ -35,15 +35,27 @@ fn text(host: &Host, name: &str) -> String {
     fs::read_to_string(file(host, name)).unwrap_or_default()
 }
 
-/// Makes a region of the group on a host, and removes it.
+/// Tries to make a region of the group on a host.
+fn make_region(host: &Host, group: &str) -> Answer {
+    let made = ["region", "create", "one", "--size", "8M", "--cache", "16M"];
+    run(host, &[&made[..], &["--emulate-link", "1us", "--group", group]].concat())
+}
+
+/// Makes a region of the group on a host, and removes it. A busy machine may need more than once.
 #[track_caller]
 fn join_with_region(host: &Host, group: &str) {
-    let made = ["region", "create", "one", "--size", "8M", "--cache", "16M"];
-    let joined = [&made[..], &["--emulate-link", "1us", "--group", group]].concat();
-    let answer = run(host, &joined);
-    assert_eq!(answer.code, Some(0), "{answer:?}");
-    assert!(!answer.stderr.contains("missing"), "{answer:?}");
-    done(host, &["region", "rm", "one"]);
+    wait_until("a region joins the group", || {
+        let answer = make_region(host, group);
+        assert_eq!(answer.code, Some(0), "{answer:?}");
+        done(host, &["region", "rm", "one"]);
+        !answer.stderr.contains("is missing")
+    });
+}
+
+/// Returns the line of a group in the list of a host.
+fn listed(host: &Host, group: &str) -> Vec<Value> {
+    let all: Vec<Value> = serde_json::from_value(done(host, &["group", "list"])).unwrap();
+    all.into_iter().filter(|line| line["name"] == group).collect()
 }
 
 #[test]
@@ -54,7 +66,7 @@ fn an_agreement_made_on_one_host_is_on_all() {
     let mut cluster = three();
     cluster["c"].kill_agent();
     done(&cluster["a"], &["group", "create", "blue", "--max-memory", "1G"]);
-    // At once, without any copy by hand.
+    // At once, without a copy by hand.
     join_with_region(&cluster["b"], "blue");
     let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
     assert_eq!(text(a, "blue"), text(b, "blue"));
@@ -127,4 +139,145 @@ fn a_host_that_left_gets_no_agreement() {
         let error = get(path).unwrap_err();
         assert!(error.contains("is not a peer") || error.contains("left"), "{error}");
     }
+}
+
+#[test]
+fn two_keys_with_one_name_stay_until_an_operator_chooses() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created("a");
+    cluster.join("b");
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    b.kill_agent();
+    done(b, &["group", "create", "blue"]);
+    done(a, &["group", "create", "blue"]);
+    let before = [a, b].map(|host| text(host, "blue"));
+    b.restart();
+    let conflict = |host: &Host| {
+        let lines = listed(host, "blue");
+        lines.iter().find_map(|line| line["conflict"].as_str().map(str::to_owned))
+    };
+    for host in [a, b] {
+        wait_until("the host shows the conflict", || conflict(host).is_some());
+        let conflict = conflict(host).unwrap();
+        for word in ["hosts ", "a (key ", "b (key ", "aquifer group rm blue"] {
+            assert!(conflict.contains(word), "{conflict}");
+        }
+        assert_eq!(listed(host, "blue").len(), 2);
+        assert!(run(host, &["group", "show", "blue"]).stdout.contains("CONFLICT"));
+    }
+    // A host without either gets neither.
+    cluster.join("c");
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    wait_until("c knows both", || listed(c, "blue").len() == 2);
+    make_region(c, "blue").must_fail(1, &["different groups named 'blue'", "group rm blue"]);
+    run(c, &["group", "create", "blue"]).must_fail(1, &["different groups named 'blue'"]);
+    assert_eq!([a, b].map(|host| text(host, "blue")), before);
+    assert!(!file(c, "blue").exists());
+
+    done(b, &["group", "rm", "blue"]);
+    wait_until("all have that of a", || [b, c].iter().all(|host| text(host, "blue") == before[0]));
+    wait_until("no host shows a conflict", || {
+        [a, b, c].iter().all(|host| conflict(host).is_none())
+    });
+}
+
+#[test]
+fn a_host_that_the_agreement_does_not_name_gets_no_key() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    done(a, &["group", "create", "blue", "--host", "a", "--host", "b*"]);
+    wait_until("b has it", || file(b, "blue").exists());
+    wait_until("c knows of it", || listed(c, "blue").len() == 1);
+    let line = &listed(c, "blue")[0];
+    assert_eq!((&line["made_on"], &line["version"]), (&"a".into(), &1.into()), "{line}");
+    make_region(c, "blue").must_fail(1, &["it was made on host a", "--host"]);
+    run(c, &["group", "create", "blue"]).must_fail(1, &["the cluster has a group 'blue'"]);
+    let identity = Identity::load(&c.tls());
+    let path = path::agreement(&"blue".parse().unwrap());
+    let error = aquifer_hosts::block_on(identity.agent(b).get::<Value>(&path)).unwrap_err();
+    assert!(error.to_string().contains("host c may not have"), "{error}");
+    assert!(!file(c, "blue").exists());
+
+    done(b, &["group", "set", "blue", "--host", "any"]);
+    wait_until("c has it", || !text(c, "blue").is_empty() && text(c, "blue") == text(a, "blue"));
+}
+
+#[test]
+fn a_file_that_an_operator_copies_is_told_to_all() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    done(a, &["group", "create", "blue", "--groups", cluster.dir().to_str().unwrap()]);
+    fs::create_dir_all(b.groups()).unwrap();
+    fs::copy(cluster.dir().join("blue.toml"), file(b, "blue")).unwrap();
+    wait_until("all have it", || [a, c].iter().all(|host| file(host, "blue").exists()));
+    // An edit is a new version.
+    let edited = text(c, "blue").replace("lends = false", "lends = true");
+    assert_ne!(edited, text(c, "blue"));
+    fs::write(file(c, "blue"), edited).unwrap();
+    wait_until("all have the edit", || {
+        [a, b].iter().all(|host| text(host, "blue").contains("lends = true"))
+    });
+    assert_eq!(listed(a, "blue")[0]["made_on"], "c");
+}
+
+#[test]
+fn a_lie_changes_no_file_and_hinders_no_other_host() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, c) = (&cluster["a"], &cluster["c"]);
+    done(a, &["group", "create", "blue"]);
+    wait_until("c has it", || file(c, "blue").exists());
+    let identity = Identity::load(&c.tls());
+    let get = |path: &str| aquifer_hosts::block_on(identity.agent(a).get::<Value>(path)).unwrap();
+    let (mut known, mut given) =
+        (get(path::AGREEMENTS), get(&path::agreement(&"blue".parse().unwrap())));
+    c.kill_agent();
+    // A newer version of blue with terms that are not those of its hash, and a group with the body
+    // of another one.
+    let line = &mut known["agreements"][0];
+    line["edition"]["version"] = 7.into();
+    let mut red = line.clone();
+    red["group"] = "red".into();
+    red["key_id"] = "00000000000000aa".into();
+    known["agreements"].as_array_mut().unwrap().push(red);
+    given["edition"]["version"] = 7.into();
+    given["agreement"]["lends"] = true.into();
+    let (known, given) = (known.to_string(), given.to_string());
+    liar::lie(
+        c,
+        a,
+        Box::new(move |path| match path {
+            path::AGREEMENTS => Some(known.clone()),
+            path => path.starts_with(path::AGREEMENTS).then(|| given.clone()),
+        }),
+    );
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    let before = text(a, "blue");
+    for host in [a, b] {
+        wait_until("the host refuses the lie", || {
+            host.log_text().contains("host c sent an agreement of group 'blue'")
+        });
+    }
+    let shown = run(a, &["group", "show", "blue"]).stdout;
+    assert!(shown.contains("this host has another one"), "{shown}");
+    // Truth still gets around, and an operator's change ends the lie.
+    done(a, &["group", "create", "green"]);
+    wait_until("b has the new group", || file(b, "green").exists());
+    for host in [a, b] {
+        assert_eq!(text(host, "blue"), before);
+        assert!(!file(host, "red").exists());
+    }
+    done(b, &["group", "set", "blue", "--max-members", "9"]);
+    wait_until("a has the change", || text(a, "blue") == text(b, "blue"));
+    assert_eq!(listed(a, "blue")[0]["version"], 8);
 }

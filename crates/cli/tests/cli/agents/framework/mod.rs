@@ -4,6 +4,7 @@ mod answer;
 mod cluster;
 mod host;
 mod impostor;
+pub mod liar;
 mod load;
 mod rights;
 mod spec;
