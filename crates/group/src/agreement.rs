@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use aquifer_control::group::agreements::{KeyId, TermsHash, is_listed};
+use aquifer_control::group::agreements::{KeyId, TermsHash, is_listed, is_short};
 use aquifer_control::group::{reprovision, scan_rate};
 use aquifer_page::{Bytes, Group, HostName, RegionName, file};
 use aquifer_region::RegionError;
@@ -256,6 +256,12 @@ pub enum GroupError {
         /// The difference.
         why: &'static str,
     },
+    /// The list of hosts is too long to be told to all.
+    #[error(
+        "the hosts of group '{0}' have too long names together: name fewer with --host, or end a \
+         name with '*'"
+    )]
+    Hosts(Group),
     /// The agreement cannot be represented.
     #[error("the agreement of group '{name}' cannot be represented: {why}")]
     Strange {
@@ -368,6 +374,9 @@ impl Agreements {
 
     /// Writes the file durably and atomically, readable by root only.
     pub(crate) fn write(&self, agreement: &Agreement) -> Result<(), GroupError> {
+        if !is_short(&agreement.hosts) {
+            return Err(GroupError::Hosts(agreement.name.clone()));
+        }
         let path = self.file(&agreement.name);
         let write = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;

@@ -129,6 +129,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn news_of_an_older_version_tell_no_agreements() {
+        let host = |name: &str| Member {
+            host: name.parse().unwrap(),
+            address: std::net::SocketAddr::from(([127, 0, 0, 1], 1)),
+            life: 1,
+        };
+        let board = Board::default();
+        let (own, watch) = (host("b").host, Watch::new(host("b")));
+        let mut receiver = Receiver { own, board: board.clone(), watch };
+        let mut news = News::first(host("a"), About::default());
+        let older = postcard::to_allocvec(&news).unwrap();
+        let (last, older) = older.split_last().unwrap();
+        assert_eq!(*last, 0);
+        assert!(receiver.receive_item(older, Some(&host("a"))).unwrap().is_some());
+        assert_eq!(board.of(&news.of.host), Some(news.clone()));
+        (news.number, news.agreements) = (1, Some(u64::MAX));
+        let newer = postcard::to_allocvec(&news).unwrap();
+        assert!(receiver.receive_item(&newer, Some(&host("a"))).unwrap().is_some());
+        assert_eq!(board.of(&news.of.host), Some(news));
+        receiver.receive_item(&newer[..4], Some(&host("a"))).unwrap_err();
+    }
+
+    #[test]
     fn spare_memory_is_told_in_steps_of_a_quarter_to_a_half() {
         let member = Member {
             host: "a".parse().unwrap(),

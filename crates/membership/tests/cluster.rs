@@ -354,3 +354,24 @@ fn the_same_seeds_give_the_same_changes() {
     assert!(run(1) == run(1));
     assert_ne!(run(1).0, run(2).0);
 }
+
+#[test]
+fn a_digest_of_agreements_is_known_to_all_within_5_s() {
+    for seed in 0..10 {
+        let mut cluster = Cluster::new(20, seed);
+        cluster.run(10 * SECOND);
+        let now = cluster.now();
+        let outputs = cluster.host(7).tell_agreements(42, now);
+        cluster.perform(member(7, 0).address, outputs);
+        cluster.run_until(5 * SECOND, |cluster| {
+            let mut hosts = cluster.hosts.iter().filter(|(at, _)| **at != member(7, 0).address);
+            hosts.all(|(_, host)| {
+                let known = alive(host);
+                let of = known.iter().find(|known| known.member.host == member(7, 0).host);
+                of.and_then(|known| known.news.as_ref()?.agreements) == Some(42)
+            })
+        });
+        let now = cluster.now();
+        assert_eq!(cluster.host(7).tell_agreements(42, now), Vec::new());
+    }
+}

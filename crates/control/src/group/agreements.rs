@@ -21,6 +21,9 @@ use utoipa::ToSchema;
 /// The most lines of a catalog: a host that lies must not fill the memory or disk of the others.
 pub const MOST_LINES: usize = 4096;
 
+/// The most bytes of a list of hosts, for the same reason.
+const LONGEST_LIST: usize = 1000;
+
 /// How many digests a host remembers. For a forgotten one it asks once more.
 const MOST_DIGESTS: usize = 1024;
 
@@ -134,6 +137,12 @@ pub fn is_listed(list: &[String], name: &str) -> bool {
     list.is_empty() || list.iter().any(matches)
 }
 
+/// Returns whether a list of hosts is short enough for a catalog.
+pub fn is_short(list: &[String]) -> bool {
+    // Each name also takes two quotes and a comma.
+    list.iter().map(|name| name.len() + 3).sum::<usize>() <= LONGEST_LIST
+}
+
 /// What a host has of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holding {
@@ -150,9 +159,9 @@ pub enum Holding {
 pub struct Catalog(BTreeMap<Group, BTreeMap<KeyId, Line>>);
 
 impl Catalog {
-    /// Takes a line in; returns whether it is news.
+    /// Takes a line in, unless its list of hosts is too long; returns whether it is news.
     pub fn merge(&mut self, group: &Group, key: KeyId, line: Line) -> bool {
-        let is_news = self.lacks(group, key, line.state);
+        let is_news = is_short(&line.hosts) && self.lacks(group, key, line.state);
         if is_news {
             self.0.entry(group.clone()).or_default().insert(key, line);
         }

@@ -80,6 +80,8 @@ fn a_liars_catalog_has_an_end() {
     let full = catalog((0..10_000).map(|key| (key, line(State::Removed))));
     assert_eq!(full.lines().count(), MOST_LINES);
     assert!(full.is_full());
+    let hosts = vec!["h".repeat(1000)];
+    assert!(!Catalog::default().merge(&blue(), KeyId(1), Line { hosts, ..agreed(1, 1) }));
 }
 
 const SECOND: Duration = Duration::from_secs(1);

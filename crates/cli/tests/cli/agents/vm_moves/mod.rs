@@ -76,6 +76,31 @@ fn a_drain_moves_what_can_move_and_names_what_cannot() {
 }
 
 #[test]
+fn a_vm_of_a_group_takes_its_agreement_along() {
+    if lacks_qemu() {
+        return;
+    }
+    // These hosts tell each other nothing by gossip.
+    let mut scene = Scene::new(Cluster::new([spec("a"), spec("b")]));
+    for host in ["a", "b"] {
+        assert_eq!(scene.run(host, &["group", "create", "blue"]).code, Some(0));
+    }
+    scene.start_with("a", "web", &["--group", "blue"]);
+    let migrate = ["vm", "migrate", "web", "--to", "b"];
+    let refused = scene.run("a", &migrate);
+    let words = ["b (key", "a (key", "different groups named 'blue'", "aquifer group rm blue"];
+    refused.must_fail(1, &words);
+    assert_eq!(scene.running("a"), ["web"]);
+
+    assert_eq!(scene.run("b", &["group", "rm", "blue"]).code, Some(0));
+    let moved = scene.run("a", &migrate);
+    assert_eq!(moved.code, Some(0), "{moved:?}");
+    assert_eq!(scene.running("b"), ["web"]);
+    let agreement = |host: &str| fs::read_to_string(scene.host(host).groups().join("blue.toml"));
+    assert_eq!(agreement("a").unwrap(), agreement("b").unwrap());
+}
+
+#[test]
 fn a_target_that_dies_in_a_move_leaves_the_vm_to_the_next() {
     let Some(scene) = with_web_on_a() else { return };
     scene.drain_and_hold("a", "b");

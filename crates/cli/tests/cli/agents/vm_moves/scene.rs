@@ -45,6 +45,12 @@ impl Scene {
     /// enough.
     #[track_caller]
     pub fn start(&mut self, host: &str, vm: &str) {
+        self.start_with(host, vm, &[]);
+    }
+
+    /// Starts a VM in the same way, with further options.
+    #[track_caller]
+    pub fn start_with(&mut self, host: &str, vm: &str, more: &[&str]) {
         let dir = self.cluster.dir();
         let socket = |what: &str| dir.join(format!("{vm}.{what}"));
         let nbd = format!("unix:{}", socket("lender").display());
@@ -53,7 +59,7 @@ impl Scene {
         let uri = wire.uri();
         self.lenders.push((wire, export));
         let words = ["--memory", "64M", "--cache", "64M", "--accel", "tcg", "--lender", &uri];
-        let words = [&["vm", "start", vm][..], &words, &["--json"]].concat();
+        let words = [&["vm", "start", vm][..], &words, more, &["--json"]].concat();
         let started: Value = Answer::of(&mut self.host(host).inside(&words)).json();
         assert_eq!(started["state"], "running", "{started}");
     }
