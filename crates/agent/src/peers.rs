@@ -145,7 +145,11 @@ impl Peers {
         let mut peers = write(&self.0.peers);
         for (host, follow) in cluster {
             let known = peers.get(host);
-            if *host == self.0.host || known.is_some_and(|peer| peer.standing == Standing::Listed) {
+            if let Some(listed) = known.filter(|peer| peer.standing == Standing::Listed) {
+                listed.last().agreements = follow.agreements;
+                continue;
+            }
+            if *host == self.0.host {
                 continue;
             }
             if let Some(known) = known.filter(|known| known.is_as(follow)) {

@@ -46,9 +46,8 @@ pub struct KnownAgreement {
 /// An agreement with its key.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct GivenAgreement {
-    /// The agreement, as in its file.
-    #[schema(value_type = Object)]
-    pub agreement: serde_json::Value,
+    /// The text of its file, in TOML. JSON would round numbers.
+    pub agreement: String,
     /// Its version.
     pub edition: Edition,
     /// The host where an operator made this version.

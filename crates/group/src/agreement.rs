@@ -142,6 +142,22 @@ impl Agreement {
         Ok(public)
     }
 
+    /// Returns the text of the agreement's file.
+    ///
+    /// # Errors
+    /// If the agreement cannot be represented as TOML, which is not known to happen.
+    pub fn to_text(&self) -> Result<String, GroupError> {
+        toml::to_string(self).map_err(|error| self.strange(error))
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// Says what is wrong, without the line concerned, which may hold the key.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error: toml::de::Error| error.message().to_owned())
+    }
+
     /// Returns the id of the key.
     ///
     /// # Errors
@@ -150,7 +166,8 @@ impl Agreement {
         self.key.id().parse().map_err(|error| self.strange(error))
     }
 
-    /// Returns a hash of all terms and the key.
+    /// Returns a hash of all terms and the key. A term that is added later must not be written
+    /// while it has its default: two versions of this program would have different hashes.
     ///
     /// # Errors
     /// If the agreement cannot be represented as JSON, which is not known to happen.
@@ -314,9 +331,7 @@ impl Agreements {
         };
         let malformed =
             |why: String| GroupError::Malformed { name: name.clone(), path: path.clone(), why };
-        // The parser's full error shows the line concerned, which may hold the key.
-        let agreement: Agreement = toml::from_str(&text)
-            .map_err(|error: toml::de::Error| malformed(error.message().to_owned()))?;
+        let agreement = Agreement::from_text(&text).map_err(malformed)?;
         if agreement.name != *name {
             return Err(malformed(format!("it is the agreement of '{}'", agreement.name)));
         }
@@ -378,9 +393,9 @@ impl Agreements {
             return Err(GroupError::Hosts(agreement.name.clone()));
         }
         let path = self.file(&agreement.name);
+        let text = agreement.to_text()?;
         let write = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-            let text = toml::to_string(agreement).map_err(io::Error::other)?;
             file::replace_durably(&path, text.as_bytes())
         };
         write().map_err(|source| GroupError::Io { what: "writing", path: path.clone(), source })

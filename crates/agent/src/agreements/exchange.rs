@@ -53,9 +53,9 @@ impl Passing {
         if !is_listed(&agreement.hosts, from.as_str()) {
             return Err(not_listed(from, group));
         }
-        let value = serde_json::to_value(agreement).map_err(problem)?;
+        let text = agreement.to_text().map_err(problem)?;
         tracing::info!(%group, to = %from, "gave the group's agreement to another host");
-        Ok(Some(GivenAgreement { agreement: value, edition: *edition, by: by.clone() }))
+        Ok(Some(GivenAgreement { agreement: text, edition: *edition, by: by.clone() }))
     }
 
     /// Asks `host` for its list, and for the agreements that this host lacks.
@@ -102,8 +102,8 @@ impl Passing {
         let path = path::agreement(&wanted.group);
         let given: GivenAgreement = self.0.peers.read(from, &path, LARGEST_AGREEMENT).await?;
         let GivenAgreement { agreement, edition, by } = given;
-        // The parser's error may show a part of the key.
-        let agreement: Agreement = serde_json::from_value(agreement).map_err(|_| {
+        // Without the parser's error: the log shows no text that another host chose.
+        let agreement = Agreement::from_text(&agreement).map_err(|_| {
             problem(format!("{from} sent no agreement of group '{}'", wanted.group))
         })?;
         if agreement.name != wanted.group || edition < wanted.edition {

@@ -10,6 +10,7 @@ use aquifer_api::path;
 use serde_json::Value;
 
 use super::framework::{Answer, Cluster, Host, Identity, lacks_rights, liar, wait_until};
+use super::vm_moves::lacks_qemu;
 
 fn three() -> Cluster {
     let mut cluster = Cluster::created("a");
@@ -88,6 +89,40 @@ fn an_agreement_made_on_one_host_is_on_all() {
     wait_until("d has the agreement", || text(d, "blue") == text(a, "blue"));
 }
 
+/// A VM with a definition; its drop removes it.
+struct Vm<'a>(&'a Host);
+
+impl Vm<'_> {
+    fn state(&self) -> Value {
+        let all = done(self.0, &["vm", "list", "--all"]);
+        let vm = all.as_array().unwrap().iter().find(|vm| vm["name"] == "web");
+        vm.map_or(Value::Null, |vm| vm["state"].clone())
+    }
+}
+
+impl Drop for Vm<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.aquifer(&["vm", "rm", "web", "--force"]).output();
+    }
+}
+
+#[test]
+fn a_defined_vm_starts_where_no_agreement_was_copied() {
+    if lacks_qemu() {
+        return;
+    }
+    let mut cluster = Cluster::created("a");
+    done(&cluster["a"], &["group", "create", "blue", "--host", "b"]);
+    cluster.join("b");
+    let b = &cluster["b"];
+    let vm = Vm(b);
+    let words = ["vm", "create", "web", "--group", "blue", "--memory", "32M", "--cache", "32M"];
+    done(b, &[&words[..], &["--emulate-link", "1us", "--accel", "tcg"]].concat());
+    wait_until("the VM runs", || vm.state() == "running");
+    assert_eq!(text(b, "blue"), text(&cluster["a"], "blue"));
+    assert_eq!(done(b, &["group", "show", "blue"])["regions"][0], "web");
+}
+
 #[test]
 fn a_removed_agreement_stays_removed() {
     if lacks_rights() {
@@ -98,7 +133,15 @@ fn a_removed_agreement_stays_removed() {
     done(a, &["group", "create", "blue"]);
     wait_until("all have it", || [b, c].iter().all(|host| file(host, "blue").exists()));
     c.kill_agent();
+    assert_eq!(make_region(a, "blue").code, Some(0));
     done(b, &["group", "rm", "blue"]);
+    // A host with regions of the group keeps the agreement for them, and for no others.
+    wait_until("a knows of it", || run(a, &["why", "blue"]).stdout.contains("is removed"));
+    assert!(file(a, "blue").exists());
+    let more = ["region", "create", "two", "--size", "8M", "--cache", "16M"];
+    let more = run(a, &[&more[..], &["--emulate-link", "1us", "--group", "blue"]].concat());
+    more.must_fail(1, &["group 'blue' was removed"]);
+    done(a, &["region", "rm", "one"]);
     wait_until("a has it no more", || !file(a, "blue").exists());
     // The host that was away loses it, and does not bring it back.
     c.restart();
@@ -251,7 +294,8 @@ fn a_lie_changes_no_file_and_hinders_no_other_host() {
     red["key_id"] = "00000000000000aa".into();
     known["agreements"].as_array_mut().unwrap().push(red);
     given["edition"]["version"] = 7.into();
-    given["agreement"]["lends"] = true.into();
+    let agreement = given["agreement"].as_str().unwrap();
+    given["agreement"] = agreement.replace("lends = false", "lends = true").into();
     let (known, given) = (known.to_string(), given.to_string());
     liar::lie(
         c,
