@@ -120,12 +120,6 @@ class Aquifer(Site):
             most = f"{2 * GUESTS * self.memory}"
             first.aquifer("group", "create", tenant, "--member", f"{tenant}-*",
                           "--max-members", 2 * GUESTS, "--max-memory", most)
-        agreements = f"{DIR}/groups".lstrip("/")
-        for file in sorted((first.root / agreements).iterdir()):
-            there = self.hosts[1].root / agreements / file.name
-            there.parent.mkdir(mode=0o700, exist_ok=True)
-            there.write_bytes(file.read_bytes())
-            there.chmod(0o600)
         for guest in self.guests:
             self.hosts[guest.home].aquifer(
                 "vm", "create", guest.name, "--memory", self.memory, "--cache", "auto",
