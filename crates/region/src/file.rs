@@ -4,12 +4,18 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::FileMap;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use crate::{effect, sys};
+
+/// How often the engine tries again to remove pages, and for how long before it warns.
+const REMOVE_INTERVAL: Duration = Duration::from_millis(1);
+const REMOVE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The file and the engine's own mapping of it.
 #[derive(Debug)]
@@ -80,6 +86,29 @@ impl RegionFile {
         Ok(fallocate(&self.file, flags, bytes(pages.start), bytes(pages.end - pages.start))?)
     }
 
+    /// Does the same, and returns once the pages are gone. While the kernel cannot split a huge page,
+    /// it keeps zeroes in the place of its pages, and a program must not get these.
+    pub(crate) fn remove(&self, pages: &Range<u64>) -> io::Result<()> {
+        self.punch(pages)?;
+        let mut warns_at = Some(Instant::now() + REMOVE_PATIENCE);
+        while !present_in(&self.file, pages)?.is_empty() {
+            if warns_at.take_if(|at| Instant::now() > *at).is_some() {
+                tracing::warn!(
+                    "pages {pages:?} of the region stay in a huge page that some program or device \
+                     uses; the engine waits until the kernel removes them"
+                );
+            }
+            thread::sleep(REMOVE_INTERVAL);
+            self.punch(pages)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the device number of the file's tmpfs.
+    pub(crate) fn device(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.dev())
+    }
+
     /// Returns whether a page is in the file. If the kernel cannot tell, the page counts as
     /// present.
     pub(crate) fn has(&self, page: u64) -> bool {
@@ -99,21 +128,32 @@ impl RegionFile {
     pub(crate) fn present(&self) -> io::Result<Vec<Range<u64>>> {
         present(&self.file)
     }
+
+    /// Returns which of these pages are in the file.
+    pub(crate) fn present_in(&self, pages: &Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        present_in(&self.file, pages)
+    }
 }
 
 /// Returns the pages that are in a file of a tmpfs.
 pub(crate) fn present(file: &File) -> io::Result<Vec<Range<u64>>> {
+    present_in(file, &(0..file.metadata()?.len().div_ceil(PAGE_SIZE as u64)))
+}
+
+/// Returns which of these pages are in a file of a tmpfs.
+fn present_in(file: &File, pages: &Range<u64>) -> io::Result<Vec<Range<u64>>> {
     let mut runs = Vec::new();
-    let mut at = 0;
-    loop {
-        let start = match seek(file, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(rustix::io::Errno::NXIO) => return Ok(runs),
+    let mut at = pages.start;
+    while at < pages.end {
+        let start = match seek(file, SeekFrom::Data(at * PAGE_SIZE as u64)) {
+            Ok(start) if start < pages.end * PAGE_SIZE as u64 => start,
+            Ok(_) | Err(rustix::io::Errno::NXIO) => break,
             Err(error) => return Err(error.into()),
         };
-        at = seek(file, SeekFrom::Hole(start))?;
-        runs.push(start / PAGE_SIZE as u64..at / PAGE_SIZE as u64);
+        at = pages.end.min(seek(file, SeekFrom::Hole(start))?.div_ceil(PAGE_SIZE as u64));
+        runs.push(start / PAGE_SIZE as u64..at);
     }
+    Ok(runs)
 }
 
 /// Groups pages in ascending order into runs.

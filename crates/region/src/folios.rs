@@ -42,8 +42,8 @@ impl Folios {
         Ok(Self { flags: File::open(FLAGS)?, pagemap: File::open("/proc/self/pagemap")? })
     }
 
-    /// Returns which of the pages at an address are in large folios: the first page of each. Pages
-    /// that are not in the page table do not count.
+    /// Returns which of the pages at an address may be in large folios: the first page of each, and
+    /// the pages that the kernel is moving. All must be in the page table.
     pub(crate) fn large(&self, address: usize, pages: u64) -> io::Result<Vec<u64>> {
         let entries = words(&self.pagemap, (address / PAGE_SIZE) as u64, pages)?;
         let mut large = Vec::new();
@@ -51,6 +51,7 @@ impl Folios {
         while at < entries.len() {
             let frame = entries[at] & FRAME;
             if entries[at] & PRESENT == 0 {
+                large.push(at as u64);
                 at += 1;
                 continue;
             }

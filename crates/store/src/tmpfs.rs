@@ -13,6 +13,9 @@ use crate::{StoreError, guarded};
 /// `TMPFS_MAGIC` of `linux/magic.h`.
 const MAGIC: u32 = 0x0102_1994;
 
+/// The kernel's setting for huge pages of all tmpfs, which `force` imposes on each mount.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
 /// Default directory of stores.
 const STORES: &str = "/dev/shm/aquifer";
 
@@ -97,14 +100,24 @@ pub(crate) fn warn_of_swap(directory: &Path) {
     }
 }
 
-/// Returns whether the kernel can swap out the tmpfs with this device number, by its options in
-/// mountinfo.
+/// Returns whether the kernel can swap out the tmpfs with this device number.
 fn can_be_swapped_out(device: u64) -> bool {
+    options_of(device).is_some_and(|options| options.split(',').all(|option| option != "noswap"))
+}
+
+/// Returns whether the kernel may keep files of the tmpfs with this device number in huge pages.
+pub fn may_have_huge_pages(device: u64) -> bool {
+    let allows = |option: &str| option.starts_with("huge=") && option != "huge=never";
+    fs::read_to_string(HUGE_PAGES).is_ok_and(|setting| setting.contains("[force]"))
+        || options_of(device).is_none_or(|options| options.split(',').any(allows))
+}
+
+/// Returns the options of the tmpfs with this device number in mountinfo.
+fn options_of(device: u64) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let is_it = |mount: &&str| mount.split(' ').nth(2) == Some(number.as_str());
-    let options = mounts.lines().find(is_it).and_then(|mount| mount.rsplit(' ').next());
-    options.is_some_and(|options| options.split(',').all(|option| option != "noswap"))
+    mounts.lines().find(is_it).and_then(|mount| mount.rsplit(' ').next()).map(str::to_owned)
 }
 
 fn mount_once(stores: &Path) -> Result<(), StoreError> {

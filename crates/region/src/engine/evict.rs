@@ -279,7 +279,7 @@ impl Engine {
     ) -> (&'a [u64], Option<(&'a [u64], RegionError)>) {
         let mut gone = 0;
         for run in runs(pages.iter().copied()) {
-            if let Err(error) = self.file.punch(&run) {
+            if let Err(error) = self.file.remove(&run) {
                 let error = RegionError::io("cannot remove pages from the region's file")(error);
                 return (&pages[..gone], Some((&pages[gone..], error)));
             }

@@ -3,7 +3,7 @@
 //! The kernel may back an unwatched region with huge pages, which are large folios. A hole that is
 //! punched into a part of one zeroes that part first, and only then splits the folio. If the kernel
 //! cannot split it, the zeroes stay in the file (mm/truncate.c of Linux,
-//! `truncate_inode_partial_folio`). A program would read them in the place of a page at a lender.
+//! `truncate_inode_partial_folio`). The page from the lender could not take their place.
 
 use std::io;
 use std::ops::Range;
@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{HUGE_PAGE_SIZE, PAGE_SIZE};
+use aquifer_store::tmpfs;
 
 use super::Engine;
 use crate::folios::Folios;
@@ -19,16 +20,17 @@ use crate::folios::Folios;
 const LARGEST: u64 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u64;
 
 /// How long the kernel may refuse to split a folio, as some thread uses it.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const SPLIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const PAUSE: Duration = Duration::from_millis(1);
+/// How often the engine tries to split it.
+const SPLIT_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Engine {
     /// Splits all large folios of the file. No program may get new ones meanwhile, and no page may
     /// leave the file.
     pub(super) fn split_folios(&self) -> io::Result<()> {
         let present = self.file.present()?;
-        if present.is_empty() {
+        if present.is_empty() || !tmpfs::may_have_huge_pages(self.file.device()?) {
             return Ok(());
         }
         let folios = Folios::open()?;
@@ -43,7 +45,7 @@ impl Engine {
     }
 
     fn split_block(&self, folios: &Folios, block: &Range<u64>) -> io::Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + SPLIT_TIMEOUT;
         let mut is_first = true;
         while let Some(page) = self.split_some(folios, block)? {
             if Instant::now() > deadline {
@@ -61,7 +63,7 @@ impl Engine {
                 }
             }
             if !std::mem::take(&mut is_first) {
-                thread::sleep(PAUSE);
+                thread::sleep(SPLIT_INTERVAL);
             }
         }
         Ok(())
@@ -69,21 +71,30 @@ impl Engine {
 
     /// Tries to split the large folios among these pages. Returns a page of one that is left.
     fn split_some(&self, folios: &Folios, block: &Range<u64>) -> io::Result<Option<u64>> {
-        let count = block.end - block.start;
+        // A discard in between would leave a page of zeroes.
+        let _no_discard = self.watching.stop_discards();
+        for run in self.file.present_in(block)? {
+            let split = self.split_run(folios, &run);
+            self.file.unmap(&run)?;
+            if let Some(page) = split? {
+                return Ok(Some(page));
+            }
+        }
+        Ok(None)
+    }
+
+    fn split_run(&self, folios: &Folios, run: &Range<u64>) -> io::Result<Option<u64>> {
         let large = || {
-            self.file.populate(block)?;
-            folios.large(self.file.address(block.start), count)
+            self.file.populate(run)?;
+            folios.large(self.file.address(run.start), run.end - run.start)
         };
-        let split = large().and_then(|found| {
-            if found.is_empty() {
-                return Ok(None);
-            }
-            for page in found {
-                self.file.split(block.start + page)?;
-            }
-            Ok(large()?.first().map(|page| block.start + page))
-        });
-        self.file.unmap(block)?;
-        split
+        let found = large()?;
+        if found.is_empty() {
+            return Ok(None);
+        }
+        for page in found {
+            self.file.split(run.start + page)?;
+        }
+        Ok(large()?.first().map(|page| run.start + page))
     }
 }

@@ -20,6 +20,7 @@ use aquifer_page::PAGE_SIZE;
 
 use super::Engine;
 use crate::error::RegionError;
+use crate::file::runs;
 use crate::program::Program;
 use crate::table::{Page, Place};
 use crate::{effect, lock};
@@ -75,6 +76,11 @@ impl Watching {
         self.is.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps discards from pages that the table does not have, while the result is held.
+    pub(super) fn stop_discards(&self) -> impl Sized + '_ {
+        self.is.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn set(&self, is: Is, first: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let mut state = self.is.write().unwrap_or_else(PoisonError::into_inner);
         first()?;
@@ -101,7 +107,7 @@ impl Engine {
     }
 
     /// Does the same, but waits for no program that is away.
-    pub(super) fn watch_now(&self) -> Result<(), RegionError> {
+    pub(crate) fn watch_now(&self) -> Result<(), RegionError> {
         if self.is_watched() {
             return Ok(());
         }
@@ -124,10 +130,12 @@ impl Engine {
         if self.has_unwatched() {
             return Err(RegionError::Refused(self.describe_wait()));
         }
+        self.split_folios().map_err(fail())?;
+        effect::at("split");
         // No discard runs meanwhile: it would find a page that the table does not have yet.
         let complete = || {
-            self.split_folios()?;
             self.learn_pages()?;
+            effect::at("learnt");
             self.watching.record()
         };
         self.watching.set(Is::Watched, complete).map_err(fail())
@@ -181,15 +189,30 @@ impl Engine {
         Some(pages.min(self.table.pages()))
     }
 
-    /// Removes pages of a region that nobody watches from the file. A huge page that the kernel
-    /// cannot split stays, with zeroes in their place.
+    /// Removes pages that the table does not have from the file. A huge page that the kernel cannot
+    /// split stays, with zeroes in their place.
     pub(super) fn discard_unwatched(&self, pages: &Range<u64>) -> io::Result<()> {
         let watching = self.watching.hold();
-        if *watching != Is::Watched {
-            self.file.punch(pages)?;
-            self.counters.discarded.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        match *watching {
+            Is::Watched => {}
+            Is::Unwatched => self.punch_unknown(pages)?,
+            // The table has the pages of programs that have registered already.
+            Is::Begun => {
+                for start in pages.clone().step_by(CHUNK as usize) {
+                    let chunk = start..pages.end.min(start + CHUNK);
+                    let _cache = lock(&self.cache);
+                    let unknown = runs(chunk.filter(|page| self.is_nowhere(*page)));
+                    unknown.iter().try_for_each(|run| self.punch_unknown(run))?;
+                }
+            }
         }
         drop(watching);
+        Ok(())
+    }
+
+    fn punch_unknown(&self, pages: &Range<u64>) -> io::Result<()> {
+        self.file.punch(pages)?;
+        self.counters.discarded.fetch_add(pages.end - pages.start, Ordering::Relaxed);
         Ok(())
     }
 }

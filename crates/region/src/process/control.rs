@@ -37,13 +37,19 @@ impl Serving {
         Self { files, spec, changing_leases, engine, member, since: Instant::now() }
     }
 
-    /// Puts the cache within the limits that it shares with others.
-    pub(super) fn join(&self) -> Result<(), RegionError> {
+    /// Puts the cache within the limits that it shares with others. Returns false if
+    /// [`Self::share_limits`] must try again.
+    pub(super) fn join(&self) -> Result<bool, RegionError> {
         self.member.join(&lock(&self.spec))
     }
 
-    /// Grows the cache when it is short of room, within the shared limits, until the engine ends.
-    pub(super) fn grow(&self) {
+    /// Puts the cache within the shared limits unless it is, and grows it within them when it is
+    /// short of room, until the engine ends.
+    pub(super) fn share_limits(&self, has_joined: bool) {
+        let spec = lock(&self.spec).clone();
+        if !has_joined && let Err(error) = self.member.have(&spec, Bytes(u64::MAX)) {
+            tracing::warn!("the region stays above the shared cache limit: {error}");
+        }
         self.member.see_to_it(|| lock(&self.spec).cache);
     }
 

@@ -7,9 +7,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::folios;
 use aquifer_store::tmpfs::{self, is_mounted};
 use rustix::mount::{UnmountFlags, unmount};
+
+use crate::folios;
 
 /// The first characters of the name of a directory in which a region is being made. No region's
 /// name begins with a dot.
@@ -90,6 +91,8 @@ pub(super) fn release(directory: &Path) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     #[test]
@@ -108,6 +111,22 @@ mod tests {
         make();
         assert!(release(&directory));
         assert!(!is_mounted(&directory).unwrap());
+    }
+
+    #[test]
+    fn a_mount_tells_whether_it_has_huge_pages() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("regions");
+        fs::create_dir(&directory).unwrap();
+        let is_forced = fs::read_to_string(format!("{HUGE_PAGES}/shmem_enabled"))
+            .is_ok_and(|setting| setting.contains("[force]"));
+        for huge in [false, true] {
+            tmpfs::mount("aquifer-test", &directory, "1M", huge).unwrap();
+            let device = fs::metadata(&directory).unwrap().dev();
+            let may_have = tmpfs::may_have_huge_pages(device);
+            unmount(&directory, UnmountFlags::NOFOLLOW).unwrap();
+            assert_eq!(may_have, huge || is_forced);
+        }
     }
 
     #[test]

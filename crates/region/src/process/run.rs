@@ -112,9 +112,12 @@ fn engine(files: &Files) -> Result<(), RegionError> {
     let threads = engine.start().map_err(fail())?;
     let serving = Arc::new(Serving::new(files.clone(), spec, engine.clone()));
     serving.note_incarnations()?;
-    serving.join()?;
-    let growing = serving.clone();
-    thread::Builder::new().name("quota".to_owned()).spawn(move || growing.grow()).map_err(fail())?;
+    let has_joined = serving.join()?;
+    let member = serving.clone();
+    thread::Builder::new()
+        .name("quota".to_owned())
+        .spawn(move || member.share_limits(has_joined))
+        .map_err(fail())?;
     let listener = Listener::bind(&files.programs()).map_err(fail())?;
     let control = ControlSocket::bind(&files.control()).map_err(fail())?;
     let programs = engine.clone();

@@ -41,10 +41,11 @@ impl Member {
         Self { files, book, engine, seen: Mutex::new(Seen { at: Instant::now(), came: 0 }) }
     }
 
-    /// Puts the region under its limits, before it is served.
-    pub(in crate::process) fn join(&self, spec: &RegionSpec) -> Result<(), RegionError> {
+    /// Puts the region under its limits, before it is served. Returns false if [`Member::have`] must
+    /// try again once programs can attach.
+    pub(in crate::process) fn join(&self, spec: &RegionSpec) -> Result<bool, RegionError> {
         let join = || self.book.with(|limits| limits.join(&spec.name, &spec.group, spec.cache));
-        let Some(mut quota) = join()? else { return Ok(()) };
+        let Some(mut quota) = join()? else { return Ok(true) };
         let deadline = Instant::now() + TIMEOUT;
         while quota < LEAST {
             let more =
@@ -65,14 +66,14 @@ impl Member {
         if let Err(error) = self.engine.may_limit(quota) {
             // Its programs would stop, and the next engine would fail in the same way.
             tracing::warn!("the region stays above the shared cache limit: {error}");
-            return Ok(());
+            return Ok(true);
         }
-        if quota < spec.size {
-            self.engine.watch()?;
+        if quota < spec.size && self.engine.watch_now().is_err() {
+            return Ok(false);
         }
         self.engine.limit_cache(quota);
         self.engine.watch_room(true);
-        Ok(())
+        Ok(true)
     }
 
     /// Sets the cache to the least of its quota, `most` and the region's own size. Without a limit
