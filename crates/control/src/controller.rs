@@ -10,7 +10,7 @@ use crate::ledger::{Ledger, OwnMemory};
 use crate::lender::{LenderRole, Wish};
 use crate::step_context::{Facts, Ids, StepContext};
 use crate::{
-    AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease,
+    AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, Lent, LentLease,
     LentStatus, LiveVolume, Memory, Message, Reason, Refusal, Role, Shareable, Step, VolumeStatus,
     What, neutral,
 };
@@ -204,6 +204,16 @@ impl Controller {
     /// Returns the leases that this host gave, by id.
     pub fn lent(&self) -> Vec<LentStatus> {
         self.lender.status().collect()
+    }
+
+    /// Returns the sums over this host's leases.
+    pub(crate) fn lent_sums(&self) -> Lent {
+        self.lender.lent()
+    }
+
+    /// Returns when the oldest recall began that goes on.
+    pub(crate) fn recalling_since(&self) -> Option<Duration> {
+        self.lender.recalling_since()
     }
 
     /// Returns the request in flight.

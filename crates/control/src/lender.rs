@@ -110,8 +110,19 @@ impl LenderRole {
         self.loans.values().filter(comes).map(|loan| loan.lease.bytes).sum()
     }
 
-    fn recalling(&self) -> bool {
-        self.loans.values().any(|loan| loan.state == LoanState::Recalled)
+    /// Returns when the oldest recall began that goes on.
+    pub(crate) fn recalling_since(&self) -> Option<Duration> {
+        let recalled = self.loans.values().filter(|loan| loan.state == LoanState::Recalled);
+        recalled.filter_map(|loan| loan.recalled).min()
+    }
+
+    /// Returns whether a recall goes on that may end soon. A borrower without another lender keeps
+    /// its lease for long, and this host may lend again when it is no longer overloaded.
+    fn is_recalling(&self, now: Duration) -> bool {
+        self.loans.values().any(|loan| {
+            let since = loan.recalled.unwrap_or(now);
+            loan.state == LoanState::Recalled && now.saturating_sub(since) < RECALL_PATIENCE
+        })
     }
 
     /// Returns why this host would grant nothing at present, of whatever size. `busy` is set if its
@@ -123,7 +134,7 @@ impl LenderRole {
         let overloaded = ctx.memory().overloaded(ctx.config()).then_some(Reason::Overloaded);
         let draining = self.draining.then_some(Reason::Draining);
         let needed = self.reclaimed.is_some_and(|at| !ctx.passed(KEPT_FOR_VMS, at));
-        let recalling = (needed || self.recalling()).then_some(Reason::Recalling);
+        let recalling = (needed || self.is_recalling(ctx.now())).then_some(Reason::Recalling);
         draining.or(busy).or(recalling).or(overloaded)
     }
 
@@ -151,7 +162,8 @@ impl LenderRole {
             Some(_) => Bytes::ZERO,
             None => {
                 let by_paper = ctx.memory().spare(ctx.config(), self.lent());
-                by_paper.min(self.lendable(ctx.facts).spare(Class::Lent))
+                let account = self.lendable(ctx.facts).spare(Class::Lent);
+                by_paper.min(account).min(self.may_lend_promised(ctx.facts))
             }
         }
     }
@@ -167,16 +179,25 @@ impl LenderRole {
         Ledger::new(memory, config, own, lent)
     }
 
-    /// Returns the account that limits new leases. If the promises exceed M_t, as an operator may
-    /// want, that is the account of what the agent's caches use: when one fills, this host is
-    /// overloaded, takes its leases back, and shrinks caches.
+    /// Returns the account that limits new leases. If an operator promised more than M_t, that is
+    /// the account of what the agent's caches use: when one fills, this host is overloaded, takes
+    /// its leases back, and shrinks caches.
     fn lendable(&self, facts: &Facts) -> Ledger {
         let ledger = self.ledger(facts);
-        if ledger.overcommitted == Bytes::ZERO {
+        if ledger.promised_too_much() == Bytes::ZERO {
             return ledger;
         }
         let own = facts.own.with_auto_caches_as_used();
         self.ledger(&Facts { own, ..facts.clone() })
+    }
+
+    /// Returns how much more this host may lend of memory that it has promised to its own caches: in
+    /// all, as much as an operator promised beyond M_t.
+    fn may_lend_promised(&self, facts: &Facts) -> Bytes {
+        match self.ledger(facts).promised_too_much() {
+            Bytes::ZERO => Bytes(u64::MAX),
+            too_much => too_much.saturating_sub(self.lent().granted),
+        }
     }
 
     /// Returns the ledger if it, and not M_s or T_upper, limits what this host can spare.

@@ -93,6 +93,11 @@ impl Ledger {
         sum([self.vm_floor, self.vm_elastic, self.cache_floor, self.group_surplus])
     }
 
+    /// Returns the bytes by which these promises alone exceed M_t.
+    pub fn promised_too_much(&self) -> Bytes {
+        self.local().saturating_sub(self.total)
+    }
+
     /// Returns the bytes in a class.
     pub fn of(&self, class: Class) -> Bytes {
         match class {

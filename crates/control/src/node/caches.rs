@@ -39,7 +39,7 @@ const RETRY: Duration = Duration::from_secs(60);
 const LOAN: Duration = Duration::from_secs(180);
 
 /// How long an overloaded lender only recalls. Then its caches shrink too.
-const RECALL: Duration = Duration::from_secs(5);
+const RECALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time from one growth to the next, and from the last shrinking to a growth.
 const GROWTH: Duration = Duration::from_secs(30);
@@ -88,7 +88,8 @@ impl Node {
             self.end_loan("the loan did not end in time".to_owned());
         }
         // A lender recalls first, but its caches do not wait for a borrower that has nowhere to go.
-        let is_late = self.moves.overloaded.is_some_and(|since| self.passed(RECALL, since));
+        let mut since = self.moves.overloaded.into_iter().chain(self.controller.recalling_since());
+        let is_late = since.any(|since| self.passed(RECALL_TIMEOUT, since));
         let gives = overloaded && (self.controller.lent().is_empty() || is_late);
         let chosen = if gives { self.largest() } else { None };
         let relieves = gives && (chosen.is_some() || self.is_busy());
@@ -200,7 +201,9 @@ impl Node {
         let before = std::mem::replace(&mut self.caches.fetched, fetched);
         let rests = self.caches.changed.is_some_and(|at| !self.passed(GROWTH, at));
         let memory = self.own.memory;
-        let taken = memory.used.saturating_add(memory.swap_used);
+        let lent = self.controller.lent_sums();
+        let may_come = memory.swap_used.saturating_add(lent.granted.saturating_sub(lent.stored));
+        let taken = memory.used.saturating_add(may_come);
         let room = memory.lower(&self.controller.facts().config).saturating_sub(taken);
         let wants = |(region, auto): (&RegionMemory, AutoCache)| {
             let before = before.get(&region.name)?;
@@ -225,7 +228,7 @@ impl Node {
         };
         // Half of the room stays, as others may need it in the same moment. If the operator
         // promised more than M_t, only use tells whether there is room.
-        let is_overcommitted = self.ledger().overcommitted > Bytes::ZERO;
+        let is_overcommitted = self.ledger().promised_too_much() > Bytes::ZERO;
         let fits = step <= room.scaled(0.5)
             && (is_overcommitted || matches!(self.shortage(&claim), Ok(None)));
         if !fits {

@@ -188,14 +188,22 @@ fn an_overcommitted_host_lends_what_caches_do_not_use() {
     shell.shows_caches(40, &calm(&["a", "b", "c", "d"]));
     assert_eq!(shell.node.ledger().overcommitted, Bytes::ZERO);
     assert!(!lends(&mut shell, 1));
-    let all = ["a", "b", "c", "d", "e"];
+    // Programs take more than that leaves, but the promises are not too large.
+    shell.shows_caches(60, &calm(&["a", "b", "c", "d"]));
+    assert!(shell.node.ledger().overcommitted > Bytes::ZERO);
+    assert!(!lends(&mut shell, 2));
+    let all = ["a", "b", "c", "d", "e", "f"];
     shell.shows_caches(45, &calm(&all));
-    assert_eq!(shell.node.ledger().overcommitted, Bytes::gib(2));
-    assert!(lends(&mut shell, 2));
+    assert_eq!(shell.node.ledger().promised_too_much(), Bytes::gib(2));
+    assert!(lends(&mut shell, 3));
+    assert!(lends(&mut shell, 4));
+    assert!(!lends(&mut shell, 5), "it lends no more than the operator promised too much");
+    shell.shows_caches(45, &calm(&all[..4]));
+    assert!(!lends(&mut shell, 6));
     let full = all.map(|name| RegionMemory { resident: Bytes::mib(1240), ..region(name, 2048) });
     let mut shell = Shell::new();
     shell.shows_caches(75, &full);
-    assert!(!lends(&mut shell, 3), "the lease would lift its use above T_upper");
+    assert!(!lends(&mut shell, 7), "the lease would lift its use above T_upper");
 }
 
 #[test]
@@ -209,6 +217,22 @@ fn caches_shrink_if_a_recall_takes_long() {
     assert_eq!(shell.after(2).shows_caches(90, &all).sets(), None);
     shell.after(3).shows_caches(90, &all);
     assert_eq!(shell.sets().map(|(name, _)| name).as_deref(), Some("items"));
+}
+
+#[test]
+fn a_recall_without_end_does_not_end_lending() {
+    let mut shell = Shell::new();
+    shell.lend("b", 1);
+    shell.shows_caches(90, &[]);
+    assert!(shell.sent().iter().any(|(_, sent)| matches!(sent, Message::MemLenFin { .. })));
+    let lends = |shell: &mut Shell, request| {
+        shell.hear("c", req(request, Bytes::gib(1)));
+        matches!(shell.begun()[..], [Action::OpenLease(_)])
+    };
+    shell.after(30).shows_caches(20, &[]);
+    assert!(!lends(&mut shell, 2), "the memory may come back soon");
+    shell.after(30).shows_caches(20, &[]);
+    assert!(lends(&mut shell, 3));
 }
 
 #[test]
