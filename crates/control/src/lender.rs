@@ -191,8 +191,8 @@ impl LenderRole {
         self.ledger(&Facts { own, ..facts.clone() })
     }
 
-    /// Returns how much more this host may lend of memory that it has promised to its own caches: in
-    /// all, as much as an operator promised beyond M_t.
+    /// Returns how much more this host may lend of memory that it has promised to its own caches:
+    /// in all, as much as an operator promised beyond M_t.
     fn may_lend_promised(&self, facts: &Facts) -> Bytes {
         match self.ledger(facts).promised_too_much() {
             Bytes::ZERO => Bytes(u64::MAX),

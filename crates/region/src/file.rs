@@ -86,8 +86,8 @@ impl RegionFile {
         Ok(fallocate(&self.file, flags, bytes(pages.start), bytes(pages.end - pages.start))?)
     }
 
-    /// Does the same, and returns once the pages are gone. While the kernel cannot split a huge page,
-    /// it keeps zeroes in the place of its pages, and a program must not get these.
+    /// Does the same, and returns once the pages are gone. While the kernel cannot split a huge
+    /// page, it keeps zeroes in the place of its pages, and a program must not get these.
     pub(crate) fn remove(&self, pages: &Range<u64>) -> io::Result<()> {
         self.punch(pages)?;
         let mut warns_at = Some(Instant::now() + REMOVE_PATIENCE);

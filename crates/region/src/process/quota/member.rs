@@ -41,8 +41,8 @@ impl Member {
         Self { files, book, engine, seen: Mutex::new(Seen { at: Instant::now(), came: 0 }) }
     }
 
-    /// Puts the region under its limits, before it is served. Returns false if [`Member::have`] must
-    /// try again once programs can attach.
+    /// Puts the region under its limits, before it is served. Returns false if [`Member::have`]
+    /// must try again once programs can attach.
     pub(in crate::process) fn join(&self, spec: &RegionSpec) -> Result<bool, RegionError> {
         let join = || self.book.with(|limits| limits.join(&spec.name, &spec.group, spec.cache));
         let Some(mut quota) = join()? else { return Ok(true) };
