@@ -16,6 +16,7 @@ use aquifer_api::{Problem, Threshold, client::CallError, client::Client, path, s
 use aquifer_control::{Message, Offer};
 use aquifer_membership::About;
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, lock};
+use hyper::StatusCode;
 use rustls::ClientConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -368,6 +369,7 @@ impl Peers {
     }
 
     /// Reads what `from` answers, if it is a peer and the answer has at most `largest` bytes.
+    /// Returns `None` if it has nothing at this path.
     ///
     /// # Errors
     /// If `from` is no peer, does not answer, or refuses.
@@ -376,11 +378,18 @@ impl Peers {
         from: &HostName,
         path: &str,
         largest: usize,
-    ) -> Result<T, Problem> {
+    ) -> Result<Option<T>, AskError> {
         let peer = self.get(from).filter(|peer| peer.is_known());
-        let peer = peer.ok_or_else(|| Problem { error: unknown(from), help: None })?;
-        let answer = peer.client.clone().with_largest(largest).get(path).await;
-        answer.map_err(|error| Problem { help: error.help(), error: error.to_string() })
+        let unknown = || AskError::Refused(Problem { error: unknown(from), help: None });
+        let client = peer.ok_or_else(unknown)?.client.clone().with_largest(largest);
+        match client.get(path).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(CallError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(None),
+            Err(CallError::Refused { problem, .. }) => Err(AskError::Refused(problem)),
+            Err(error) => {
+                Err(AskError::Lost(Problem { help: error.help(), error: error.to_string() }))
+            }
+        }
     }
 
     /// Returns the peers of the configuration.

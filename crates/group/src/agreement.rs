@@ -1,9 +1,9 @@
 //! The agreement of a group's members, and the file that holds it.
 
 use std::fs::{self, DirBuilder};
-use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use aquifer_control::group::agreements::{KeyId, TermsHash, is_listed, is_short};
 use aquifer_control::group::{reprovision, scan_rate};
@@ -11,6 +11,9 @@ use aquifer_page::{Bytes, Group, HostName, RegionName, file};
 use aquifer_region::RegionError;
 use aquifer_volume::{Encryption, EncryptionKey, EncryptionMode};
 use serde::{Deserialize, Serialize};
+
+/// The most bytes of an agreement's file: a host that lies must not fill the disk of the others.
+pub const LARGEST_AGREEMENT: usize = 16 << 10;
 
 /// The terms on which the members of a group agree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,6 +81,29 @@ pub enum GroupEncryption {
     Random,
     /// Not at all: a lender can read the pages.
     Off,
+}
+
+impl GroupEncryption {
+    /// Returns whether it hides less than `other`. A host with the group's key can read what is
+    /// `Deterministic`, and not what is `Random`.
+    pub fn is_weaker_than(self, other: Self) -> bool {
+        let strength = |encryption| match encryption {
+            Self::Off => 0,
+            Self::Deterministic => 1,
+            Self::Random => 2,
+        };
+        strength(self) < strength(other)
+    }
+}
+
+impl fmt::Display for GroupEncryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Deterministic => "deterministic",
+            Self::Random => "random",
+            Self::Off => "off",
+        })
+    }
 }
 
 impl Agreement {
@@ -155,6 +181,9 @@ impl Agreement {
     /// # Errors
     /// Says what is wrong, without the line concerned, which may hold the key.
     pub fn from_text(text: &str) -> Result<Self, String> {
+        if text.len() > LARGEST_AGREEMENT {
+            return Err("it has more than 16 KiB".to_owned());
+        }
         toml::from_str(text).map_err(|error: toml::de::Error| error.message().to_owned())
     }
 
@@ -176,7 +205,7 @@ impl Agreement {
         Ok(TermsHash(digest(&text)))
     }
 
-    fn strange(&self, error: impl std::fmt::Display) -> GroupError {
+    fn strange(&self, error: impl fmt::Display) -> GroupError {
         GroupError::Strange { name: self.name.clone(), why: error.to_string() }
     }
 
@@ -257,12 +286,27 @@ pub enum GroupError {
          the cluster"
     )]
     Unknown(Group),
-    /// An operator removed the group; its file stays for the regions that are in it.
+    /// An operator removed the group. Its file may stay for the regions that are in it.
     #[error(
-        "group '{0}' was removed, and stays only until its regions here are gone: create another \
-         with 'aquifer group create' then"
+        "group '{0}' was removed: when its regions here are gone, create another with 'aquifer \
+         group create {0}'"
     )]
     Removed(Group),
+    /// A version of another host weakens the encryption.
+    #[error(
+        "host {from} sent a version of group '{name}' that weakens --encryption from {was} to \
+         {is}, and this host keeps its own: for weaker encryption, create another group"
+    )]
+    Weaker {
+        /// The group.
+        name: Group,
+        /// The host.
+        from: HostName,
+        /// The encryption here.
+        was: GroupEncryption,
+        /// The encryption of that version.
+        is: GroupEncryption,
+    },
     /// The agreement is not the one that another host announced.
     #[error("host {from} sent an agreement of group '{name}' that it did not announce: {why}")]
     Tampered {
@@ -275,10 +319,16 @@ pub enum GroupError {
     },
     /// The list of hosts is too long to be told to all.
     #[error(
-        "the hosts of group '{0}' have too long names together: name fewer with --host, or end a \
-         name with '*'"
+        "the names of group '{0}''s hosts exceed 1,000 bytes together: name fewer with --host, or \
+         end a name with '*'"
     )]
     Hosts(Group),
+    /// The agreement is too long to be sent to all.
+    #[error(
+        "the agreement of group '{0}' exceeds 16 KiB: name fewer with --member, or end a name with \
+         '*'"
+    )]
+    Long(Group),
     /// The agreement cannot be represented.
     #[error("the agreement of group '{name}' cannot be represented: {why}")]
     Strange {
@@ -394,6 +444,9 @@ impl Agreements {
         }
         let path = self.file(&agreement.name);
         let text = agreement.to_text()?;
+        if text.len() > LARGEST_AGREEMENT {
+            return Err(GroupError::Long(agreement.name.clone()));
+        }
         let write = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
             file::replace_durably(&path, text.as_bytes())

@@ -8,13 +8,14 @@ use aquifer_region::process::client as regions;
 
 use crate::agreement::{Agreement, GroupError};
 
-/// Returns whether regions in `directory` are in the group.
+/// Returns whether regions in `directory` are, or may be, in the group: one whose record cannot be
+/// read counts.
 ///
 /// # Errors
 /// If the regions cannot be listed.
 pub(crate) fn has_regions(directory: &Path, group: &Group) -> Result<bool, RegionError> {
     let all = regions::list(directory)?;
-    Ok(all.iter().any(|files| regions::record(files).is_ok_and(|spec| spec.group == *group)))
+    Ok(all.iter().any(|files| regions::record(files).map_or(true, |spec| spec.group == *group)))
 }
 
 impl Agreement {

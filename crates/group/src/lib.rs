@@ -13,6 +13,7 @@ mod records;
 pub mod scanning;
 
 pub use agreement::{
-    Agreement, Agreements, GroupEncryption, GroupError, Limits, NamedAgreement, digest,
+    Agreement, Agreements, GroupEncryption, GroupError, LARGEST_AGREEMENT, Limits, NamedAgreement,
+    digest,
 };
 pub use records::{Held, Offered, Survey};

@@ -19,24 +19,28 @@ use std::time::{Duration, Instant, SystemTime};
 use aquifer_api::Problem;
 use aquifer_api::agreement::{Find, Found, Known, KnownAgreement};
 use aquifer_control::group::agreements::{
-    Asking, Catalog, Holding, KeyId, Line, Next, State as KeyState, Wanted,
+    Asking, Catalog, Holding, KeyId, Line, MOST_LINES, Next, State as KeyState, Wanted,
 };
 use aquifer_group::{Agreements, GroupError, Held, Survey, digest};
 use aquifer_page::{Group, HostName, lock};
+use tokio::time::timeout_at;
 
 use crate::cluster::Gossip;
 use crate::config::Config;
 use crate::driver::Journal;
 use crate::peers::Peers;
 
-/// How often the agent looks whether an operator changed a file, and what gossip tells.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the agent checks whether an operator changed a file, and what gossip tells.
+const FILE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the agent looks for an agreement that a command needs now.
-const FIND: Duration = Duration::from_secs(5);
+/// Timeout of the search for an agreement that a command needs now.
+const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often it looks again in that time.
-const FIND_AGAIN: Duration = Duration::from_millis(100);
+/// Interval between the checks of that search.
+const FIND_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How many warnings the agent remembers, so that it gives each once.
+const MOST_WARNINGS: usize = 1000;
 
 /// This host's part in passing agreements on.
 #[derive(Clone, Debug)]
@@ -65,8 +69,10 @@ struct State {
     asking: Asking,
     /// Why the agent last failed to read the files.
     failed: Option<String>,
-    /// The conflicts that the log has.
-    logged: BTreeSet<(Group, Vec<KeyId>)>,
+    /// The warnings that the log has.
+    warned: BTreeSet<(Group, String)>,
+    /// Whether the log has the warning of a full catalog.
+    warned_full: bool,
 }
 
 /// The name, inode, time and size of each file.
@@ -103,8 +109,8 @@ impl Passing {
                     self.ask(&host).await;
                     Duration::ZERO
                 }
-                Next::At(at) => at.saturating_sub(self.now()).min(LOOK),
-                Next::Nothing => LOOK,
+                Next::At(at) => at.saturating_sub(self.now()).min(FILE_POLL_INTERVAL),
+                Next::Nothing => FILE_POLL_INTERVAL,
             };
             tokio::time::sleep(pause).await;
         }
@@ -145,18 +151,22 @@ impl Passing {
     /// # Errors
     /// If hosts have different agreements with that name, and this one has none.
     pub(crate) async fn find(&self, Find { group, wait }: &Find) -> Result<Found, Problem> {
-        let ends = Instant::now() + if *wait { FIND } else { Duration::ZERO };
+        let ends = Instant::now() + if *wait { FIND_TIMEOUT } else { Duration::ZERO };
+        // These tell nothing by gossip.
         let mut listed = self.0.peers.listed();
+        if *wait {
+            self.state().asking.retry();
+        }
         loop {
             self.look().await;
             let (found, is_wanted) = self.state().found(group, &self.0)?;
-            let is_known = found.found || (found.known_by.is_some() && !is_wanted);
+            let is_known = !is_wanted && (found.found || found.known_by.is_some());
             if is_known || Instant::now() >= ends {
                 return Ok(found);
             }
-            // These tell nothing by gossip.
-            if let Some(host) = listed.pop_first() {
-                self.ask(&host).await;
+            if !listed.is_empty() {
+                let asked = self.ask_all(std::mem::take(&mut listed));
+                let _ = timeout_at(ends.into(), asked).await;
                 continue;
             }
             if self.0.peers.agreements().is_empty() {
@@ -164,8 +174,8 @@ impl Passing {
             }
             self.state().asking.hurry();
             match self.next() {
-                Next::Ask(host) => self.ask(&host).await,
-                _ => tokio::time::sleep(FIND_AGAIN).await,
+                Next::Ask(host) => _ = timeout_at(ends.into(), self.ask(&host)).await,
+                _ => tokio::time::sleep(FIND_POLL_INTERVAL).await,
             }
         }
     }
@@ -191,23 +201,43 @@ impl Inner {
         let catalog = lock(&self.state).catalog.clone();
         let survey = self.agreements.survey(&self.own, &self.regions, &catalog)?;
         let mut state = lock(&self.state);
-        let State { catalog, .. } = &mut *state;
+        let State { catalog, survey: before, .. } = &mut *state;
+        self.limit_caches(before, &survey);
         for (group, held) in &survey.held {
             let line = Line {
                 state: KeyState::Agreed(held.edition),
                 by: held.by.clone(),
                 hosts: held.agreement.hosts.clone(),
             };
-            catalog.merge(group, held.key, line);
+            catalog.hold(group, held.key, line);
         }
         for (group, key) in &survey.removed {
             let line = Line { state: KeyState::Removed, by: self.own.clone(), hosts: Vec::new() };
-            catalog.merge(group, *key, line);
+            catalog.hold(group, *key, line);
+        }
+        for (group, problem) in &survey.problems {
+            state.warn(&self.journal, group, problem.clone());
         }
         // The survey may have written versions.
         (state.survey, state.files) = (survey, Some(files));
         self.tell(&mut state);
         Ok(())
+    }
+
+    /// Limits the caches of groups whose terms have changed. That may take long.
+    fn limit_caches(&self, before: &Survey, now: &Survey) {
+        let is_changed = |(group, held): &(&Group, &Held)| {
+            before.held.get(*group).is_some_and(|before| before.edition != held.edition)
+        };
+        for (group, Held { agreement, .. }) in now.held.iter().filter(is_changed) {
+            let (group, agreement) = (group.clone(), agreement.clone());
+            let regions = self.regions.clone();
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = agreement.limit_caches(&regions) {
+                    tracing::warn!(%group, "cannot limit its caches: {error}");
+                }
+            });
+        }
     }
 
     /// Tells the other hosts what this one knows now, and the log of conflicts.
@@ -218,17 +248,29 @@ impl Inner {
         let groups: BTreeSet<_> = state.catalog.lines().map(|(group, ..)| group.clone()).collect();
         for group in groups {
             let Some(problem) = state.conflict(&group) else { continue };
-            let keys = state.catalog.live(&group).into_iter().map(|(key, _)| key).collect();
-            if state.logged.insert((group.clone(), keys)) {
-                let what = crate::peers::with_help(&problem);
-                tracing::warn!(%group, "{what}");
-                self.journal.decided_about_group(&group, what);
-            }
+            state.warn(&self.journal, &group, crate::peers::with_help(&problem));
+        }
+        if state.catalog.is_full() && !std::mem::replace(&mut state.warned_full, true) {
+            tracing::warn!(
+                "this host knows {MOST_LINES} keys of groups, and takes in no new groups of other \
+                 hosts: 'aquifer group list' shows which hosts made them"
+            );
         }
     }
 }
 
 impl State {
+    /// Warns an operator, once.
+    fn warn(&mut self, journal: &Journal, group: &Group, what: String) {
+        if self.warned.len() >= MOST_WARNINGS {
+            self.warned.clear();
+        }
+        if self.warned.insert((group.clone(), what.clone())) {
+            tracing::warn!(%group, "{what}");
+            journal.decided_about_group(group, what);
+        }
+    }
+
     /// Returns whether nothing has changed since the last survey, and nothing waits for one.
     fn is_as(&self, files: &Files) -> bool {
         let is_removed = |(group, held): (&Group, &Held)| {
@@ -258,7 +300,8 @@ impl State {
             by: line.by.clone(),
             hosts: line.hosts.clone(),
             held: self.survey.held.get(group).is_some_and(|held| {
-                held.key == key && line.state == KeyState::Agreed(held.edition)
+                let state = KeyState::Agreed(held.edition);
+                held.key == key && line.state == state && held.is_latest
             }),
             conflict: None,
         };
@@ -309,7 +352,7 @@ fn different(
         ),
         help: Some(format!(
             "remove one with 'aquifer group rm {group}' on its host; first stop that group's VMs, \
-             or move its regions' data"
+             or move its regions' data. If no host has it, use 'aquifer group rm {group} --key ID'"
         )),
     }
 }

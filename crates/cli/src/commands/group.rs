@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use aquifer_api::agreement::KnownAgreement;
-use aquifer_control::group::agreements::KeyId;
+use aquifer_control::group::agreements::{Edition, KeyId};
 use aquifer_dedup::{RunningScanner, ScanReport, ScannerFiles, Sharing};
 use aquifer_disk_cache as disks;
 use aquifer_group::{Agreement, Agreements, GroupEncryption, GroupError};
@@ -19,6 +19,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+pub(super) use self::cluster::disputes;
 pub(super) use self::manuals::MANUALS;
 use self::terms::Terms;
 pub(super) use self::terms::rate;
@@ -88,14 +89,27 @@ enum What {
     /// Remove a group, on all hosts
     ///
     /// Fails while the group has regions here. Another host that has regions of the group keeps the
-    /// agreement until they are gone.
-    Rm(Which),
+    /// agreement until they are gone. Hosts keep the removed file as GROUP.KEY.toml.removed: delete
+    /// it there if no page is left that its key encrypted.
+    Rm(Rm),
 }
 
 #[derive(Debug, Args)]
 struct Which {
     /// Name of the group
     name: Name,
+}
+
+#[derive(Debug, Args)]
+struct Rm {
+    /// Name of the group
+    name: Name,
+    /// Remove the group with this key, which this host need not have
+    ///
+    /// For a group whose only hosts are gone, and for one that another host made up. 'aquifer group
+    /// list' shows the keys.
+    #[arg(long, value_name = "ID")]
+    key: Option<KeyId>,
 }
 
 #[derive(Debug, Args)]
@@ -110,6 +124,12 @@ struct Create {
 struct Set {
     /// Name of the group
     name: Name,
+    /// Replace a later version that this host lacks
+    ///
+    /// That version's other changes are lost. A host that lies may announce a version that does
+    /// not exist.
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     terms: Terms,
 }
@@ -262,24 +282,53 @@ impl Group {
                     Listed::Elsewhere(_) => output::answer(common.json, &shown, |it| table_of(it))?,
                 }
             }
-            What::Set(Set { name, terms }) => {
+            What::Set(Set { name, force, terms }) => {
                 let what = || format!("changing group '{name}'");
                 if terms.is_empty() {
                     let why = "give at least one term to change: see 'aquifer group set --help'\n";
                     let error = clap::Error::raw(ErrorKind::MissingRequiredArgument, why);
                     return Ok(misuse(&error, common.json));
                 }
+                let socket = Socket::of_environment();
+                let asked = groups.ask_agent(common, &socket, (&name, true))?;
+                let known = asked.map_or_else(|| Ok(Vec::new()), |_| groups.known(common))?;
                 let lock = all.lock().or_fail(what)?;
-                let mut agreement = all.get(&name).or_fail(what)?;
+                let here = all.to_join(&name).or_fail(what)?;
+                let before =
+                    here.ok_or_else(|| Failure::new(what(), GroupError::Unknown(name.clone())))?;
+                let mut agreement = before.clone();
                 terms.apply(&mut agreement).or_fail(what)?;
+                if agreement.encryption.is_weaker_than(before.encryption) {
+                    return Err(weaker(what(), &before, &agreement));
+                }
+                if let Some((latest, by)) = later(&before, &known) {
+                    if !force {
+                        return Err(not_latest(what(), &name, (latest, by)));
+                    }
+                    all.overrule(&name, latest, by.clone()).or_fail(what)?;
+                }
                 all.change(&agreement).or_fail(what)?;
                 drop(lock);
-                groups.ask_agent(common, &Socket::of_environment(), (&name, false))?;
+                groups.ask_agent(common, &socket, (&name, false))?;
                 agreement.limit_caches(&directory(common)?).or_fail(what)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
-            What::Rm(Which { name }) => {
+            What::Rm(Rm { name, key }) => {
                 let what = || format!("removing group '{name}'");
+                let here = all.find(&name).or_fail(what)?;
+                if let Some(key) = key
+                    && here.is_none_or(|here| here.key.id() != key.to_string())
+                {
+                    let known = groups.known(common)?;
+                    let known = not_here(&[], &known).find(|it| it.is_of(&name, key));
+                    let known = known.ok_or_else(|| unknown_key(what(), key))?;
+                    all.forget(&name, key).or_fail(what)?;
+                    let _ = groups.ask_agent(common, &Socket::of_environment(), (&name, false));
+                    output::answer(common.json, &known, |_| {
+                        format!("{name} with key {key}: removed")
+                    })?;
+                    return Ok(ExitCode::SUCCESS);
+                }
                 let agreement = shown(&all.get(&name).or_fail(what)?)?;
                 if !agreement.regions.is_empty() {
                     let why = format!("it has regions here: {}", agreement.regions.join(", "));
@@ -302,11 +351,43 @@ impl Group {
 fn elsewhere(what: String, name: &Name, by: &HostName) -> Failure {
     Failure::new(what, format!("the cluster has a group '{name}', made on host {by}")).help(format!(
         "change it with 'aquifer group set {name}', or remove it with 'aquifer group rm {name}', \
-         on a host that has it"
+         on a host that has it; if none has it, use 'aquifer group rm {name} --key ID' here"
     ))
 }
 
+fn unknown_key(what: String, key: KeyId) -> Failure {
+    Failure::new(what, format!("this host's agent knows no such group with key {key}"))
+        .help("'aquifer group list' shows the keys; the agent must run")
+}
+
+/// Returns the version that this host lacks, and the host where an operator made it.
+fn later<'a>(here: &Agreement, known: &'a [KnownAgreement]) -> Option<(Edition, &'a HostName)> {
+    let mut known = known.iter().filter(|known| known.group == here.name && !known.held);
+    let later = known.find(|known| is_key(here, known))?;
+    Some((later.edition?, &later.by))
+}
+
+fn not_latest(what: String, name: &Name, (latest, by): (Edition, &HostName)) -> Failure {
+    let version = latest.version;
+    Failure::new(what, format!("this host lacks its version {version}, made on host {by}")).help(
+        format!(
+            "change it on host {by}, where 'aquifer group set {name} --host' also lets this host \
+             have it; or use --force here to replace that version"
+        ),
+    )
+}
+
+fn weaker(what: String, before: &Agreement, after: &Agreement) -> Failure {
+    let (was, is) = (before.encryption, after.encryption);
+    Failure::new(what, format!("--encryption {is} is weaker than {was}, and other hosts refuse it"))
+        .help("create another group with 'aquifer group create', for new VMs")
+}
+
 impl Listed {
+    fn is_of(&self, name: &Name, key: KeyId) -> bool {
+        matches!(self, Self::Elsewhere(it) if it.name == *name && it.key_id == key)
+    }
+
     fn name(&self) -> &Name {
         match self {
             Self::Here(shown) => &shown.agreement.name,
@@ -436,6 +517,7 @@ fn text(shown: &Shown) -> String {
 
 fn version_text(shown: &Shown) -> String {
     match (shown.version, &shown.made_on) {
+        (None, Some(by)) => format!("removed on host {by}; stays until its regions are gone"),
         (Some(version), Some(by)) => {
             let has =
                 if shown.is_latest == Some(true) { "" } else { "; this host has another one" };
@@ -459,7 +541,7 @@ fn table_of(groups: &[Listed]) -> String {
     let row = |listed: &Listed| match listed {
         Listed::Here(shown) => {
             let Shown { key_id, regions, version, agreement, conflict, .. } = &**shown;
-            let encryption = format!("{:?}", agreement.encryption).to_lowercase();
+            let encryption = agreement.encryption.to_string();
             let name = agreement.name.to_string() + mark(conflict);
             [name, or_dash(*version), encryption, key_id.clone(), regions.len().to_string()]
         }

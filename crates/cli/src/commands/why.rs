@@ -8,6 +8,7 @@ use aquifer_vm::process::client as vms;
 use clap::Args;
 
 use super::Common;
+use super::group::disputes;
 use crate::agent_call::Socket;
 use crate::failure::{Failure, Result};
 use crate::manual::Manual;
@@ -45,8 +46,13 @@ impl Why {
     /// # Errors
     /// If the agent does not answer, or knows nothing of this name.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let status = self.socket.agent(common)?.status("asking for the decisions")?;
+        let agent = self.socket.agent(common)?;
+        let mut status = agent.status("asking for the decisions")?;
         let name = self.name.filter(|name| *name != status.host.as_str());
+        if name.is_some() {
+            // They last, and the decisions about them may be gone.
+            status.decisions.extend(disputes(&agent));
+        }
         let known = known(&status, common);
         if let Some(name) = &name
             && !known.iter().any(|subject| subject.name == *name)

@@ -27,8 +27,11 @@ const LONGEST_LIST: usize = 1000;
 /// How many digests a host remembers. For a forgotten one it asks once more.
 const MOST_DIGESTS: usize = 1024;
 
-/// For each host of the cluster, the asking is spread over this time, so that not all ask at once.
-const SPREAD: Duration = Duration::from_millis(5);
+/// How far a version may be above the known one: versions that a liar announces must not run out.
+pub const LARGEST_STEP: u64 = 1 << 20;
+
+/// Hosts spread their questions over this time per host of the cluster.
+const ASK_SPREAD_PER_HOST: Duration = Duration::from_millis(5);
 
 /// How long a host is not asked again after its first failure. Each further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
@@ -128,6 +131,18 @@ pub struct Line {
     pub hosts: Vec<String>,
 }
 
+impl Line {
+    /// Returns whether the two lines of one key are different versions with the same number.
+    pub fn is_rival(&self, other: &Self) -> bool {
+        match (self.state, other.state) {
+            (State::Agreed(one), State::Agreed(other)) => {
+                one.version == other.version && one.hash != other.hash
+            }
+            _ => false,
+        }
+    }
+}
+
 /// Returns whether a list names `name`: a trailing `*` matches any text, and an empty list all.
 pub fn is_listed(list: &[String], name: &str) -> bool {
     let matches = |item: &String| match item.strip_suffix('*') {
@@ -141,6 +156,16 @@ pub fn is_listed(list: &[String], name: &str) -> bool {
 pub fn is_short(list: &[String]) -> bool {
     // Each name also takes two quotes and a comma.
     list.iter().map(|name| name.len() + 3).sum::<usize>() <= LONGEST_LIST
+}
+
+/// Returns whether a version is at most [`LARGEST_STEP`] above the known one.
+fn is_near(known: Option<&Line>, state: State) -> bool {
+    let version = |state| match state {
+        State::Agreed(Edition { version, .. }) => version,
+        State::Removed => 0,
+    };
+    let known = known.map_or(0, |known| version(known.state));
+    version(state) <= known.saturating_add(LARGEST_STEP)
 }
 
 /// What a host has of a group.
@@ -159,18 +184,28 @@ pub enum Holding {
 pub struct Catalog(BTreeMap<Group, BTreeMap<KeyId, Line>>);
 
 impl Catalog {
-    /// Takes a line in, unless its list of hosts is too long; returns whether it is news.
+    /// Takes in a line of another host if [`Self::admits`]; returns whether it did.
     pub fn merge(&mut self, group: &Group, key: KeyId, line: Line) -> bool {
-        let is_news = is_short(&line.hosts) && self.lacks(group, key, line.state);
-        if is_news {
+        let is_admitted = self.admits(group, key, &line);
+        if is_admitted {
             self.0.entry(group.clone()).or_default().insert(key, line);
         }
-        is_news
+        is_admitted
     }
 
-    /// Returns whether a line with this state is news. A full catalog takes in no new keys.
-    pub fn lacks(&self, group: &Group, key: KeyId, state: State) -> bool {
-        self.line(group, key).map_or(!self.is_full(), |known| known.state < state)
+    /// Takes in a line of this host's own files, also if the catalog is full.
+    pub fn hold(&mut self, group: &Group, key: KeyId, line: Line) {
+        if self.line(group, key).is_none_or(|known| known.state < line.state) {
+            self.0.entry(group.clone()).or_default().insert(key, line);
+        }
+    }
+
+    /// Returns whether a line of another host is news, and within all limits. A full catalog takes
+    /// in no new keys.
+    pub fn admits(&self, group: &Group, key: KeyId, line: &Line) -> bool {
+        let known = self.line(group, key);
+        let is_news = known.map_or(!self.is_full(), |known| known.state < line.state);
+        is_news && is_short(&line.hosts) && is_near(known, line.state)
     }
 
     /// Returns whether the catalog takes in no new keys.
@@ -193,6 +228,14 @@ impl Catalog {
     /// Returns whether an operator has removed this key.
     pub fn is_removed(&self, group: &Group, key: KeyId) -> bool {
         self.line(group, key).is_some_and(|line| line.state == State::Removed)
+    }
+
+    /// Returns the latest version of an agreement, if no operator removed it.
+    pub fn latest(&self, group: &Group, key: KeyId) -> Option<Edition> {
+        match self.line(group, key)?.state {
+            State::Agreed(edition) => Some(edition),
+            State::Removed => None,
+        }
     }
 
     /// Returns the keys of a group that are not removed. More than one are a conflict.
@@ -244,6 +287,12 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// Returns whether an agreement with this name and version answers the question.
+    pub fn is_answered_by(&self, group: &Group, edition: Edition) -> bool {
+        let most = self.edition.version.saturating_add(LARGEST_STEP);
+        *group == self.group && edition >= self.edition && edition.version <= most
+    }
+
     /// Returns whether this host may have it.
     fn may_be_at(&self, host: &HostName) -> bool {
         *host == self.by || is_listed(&self.hosts, host.as_str())
@@ -330,7 +379,7 @@ impl Asking {
             let until = paused.iter().map(|(_, from)| *from).min();
             return until.map_or(Next::Nothing, Next::At);
         };
-        let spread = u64::try_from(SPREAD.as_millis()).unwrap_or(u64::MAX);
+        let spread = u64::try_from(ASK_SPREAD_PER_HOST.as_millis()).unwrap_or(u64::MAX);
         let spread = spread.saturating_mul(told.len() as u64).max(1);
         let due = *self.due.get_or_insert(now + Duration::from_millis(random % spread));
         if due > now {
@@ -361,9 +410,18 @@ impl Asking {
         self.failed.insert(host.clone(), Failure { digest, until: now + pause, pause });
     }
 
-    /// Makes the next decision without the wait that spreads the asking.
+    /// Makes the next decision without the wait that spreads the asking, and without the pause
+    /// after hosts that lacked what this host wants.
     pub fn hurry(&mut self) {
         self.due = Some(Duration::ZERO);
+        if let Some(lacking) = &mut self.lacking {
+            lacking.until = Duration::ZERO;
+        }
+    }
+
+    /// Ends the pauses after failures: a command waits.
+    pub fn retry(&mut self) {
+        self.failed.values_mut().for_each(|failure| failure.until = Duration::ZERO);
     }
 
     fn see(&mut self, digest: u64) {

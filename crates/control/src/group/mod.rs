@@ -10,7 +10,7 @@
 //! - [`overhead`] (section 7.1) lends one group's idle memory to another, which pays for the
 //!   lender's scanner.
 //!
-//! [`agreements`] is of all hosts: it decides how a group's agreement gets from one to the others.
+//! [`agreements`] decides how all hosts get a group's agreement.
 //!
 //! # In a period
 //! The caller first calls [`overhead::Ledger::step`] for all groups of the host, if any lends. An

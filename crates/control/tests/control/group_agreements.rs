@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::group::agreements::{
-    Asking, Catalog, Edition, Holding, KeyId, Line, MOST_LINES, Next, State, TermsHash,
+    Asking, Catalog, Edition, Holding, KeyId, LARGEST_STEP, Line, MOST_LINES, Next, State,
+    TermsHash,
 };
 use aquifer_page::{Group, HostName};
 use proptest::prelude::*;
@@ -43,12 +44,14 @@ fn a_version_then_a_hash_decides_and_a_removal_is_final() {
     let mut known = Catalog::default();
     let mut says = |line| known.merge(&blue(), KeyId(1), line);
     assert!(says(agreed(1, 9)));
+    assert!(agreed(1, 9).is_rival(&agreed(1, 8)) && !agreed(1, 9).is_rival(&agreed(1, 9)));
+    assert!(!agreed(1, 9).is_rival(&agreed(2, 8)) && !agreed(1, 9).is_rival(&line(State::Removed)));
     assert!(!says(agreed(1, 9)), "twice");
     assert!(says(agreed(2, 3)));
     assert!(!says(agreed(1, 10)), "late");
     assert!(says(agreed(2, 4)) && !says(agreed(2, 3)), "made at once");
     assert!(says(line(State::Removed)));
-    assert!(!says(agreed(u64::MAX, u64::MAX)), "from a host that was away");
+    assert!(!says(agreed(9, u64::MAX)), "from a host that was away");
     assert!(known.is_removed(&blue(), KeyId(1)) && known.live(&blue()).is_empty());
     assert!(known.merge(&blue(), KeyId(2), agreed(1, 1)), "created again");
     assert_eq!(known.live(&blue()).len(), 1);
@@ -80,8 +83,27 @@ fn a_liars_catalog_has_an_end() {
     let full = catalog((0..10_000).map(|key| (key, line(State::Removed))));
     assert_eq!(full.lines().count(), MOST_LINES);
     assert!(full.is_full());
+    // This host's own lines are told nevertheless.
+    let mut full = full;
+    full.hold(&blue(), KeyId(20_000), agreed(1, 1));
+    assert!(full.line(&blue(), KeyId(20_000)).is_some());
     let hosts = vec!["h".repeat(1000)];
+    let removal = Line { hosts: hosts.clone(), ..line(State::Removed) };
+    assert!(!Catalog::default().admits(&blue(), KeyId(1), &removal));
     assert!(!Catalog::default().merge(&blue(), KeyId(1), Line { hosts, ..agreed(1, 1) }));
+}
+
+#[test]
+fn a_liar_cannot_use_up_the_versions() {
+    let mut known = Catalog::default();
+    let mut says = |version| known.merge(&blue(), KeyId(1), agreed(version, 0));
+    assert!(!says(u64::MAX) && !says(LARGEST_STEP + 1));
+    assert!(says(LARGEST_STEP) && says(2 * LARGEST_STEP) && !says(u64::MAX));
+    let wanted = known.wanted(&host("b"), |_| Holding::Nothing).remove(0);
+    let answers = |version| wanted.is_answered_by(&blue(), edition(version, 0));
+    assert!(answers(2 * LARGEST_STEP) && answers(3 * LARGEST_STEP));
+    assert!(!answers(2 * LARGEST_STEP - 1) && !answers(u64::MAX));
+    assert!(!wanted.is_answered_by(&"red".parse().unwrap(), wanted.edition));
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -143,6 +165,27 @@ fn a_host_that_fails_is_asked_more_and_more_rarely() {
     asking.failed(now, &host("a"), 2);
     asking.next(now, (1, &[]), &BTreeMap::new(), 0);
     assert_eq!(asking.next(now, (1, &[]), &told, 0), Next::Ask(host("a")));
+}
+
+#[test]
+fn a_command_ends_the_pauses() {
+    let (mut asking, told) =
+        (Asking::default(), BTreeMap::from(["a", "b"].map(|it| (host(it), 5))));
+    let known = catalog([(1, agreed(1, 0))]);
+    let wanted = known.wanted(&host("c"), |_| Holding::Nothing);
+    let next = |asking: &mut Asking| asking.next(SECOND, (5, &wanted), &told, 0);
+    for name in ["a", "b"] {
+        asking.failed(SECOND, &host(name), 5);
+    }
+    assert!(matches!(next(&mut asking), Next::At(_)));
+    asking.retry();
+    for name in ["a", "b"] {
+        asking.hurry();
+        assert_eq!(next(&mut asking), Next::Ask(host(name)));
+        asking.answered(SECOND, &host(name), 5, &wanted);
+    }
+    asking.hurry();
+    assert!(matches!(next(&mut asking), Next::At(_)), "each once");
 }
 
 #[test]

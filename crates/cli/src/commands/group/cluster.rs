@@ -1,15 +1,16 @@
 //! What this host's agent knows of the groups of other hosts.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_api::agreement::{Find, Found, Known, KnownAgreement};
 use aquifer_api::client::CallError;
 use aquifer_api::path;
+use aquifer_api::status::{Decision, Subject, SubjectKind};
 use aquifer_group::Agreement;
 use aquifer_page::Group as Name;
 
-use super::Groups;
-use crate::agent_call::Socket;
+use super::{Groups, conflict};
+use crate::agent_call::{Agent, Socket};
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail as _, Result};
 
@@ -65,29 +66,46 @@ impl Groups {
         group: &Name,
     ) -> Result<Option<Agreement>> {
         let what = || format!("joining group '{group}'");
-        let here = self.all().to_join(group).or_fail(what)?;
-        if here.is_some() || *group == Name::default() {
-            return Ok(here);
+        let is_here = self.all().find(group).or_fail(what)?.is_some();
+        if !is_here
+            && *group != Name::default()
+            && let Some(found) = self.ask_agent(common, socket, (group, true))?
+            && let Found { found: false, known_by: Some(by), .. } = found
+        {
+            let why = format!("it was made on host {by}, and this host could not get it");
+            return Err(Failure::new(what(), why).help(format!(
+                "see 'aquifer why {group}' here; or name this host with 'aquifer group set {group} \
+                 --host' there"
+            )));
         }
-        match self.ask_agent(common, socket, (group, true))? {
-            Some(Found { found: true, .. }) => self.all().to_join(group).or_fail(what),
-            Some(Found { known_by: Some(by), .. }) => {
-                let why = format!("it was made on host {by}, and this host could not get it");
-                Err(Failure::new(what(), why).help(format!(
-                    "see 'aquifer why {group}' here; or name this host with 'aquifer group set \
-                     {group} --host' there"
-                )))
-            }
-            _ => Ok(None),
-        }
+        self.all().to_join(group).or_fail(what)
     }
 
     /// Returns what the host's agent knows of all groups of the cluster; nothing if no agent
     /// answers.
     pub(super) fn known(&self, common: &Common) -> Result<Vec<KnownAgreement>> {
-        let agent = Socket::of_environment().agent(common)?;
-        let known =
-            agent.ask(KNOWN_LIMIT, async |client| client.get::<Known>(path::KNOWN_GROUPS).await);
-        Ok(known.map(|known| known.agreements).unwrap_or_default())
+        Ok(known(&Socket::of_environment().agent(common)?))
     }
+}
+
+/// Returns what an agent knows of all groups of the cluster; nothing if it does not answer.
+fn known(agent: &Agent) -> Vec<KnownAgreement> {
+    let known =
+        agent.ask(KNOWN_LIMIT, async |client| client.get::<Known>(path::KNOWN_GROUPS).await);
+    known.map(|known| known.agreements).unwrap_or_default()
+}
+
+/// Returns the conflicts and removals of groups that an agent knows now, as its decisions.
+pub(crate) fn disputes(agent: &Agent) -> Vec<Decision> {
+    let dispute = |known: KnownAgreement| {
+        let what = match (conflict(&known), known.edition) {
+            (Some(conflict), _) => conflict,
+            (None, None) => format!("now: the group with key {} is removed", known.key_id),
+            _ => return None,
+        };
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let about = Subject { kind: SubjectKind::Group, name: known.group.to_string() };
+        Some(Decision { at, what, about: vec![about] })
+    };
+    known(agent).into_iter().filter_map(dispute).collect()
 }

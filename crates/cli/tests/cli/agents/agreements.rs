@@ -4,6 +4,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use aquifer_api::agreement::{GivenAgreement, Known};
 use aquifer_api::path;
@@ -133,6 +137,7 @@ fn a_removed_agreement_stays_removed() {
     done(a, &["group", "create", "blue"]);
     wait_until("all have it", || [b, c].iter().all(|host| file(host, "blue").exists()));
     c.kill_agent();
+    let agreed = text(a, "blue");
     assert_eq!(make_region(a, "blue").code, Some(0));
     done(b, &["group", "rm", "blue"]);
     // A host with regions of the group keeps the agreement for them, and for no others.
@@ -141,8 +146,20 @@ fn a_removed_agreement_stays_removed() {
     let more = ["region", "create", "two", "--size", "8M", "--cache", "16M"];
     let more = run(a, &[&more[..], &["--emulate-link", "1us", "--group", "blue"]].concat());
     more.must_fail(1, &["group 'blue' was removed"]);
+    let set = run(a, &["group", "set", "blue", "--max-members", "3"]);
+    set.must_fail(1, &["group 'blue' was removed"]);
+    let shown = run(a, &["group", "show", "blue"]).stdout;
+    assert!(shown.contains("removed on host b; stays until"), "{shown}");
     done(a, &["region", "rm", "one"]);
     wait_until("a has it no more", || !file(a, "blue").exists());
+    make_region(a, "blue").must_fail(1, &["group 'blue' was removed"]);
+    // The key is not lost.
+    let why = run(a, &["why", "blue"]).stdout;
+    assert!(why.contains(".toml.removed") && why.contains("is removed"), "{why}");
+    let kept = fs::read_dir(a.groups()).unwrap().map(|entry| entry.unwrap().path());
+    let kept: Vec<_> =
+        kept.filter(|path| path.to_str().unwrap().ends_with(".toml.removed")).collect();
+    assert_eq!(fs::read_to_string(&kept[0]).unwrap(), agreed);
     // The host that was away loses it, and does not bring it back.
     c.restart();
     wait_until("c has it no more", || !file(c, "blue").exists());
@@ -277,9 +294,9 @@ fn a_lie_changes_no_file_and_hinders_no_other_host() {
         return;
     }
     let cluster = three();
-    let (a, c) = (&cluster["a"], &cluster["c"]);
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
     done(a, &["group", "create", "blue"]);
-    wait_until("c has it", || file(c, "blue").exists());
+    wait_until("all have it", || [b, c].iter().all(|host| file(host, "blue").exists()));
     let identity = Identity::load(&c.tls());
     let get = |path: &str| aquifer_hosts::block_on(identity.agent(a).get::<Value>(path)).unwrap();
     let (mut known, mut given) =
@@ -321,7 +338,135 @@ fn a_lie_changes_no_file_and_hinders_no_other_host() {
         assert_eq!(text(host, "blue"), before);
         assert!(!file(host, "red").exists());
     }
-    done(b, &["group", "set", "blue", "--max-members", "9"]);
+    let set = ["group", "set", "blue", "--max-members", "9"];
+    run(b, &set).must_fail(1, &["lacks its version 7", "--force"]);
+    done(b, &[&set[..], &["--force"]].concat());
     wait_until("a has the change", || text(a, "blue") == text(b, "blue"));
     assert_eq!(listed(a, "blue")[0]["version"], 8);
+    // A group that no host has does not keep its name.
+    run(b, &["group", "create", "red"]).must_fail(1, &["has a group 'red'", "--key"]);
+    run(b, &["group", "rm", "red", "--key", "00000000000000bb"]).must_fail(1, &["knows no such"]);
+    done(b, &["group", "rm", "red", "--key", "00000000000000aa"]);
+    done(b, &["group", "create", "red"]);
+    wait_until("a has the real one", || {
+        text(a, "red") == text(b, "red") && !text(a, "red").is_empty()
+    });
+}
+
+#[test]
+fn an_excluded_host_gives_no_key_and_changes_no_terms() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    done(a, &["group", "create", "blue"]);
+    wait_until("all have it", || [b, c].iter().all(|host| file(host, "blue").exists()));
+    done(a, &["group", "set", "blue", "--host", "a"]);
+    let version = |host: &Host| listed(host, "blue")[0]["version"].clone();
+    wait_until("b knows of it", || version(b) == 2);
+    let identity = Identity::load(&c.tls());
+    let path = path::agreement(&"blue".parse().unwrap());
+    let error = aquifer_hosts::block_on(identity.agent(b).get::<Value>(&path)).unwrap_err();
+    assert!(error.to_string().contains("has no group 'blue'"), "{error}");
+    let set = ["group", "set", "blue", "--max-members", "9"];
+    run(b, &set).must_fail(1, &["lacks its version 2, made on host a", "--force"]);
+
+    // An edit of the file wins no more, also after the agent has forgotten what it heard.
+    let edited = text(b, "blue").replace("lends = false", "lends = true");
+    fs::write(file(b, "blue"), &edited).unwrap();
+    wait_until("b warns", || run(b, &["why", "blue"]).stdout.contains("--force"));
+    b.kill_agent();
+    b.restart();
+    done(a, &["group", "create", "green"]);
+    wait_until("b hears a again", || file(b, "green").exists());
+    assert_eq!((version(a), version(b), version(c)), (2.into(), 2.into(), 2.into()));
+    assert!(text(a, "blue").contains("lends = false") && text(b, "blue") == edited);
+    done(b, &[&set[..], &["--host", "any", "--force"]].concat());
+    wait_until("all have that of b", || {
+        [a, c].iter().all(|host| text(host, "blue") == text(b, "blue"))
+    });
+}
+
+#[test]
+fn no_host_weakens_the_encryption_of_another() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created("a");
+    cluster.join("b");
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    done(a, &["group", "create", "blue", "--encryption", "random"]);
+    wait_until("b has it", || file(b, "blue").exists());
+    let weaker = run(a, &["group", "set", "blue", "--encryption", "deterministic"]);
+    weaker.must_fail(1, &["deterministic is weaker than random", "create another group"]);
+    let edited = text(b, "blue").replace("\"random\"", "\"off\"");
+    fs::write(file(b, "blue"), edited).unwrap();
+    wait_until("a refuses it", || {
+        run(a, &["why", "blue"]).stdout.contains("weakens --encryption from random to off")
+    });
+    assert!(text(a, "blue").contains("encryption = \"random\""));
+    done(a, &["group", "set", "blue", "--max-members", "9", "--force"]);
+    wait_until("b has that of a", || text(a, "blue") == text(b, "blue"));
+}
+
+#[test]
+fn a_limit_of_caches_applies_on_all_hosts_at_once() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created("a");
+    cluster.join("b");
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    done(a, &["group", "create", "blue"]);
+    join_with_region(b, "blue");
+    assert_eq!(make_region(b, "blue").code, Some(0));
+    let limit = |host| done(host, &["region", "show-limits"])["groups"]["blue"].clone();
+    assert_eq!(limit(b), Value::Null);
+    done(a, &["group", "set", "blue", "--max-cache", "8M"]);
+    assert_ne!(limit(a), Value::Null);
+    wait_until("b has the limit", || limit(b) == limit(a));
+    done(b, &["region", "rm", "one"]);
+}
+
+#[test]
+fn a_slow_host_does_not_hold_up_the_others() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = three();
+    let (a, c) = (&cluster["a"], &cluster["c"]);
+    done(a, &["group", "create", "blue"]);
+    wait_until("c has it", || file(c, "blue").exists());
+    let identity = Identity::load(&c.tls());
+    let known = aquifer_hosts::block_on(identity.agent(a).get::<Value>(path::AGREEMENTS)).unwrap();
+    c.kill_agent();
+    let line = |number: u64| {
+        let mut line = known["agreements"][0].clone();
+        line["group"] = format!("slow-{number}").into();
+        line
+    };
+    let known = serde_json::json!({ "agreements": (0..50).map(line).collect::<Vec<_>>() });
+    let [lists, agreements] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let counts = (lists.clone(), agreements.clone());
+    liar::lie(
+        c,
+        a,
+        Box::new(move |path| {
+            if path == path::AGREEMENTS {
+                counts.0.fetch_add(1, Ordering::Relaxed);
+                return Some(known.to_string());
+            }
+            if path.starts_with(path::AGREEMENTS) {
+                counts.1.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(Duration::from_secs(60));
+            }
+            None
+        }),
+    );
+    wait_until("the others ask twice", || agreements.load(Ordering::Relaxed) >= 3);
+    let (agreements, lists) = (agreements.load(Ordering::Relaxed), lists.load(Ordering::Relaxed));
+    assert!(agreements <= lists, "{agreements} agreements, {lists} lists");
+    done(a, &["group", "create", "green"]);
+    wait_until("b has the new group", || file(&cluster["b"], "green").exists());
 }
