@@ -133,6 +133,8 @@ impl Agreements {
         let agreement = self.find(name)?;
         let is_removed = match &agreement {
             Some(agreement) => self.mark(name, agreement.key_id()?).exists(),
+            // Without an agreement, any region may be in the default group.
+            None if *name == Group::default() => false,
             None => self.marks()?.iter().any(|(group, _)| group == name),
         };
         if is_removed { Err(GroupError::Removed(name.clone())) } else { Ok(agreement) }
@@ -565,6 +567,8 @@ mod tests {
         b.all.forget(&blue(), held.key).unwrap();
         assert!(!a.give(&b, |_| ()).unwrap());
         assert!(matches!(b.all.to_join(&blue()), Err(GroupError::Removed(_))), "without a file");
+        b.all.forget(&Group::default(), held.key).unwrap();
+        assert!(b.all.to_join(&Group::default()).unwrap().is_none());
         a.all.remove(&blue()).unwrap();
         assert!(a.survey().held.is_empty() && a.survey().removed.len() == 1);
         // A backup, or a host that died between the two steps of the removal.

@@ -232,7 +232,8 @@ impl Inner {
         self.agreements.take(&self.own, offered, &catalog)
     }
 
-    /// Merges the list of another host. A removal is on disk before this host tells it.
+    /// Merges the list of another host, and marks what is removed. The catalog first: a survey takes
+    /// a mark without a line for a removal on this host.
     fn note(&self, from: &HostName, lines: Vec<KnownAgreement>) -> Result<(), Problem> {
         for KnownAgreement { group, key_id, edition, by, hosts, .. } in lines {
             let state = edition.map_or(KeyState::Removed, KeyState::Agreed);
@@ -240,16 +241,18 @@ impl Inner {
             if !self.hear(&group, key_id, &line) {
                 continue;
             }
+            {
+                let mut state = super::lock(&self.state);
+                state.catalog.merge(&group, key_id, line);
+                // The next survey notes that this host lacks the latest version.
+                state.files = None;
+            }
             if state == KeyState::Removed {
                 self.agreements.forget(&group, key_id).map_err(problem)?;
                 let what = format!("host {from} says that the group with key {key_id} is removed");
                 tracing::info!(%group, "{what}");
                 self.journal.decided_about_group(&group, what);
             }
-            let mut state = super::lock(&self.state);
-            state.catalog.merge(&group, key_id, line);
-            // The next survey notes that this host lacks the latest version.
-            state.files = None;
         }
         Ok(())
     }

@@ -152,10 +152,10 @@ impl Passing {
     /// If hosts have different agreements with that name, and this one has none.
     pub(crate) async fn find(&self, Find { group, wait }: &Find) -> Result<Found, Problem> {
         let ends = Instant::now() + if *wait { FIND_TIMEOUT } else { Duration::ZERO };
-        // These tell nothing by gossip.
-        let mut listed = self.0.peers.listed();
         if *wait {
             self.state().asking.retry();
+            // These tell nothing by gossip.
+            let _ = timeout_at(ends.into(), self.ask_all(self.0.peers.listed())).await;
         }
         loop {
             self.look().await;
@@ -163,11 +163,6 @@ impl Passing {
             let is_known = !is_wanted && (found.found || found.known_by.is_some());
             if is_known || Instant::now() >= ends {
                 return Ok(found);
-            }
-            if !listed.is_empty() {
-                let asked = self.ask_all(std::mem::take(&mut listed));
-                let _ = timeout_at(ends.into(), asked).await;
-                continue;
             }
             if self.0.peers.agreements().is_empty() {
                 return Ok(found);

@@ -16,7 +16,8 @@ use crate::commands::or_none::OrNone;
 pub(super) struct Terms {
     /// Encryption of pages that leave a host
     ///
-    /// A new group has 'deterministic'.
+    /// A new group has 'deterministic'. 'group set' only strengthens it: from 'off' to
+    /// 'deterministic' to 'random'.
     #[arg(long, value_name = "WAY")]
     encryption: Option<EncryptionName>,
     /// Scan rate: csd, cs, c, or a number of pages per millisecond

@@ -305,12 +305,12 @@ fn a_lie_changes_no_file_and_hinders_no_other_host() {
     // A newer version of blue with terms that are not those of its hash, and a group with the body
     // of another one.
     let line = &mut known["agreements"][0];
-    line["edition"]["version"] = 7.into();
+    line["edition"] = serde_json::json!({ "version": 7, "hash": "00000000000000bb" });
+    given["edition"] = line["edition"].clone();
     let mut red = line.clone();
     red["group"] = "red".into();
     red["key_id"] = "00000000000000aa".into();
     known["agreements"].as_array_mut().unwrap().push(red);
-    given["edition"]["version"] = 7.into();
     let agreement = given["agreement"].as_str().unwrap();
     given["agreement"] = agreement.replace("lends = false", "lends = true").into();
     let (known, given) = (known.to_string(), given.to_string());
