@@ -576,8 +576,8 @@ mod tests {
         assert!(matches!(a.all.to_join(&blue()), Err(GroupError::Removed(_))));
         fs::set_permissions(a.all.file(&blue()), Permissions::from_mode(0o644)).unwrap();
         // A region whose record cannot be read may be the group's.
-        fs::create_dir_all(a.regions.join("one")).unwrap();
-        fs::write(a.regions.join("one/record.json"), "").unwrap();
+        fs::create_dir_all(a.regions.join(".one")).unwrap();
+        fs::write(a.regions.join(".one/record.json"), "").unwrap();
         assert!(a.survey().held.contains_key(&blue()));
         fs::remove_dir_all(&a.regions).unwrap();
         let survey = a.survey();
