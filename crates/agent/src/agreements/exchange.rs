@@ -232,8 +232,8 @@ impl Inner {
         self.agreements.take(&self.own, offered, &catalog)
     }
 
-    /// Merges the list of another host, and marks what is removed. The catalog first: a survey takes
-    /// a mark without a line for a removal on this host.
+    /// Merges the list of another host, and marks what is removed. The line comes before the mark:
+    /// a survey takes a mark without a line for a removal on this host.
     fn note(&self, from: &HostName, lines: Vec<KnownAgreement>) -> Result<(), Problem> {
         for KnownAgreement { group, key_id, edition, by, hosts, .. } in lines {
             let state = edition.map_or(KeyState::Removed, KeyState::Agreed);
