@@ -154,8 +154,11 @@ impl Passing {
         let ends = Instant::now() + if *wait { FIND_TIMEOUT } else { Duration::ZERO };
         if *wait {
             self.state().asking.retry();
-            // These tell nothing by gossip.
-            let _ = timeout_at(ends.into(), self.ask_all(self.0.peers.listed())).await;
+        }
+        // These tell nothing by gossip.
+        let listed = self.0.peers.listed();
+        if *wait && !listed.is_empty() {
+            let _ = timeout_at(ends.into(), self.ask_all(listed)).await;
         }
         loop {
             self.look().await;
