@@ -83,6 +83,8 @@ pub(crate) struct Holding {
     pub(crate) leaving: Leaving,
     /// Bytes borrowed to replace this lease, in the volume or on their way there.
     pub(crate) replaced: Bytes,
+    /// Why it could not be vacated last time.
+    pub(crate) stuck: Option<String>,
 }
 
 /// The borrower's half of the controller.
@@ -227,7 +229,8 @@ impl Borrower {
     }
 
     pub(crate) fn hold(&mut self, volume: VolumeId, borrowed: BorrowedLease) {
-        let holding = Holding { borrowed, volume, leaving: Leaving::No, replaced: Bytes::ZERO };
+        let holding =
+            Holding { borrowed, volume, leaving: Leaving::No, replaced: Bytes::ZERO, stuck: None };
         self.holdings.insert(holding.borrowed.lease, holding);
     }
 
@@ -361,6 +364,12 @@ impl Borrower {
         if let Message::MemBorFin { lease, .. } = message {
             self.pending_releases.delivered(to, *lease);
         }
+    }
+
+    /// Returns the volumes of leases that could not be vacated.
+    pub(crate) fn stuck(&self) -> BTreeSet<VolumeId> {
+        let stuck = self.holdings.values().filter(|holding| holding.stuck.is_some());
+        stuck.map(|holding| holding.volume).collect()
     }
 
     pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeStatus> {

@@ -211,6 +211,11 @@ impl Controller {
         self.lender.lent()
     }
 
+    /// Returns the volumes of borrowed leases that lenders ask for, and that could not be vacated.
+    pub(crate) fn stuck(&self) -> BTreeSet<VolumeId> {
+        self.borrower.stuck()
+    }
+
     /// Returns when the oldest recall began that goes on.
     pub(crate) fn recalling_since(&self) -> Option<Duration> {
         self.lender.recalling_since()

@@ -29,7 +29,10 @@ impl Borrower {
             if holding.leaving == Leaving::No && !deactivating {
                 holding.leaving = Leaving::Wanted;
                 let bytes = holding.borrowed.bytes;
-                ctx.decide(What::Recalled { lender: from.clone(), lease, bytes });
+                // Until it can be vacated, the lender asks again and again.
+                if holding.stuck.is_none() {
+                    ctx.decide(What::Recalled { lender: from.clone(), lease, bytes });
+                }
             }
             return;
         }
@@ -98,10 +101,13 @@ impl Borrower {
         holding.leaving = Leaving::Evacuating;
         holding.replaced = holding.replaced.saturating_add(round.got_bytes());
         let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();
+        let is_new = holding.stuck.is_none() || !round.got.is_empty();
         for got in &round.got {
             self.hold(volume, got.clone());
         }
-        ctx.decide(What::Evacuates { lease, lender, bytes, onto: round.got_bytes() });
+        if is_new {
+            ctx.decide(What::Evacuates { lease, lender, bytes, onto: round.got_bytes() });
+        }
         ctx.act(Action::Evacuate { volume, lease, onto: round.got });
     }
 
@@ -113,9 +119,15 @@ impl Borrower {
         ctx: &mut StepContext<'_>,
     ) {
         let Some(holding) = self.holdings.get(&lease) else { return };
+        let volume = holding.volume;
         ctx.decide(What::Evacuated { lease, lender: holding.borrowed.lender.clone() });
         self.finish(lease, ctx);
         unused.into_iter().for_each(|lease| self.finish(lease, ctx));
+        // All pages of a region are home. It may borrow again.
+        let is_of_region = self.volumes.get(&volume).is_some_and(|known| !known.owner.is_swap());
+        if is_of_region && !self.holdings.values().any(|holding| holding.volume == volume) {
+            self.volumes.remove(&volume);
+        }
     }
 
     /// Keeps the lease, which is still in use. The lender's next `mem_len_fin` starts another
@@ -136,7 +148,10 @@ impl Borrower {
         holding.leaving = Leaving::No;
         // The next attempt asks for the bytes that this one did not get or could not use.
         holding.replaced = holding.replaced.saturating_sub(lost);
-        ctx.decide(What::EvacuationFailed { lease, lender: holding.borrowed.lender.clone(), why });
+        if holding.stuck.replace(why.clone()).as_ref() != Some(&why) {
+            let lender = holding.borrowed.lender.clone();
+            ctx.decide(What::EvacuationFailed { lease, lender, why });
+        }
         unused.into_iter().for_each(|lease| self.finish(lease, ctx));
     }
 }

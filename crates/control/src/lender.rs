@@ -162,8 +162,7 @@ impl LenderRole {
             Some(_) => Bytes::ZERO,
             None => {
                 let by_paper = ctx.memory().spare(ctx.config(), self.lent());
-                let account = self.lendable(ctx.facts).spare(Class::Lent);
-                by_paper.min(account).min(self.may_lend_promised(ctx.facts))
+                by_paper.min(self.lendable(ctx.facts).spare(Class::Lent))
             }
         }
     }
@@ -189,15 +188,6 @@ impl LenderRole {
         }
         let own = facts.own.with_auto_caches_as_used();
         self.ledger(&Facts { own, ..facts.clone() })
-    }
-
-    /// Returns how much more this host may lend of memory that it has promised to its own caches:
-    /// in all, as much as an operator promised beyond M_t.
-    fn may_lend_promised(&self, facts: &Facts) -> Bytes {
-        match self.ledger(facts).promised_too_much() {
-            Bytes::ZERO => Bytes(u64::MAX),
-            too_much => too_much.saturating_sub(self.lent().granted),
-        }
     }
 
     /// Returns the ledger if it, and not M_s or T_upper, limits what this host can spare.

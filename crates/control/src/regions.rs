@@ -1,5 +1,5 @@
 //! Memory for regions. Their requests wait for their turn, and get all that they ask for or
-//! nothing. A region keeps its leases, through recalls, until it is gone.
+//! nothing. A region keeps its leases, through recalls, until it is gone or all its pages are home.
 
 use aquifer_page::{Bytes, VolumeId};
 

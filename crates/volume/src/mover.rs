@@ -84,6 +84,24 @@ impl Volume {
     pub fn evacuate(
         &self,
         lease: LeaseId,
+        progress: impl FnMut(Progress),
+    ) -> Result<Evacuated, VolumeError> {
+        self.vacate(lease, false, progress)
+    }
+
+    /// Removes a lease as [`evacuate`](Self::evacuate) does, even if the volume has no other. Its
+    /// pages must have been discarded.
+    ///
+    /// # Errors
+    /// As [`evacuate`](Self::evacuate), also if the lease still holds pages.
+    pub fn give_up_last(&self, lease: LeaseId) -> Result<(), VolumeError> {
+        self.vacate(lease, true, |_| ()).map(drop)
+    }
+
+    fn vacate(
+        &self,
+        lease: LeaseId,
+        may_be_last: bool,
         mut progress: impl FnMut(Progress),
     ) -> Result<Evacuated, VolumeError> {
         let unknown = || VolumeError::UnknownLease(self.id(), lease);
@@ -95,7 +113,7 @@ impl Volume {
         // closed.
         drop(self.mover());
         let emptied = self.empty(&source, &mut progress);
-        let result = emptied.and_then(|done| self.give_up(&source).map(|()| done));
+        let result = emptied.and_then(|done| self.give_up(&source, may_be_last).map(|()| done));
         if result.is_err() {
             source.set_open(true);
         }
@@ -103,8 +121,8 @@ impl Volume {
     }
 
     /// Discards what an empty lease may still hold, and removes the lease. Without it the volume
-    /// must have another lease or a spill file: nobody would add one.
-    fn give_up(&self, source: &Arc<Lease>) -> Result<(), VolumeError> {
+    /// must have another lease or a spill file, unless the caller says that somebody adds one.
+    fn give_up(&self, source: &Arc<Lease>, may_be_last: bool) -> Result<(), VolumeError> {
         loop {
             // Held for one slot at a time, as writes may wait for the mover.
             let _mover = self.mover();
@@ -115,7 +133,7 @@ impl Volume {
                 continue;
             }
             let mut leases = self.leases.list_mut();
-            if leases.len() == 1 && self.leases.spill.is_none() {
+            if leases.len() == 1 && self.leases.spill.is_none() && !may_be_last {
                 return Err(self.no_room());
             }
             leases.retain(|other| !Arc::ptr_eq(other, source));

@@ -4,7 +4,9 @@
 //! overloaded, and has lent nothing that it could recall, its largest cache shrinks: cold pages go
 //! to lenders, and the region's programs run on. So do caches while a recall takes long. That comes
 //! before a loan to swap to, and long before a VM moves. The first time, this host borrows the size
-//! of the region. When the host has room again, the cache that fetches most grows.
+//! of the region. When the host has room again, the cache that fetches most grows. If a lender asks
+//! for its memory, and no other host has room, the cache grows to the whole region, so that all
+//! pages come home.
 //!
 //! A cache shrinks above T_upper and grows below T_lower, and rests in between, so the two do not
 //! fight. One cache changes at a time.
@@ -17,7 +19,7 @@ use aquifer_page::{Bytes, RegionName, VolumeId};
 use super::Node;
 use super::offers::Waiting;
 use crate::ledger::{AutoCache, Claim, Purpose, RegionMemory};
-use crate::{Decision, RegionRequest, Subject, What};
+use crate::{Decision, Memory, RegionRequest, Subject, What};
 
 /// The least share of a region that its cache keeps. Below it, most programs do little but wait.
 const LEAST_SHARE: f64 = 0.25;
@@ -29,7 +31,7 @@ const LEAST_STEP: Bytes = Bytes::mib(16);
 const UNDER_PRESSURE: f64 = 1.0 / 32.0;
 
 /// The shortest time between two steps if programs wait for memory, although M_u is below the
-/// target.
+/// target, and from a step to a growth for a lender that waits.
 const SETTLING: Duration = Duration::from_secs(5);
 
 /// How long a region rests after its cache could not change, or nobody lent to it.
@@ -100,6 +102,7 @@ impl Node {
         if let Some((chosen, others)) = chosen {
             self.shrink(chosen, &others);
         } else if !overloaded {
+            self.grow_whole();
             self.grow();
         }
     }
@@ -143,9 +146,7 @@ impl Node {
     }
 
     fn shrink(&mut self, chosen: Chosen, others: &[String]) {
-        let config = &self.controller.facts().config;
-        let memory = self.own.memory;
-        let target = (memory.upper(config) + memory.lower(config)).scaled(0.5);
+        let (memory, target) = (self.own.memory, self.target());
         let excess = memory.used.saturating_sub(target);
         // The kernel's signal looks back on some seconds.
         let acted = self.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
@@ -190,6 +191,65 @@ impl Node {
         self.outputs.push(super::Output::SetCache { region, cache });
     }
 
+    /// Grows the cache of a region to the whole, if its lender waits for memory that no other host
+    /// takes. Then the engine brings all pages home.
+    fn grow_whole(&mut self) {
+        let acted = self.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
+        let stuck = self.controller.stuck();
+        let room = self.target().saturating_sub(self.taken());
+        let is_stuck = |(region, auto): &(&RegionMemory, AutoCache)| {
+            let needs = region.size.saturating_sub(region.resident);
+            stuck.contains(&auto.volume)
+                && region.cache < region.size
+                && needs <= room
+                && !self.rests(&region.name)
+        };
+        let region = self.autos().find(is_stuck).map(|(region, _)| region.clone());
+        let Some(region) = region.filter(|_| !acted) else { return };
+        let (name, size) = (region.name.clone(), region.size);
+        let what = format!(
+            "grows the cache of region {name} to {size}, so that its pages come home: its lender \
+             waits for them, no other host has room, and {room} are free here below the middle of \
+             T_lower and T_upper"
+        );
+        self.grow_to(region, size, what);
+    }
+
+    /// Returns the use of memory to which caches shrink: the middle of T_lower and T_upper.
+    fn target(&self) -> Bytes {
+        let (config, memory) = (&self.controller.facts().config, self.own.memory);
+        (memory.upper(config) + memory.lower(config)).scaled(0.5)
+    }
+
+    /// Returns the memory in use, with what may come back from swap, or into leases.
+    fn taken(&self) -> Bytes {
+        let lent = self.controller.lent_sums();
+        let may_come = lent.granted.saturating_sub(lent.stored);
+        let Memory { used, swap_used, .. } = self.own.memory;
+        used.saturating_add(swap_used).saturating_add(may_come)
+    }
+
+    /// Grows a cache if that breaks no promise.
+    fn grow_to(&mut self, region: RegionMemory, cache: Bytes, what: String) {
+        let RegionMemory { name, group, .. } = region;
+        let claim = Claim {
+            name: name.clone(),
+            purpose: Purpose::Cache,
+            group,
+            bytes: cache,
+            reserve: Bytes::ZERO,
+        };
+        // If the operator promised more than M_t, only use tells whether there is room.
+        let is_overcommitted = self.ledger().promised_too_much() > Bytes::ZERO;
+        if !is_overcommitted && !matches!(self.shortage(&claim), Ok(None)) {
+            return;
+        }
+        self.own.claims.note(claim, self.now);
+        self.note_claims();
+        self.log(what, vec![Subject::Region(name.clone()), Subject::Vm(name.clone())]);
+        self.change(name, cache);
+    }
+
     /// Grows the cache that fetched most since the last look, if this host has room below T_lower.
     fn grow(&mut self) {
         if !self.passed(GROWTH, self.caches.looked) {
@@ -200,11 +260,8 @@ impl Node {
             self.autos().map(|(region, auto)| (region.name.clone(), auto.fetched)).collect();
         let before = std::mem::replace(&mut self.caches.fetched, fetched);
         let rests = self.caches.changed.is_some_and(|at| !self.passed(GROWTH, at));
-        let memory = self.own.memory;
-        let lent = self.controller.lent_sums();
-        let may_come = memory.swap_used.saturating_add(lent.granted.saturating_sub(lent.stored));
-        let taken = memory.used.saturating_add(may_come);
-        let room = memory.lower(&self.controller.facts().config).saturating_sub(taken);
+        let lower = self.own.memory.lower(&self.controller.facts().config);
+        let room = lower.saturating_sub(self.taken());
         let wants = |(region, auto): (&RegionMemory, AutoCache)| {
             let before = before.get(&region.name)?;
             let fetched = auto.fetched.checked_sub(*before)?;
@@ -219,34 +276,17 @@ impl Node {
         let lacks = region.size.saturating_sub(region.cache);
         let step = region.size.scaled(0.125).max(LEAST_STEP).min(lacks);
         let cache = region.cache + step;
-        let claim = Claim {
-            name: region.name.clone(),
-            purpose: Purpose::Cache,
-            group: region.group,
-            bytes: cache,
-            reserve: Bytes::ZERO,
-        };
-        // Half of the room stays, as others may need it in the same moment. If the operator
-        // promised more than M_t, only use tells whether there is room.
-        let is_overcommitted = self.ledger().promised_too_much() > Bytes::ZERO;
-        let fits = step <= room.scaled(0.5)
-            && (is_overcommitted || matches!(self.shortage(&claim), Ok(None)));
-        if !fits {
+        // Half of the room stays, as others may need it in the same moment.
+        if step > room.scaled(0.5) || self.is_busy() {
             return;
         }
-        self.own.claims.note(claim, self.now);
-        self.note_claims();
-        let name = region.name;
-        let about = vec![Subject::Region(name.clone()), Subject::Vm(name.clone())];
-        self.log(
-            format!(
-                "grows the cache of region {name} to {cache}: it fetched {fetched} pages in {} s, \
-                 and {room} are free below T_lower",
-                GROWTH.as_secs()
-            ),
-            about,
+        let what = format!(
+            "grows the cache of region {} to {cache}: it fetched {fetched} pages in {} s, and \
+             {room} are free below T_lower",
+            region.name,
+            GROWTH.as_secs()
         );
-        self.change(name, cache);
+        self.grow_to(region, cache, what);
     }
 
     /// Notes that a cache has its new size, or why not.

@@ -1,6 +1,5 @@
 //! The destination of a hand-over: pages and their states arrive before the region is this host's.
 
-use std::io;
 use std::ops::Range;
 
 use aquifer_page::{PAGE_SIZE, PAGES_PER_EXTENT};
@@ -210,7 +209,7 @@ impl Engine {
     }
 
     /// Returns whether only the volume has the page, in its current version.
-    fn is_remote(&self, page: u64) -> bool {
+    pub(super) fn is_remote(&self, page: u64) -> bool {
         let is = self.table.get(page);
         is.place == Place::Remote && !is.awaiting_source
     }
@@ -227,17 +226,28 @@ impl Engine {
             self.take(&mut cache, *page, self.table.get(*page), Place::Filling);
         }
         drop(cache);
-        let mut fetched: io::Result<()> = Ok(());
-        for run in runs(taken) {
+        self.fetch_taken(taken, buffer).ok()
+    }
+
+    /// Fetches these pages, which are filling, into the file.
+    pub(super) fn fetch_taken(
+        &self,
+        pages: Vec<u64>,
+        buffer: &mut [u8],
+    ) -> Result<(), RegionError> {
+        let mut fetched = Ok(());
+        for run in runs(pages) {
             let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
             if fetched.is_ok() {
-                let read =
-                    self.read(self.control_worker(), run.start, data).map_err(io::Error::other);
-                fetched = read.and_then(|_| self.file.put(run.start, data));
+                let read = self.read(self.control_worker(), run.start, data);
+                fetched = read.map_err(RegionError::from).and_then(|_| {
+                    let fail = RegionError::io("cannot put pages into the region's file");
+                    self.file.put(run.start, data).map_err(fail)
+                });
             }
             self.are_put(run, fetched.is_ok(), |is| is);
         }
-        fetched.ok()
+        fetched
     }
 
     /// Completes the fill of pages that were put into the file; `here` returns their state. Aborts

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use aquifer_page::LeaseId;
-use aquifer_volume::{LeaseTarget, Progress};
+use aquifer_volume::{LeaseTarget, Progress, VolumeError};
 
 use super::Engine;
 use crate::error::RegionError;
@@ -46,19 +46,26 @@ impl Engine {
         self.may_change()
     }
 
-    /// Moves all extents off a lease and releases it, while faults and evictions go on. Any caller
-    /// may repeat this at any time. A lease that the region does not have counts as evacuated.
+    /// Moves all extents off a lease and releases it, while faults and evictions go on. If no other
+    /// lease has room, and the cache is as large as the region, all pages come home. Any caller may
+    /// repeat this at any time. A lease that the region does not have counts as evacuated.
     ///
     /// # Errors
-    /// The lender fails, no other lease has room, or the region is being handed over. Moved extents
-    /// stay moved, the others stay, and the lease is in use again.
+    /// The lender fails, nothing has room, or the region is being handed over. Moved extents and
+    /// pages stay moved, the others stay, and the lease is in use again.
     pub fn evacuate(
         &self,
         lease: LeaseId,
         progress: impl FnMut(Progress),
     ) -> Result<(), RegionError> {
         self.may_change()?;
-        self.lenders.volume.release(lease, progress)?;
+        match self.lenders.volume.release(lease, progress) {
+            Err(VolumeError::NoRoom(_)) if self.is_cache_whole() => {
+                self.bring_home()?;
+                self.lenders.volume.give_up_last(lease)?;
+            }
+            done => done?,
+        }
         // A hand-over that began meanwhile may have told the other host that the region has it.
         self.may_change()
     }

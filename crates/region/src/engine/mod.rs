@@ -23,6 +23,7 @@ mod dirty;
 mod discard;
 mod evict;
 mod fault;
+mod home;
 mod incoming;
 mod leases;
 mod lenders;

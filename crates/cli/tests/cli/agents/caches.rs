@@ -140,6 +140,39 @@ fn a_shrunk_cache_outlives_agent_and_engine() {
 }
 
 #[test]
+fn pages_come_home_when_their_only_lender_drains() {
+    if lacks_rights() {
+        return;
+    }
+    let mut scene = Scene::set(&["b"]);
+    let borrows = |scene: &Scene| {
+        let mut load = scene.a().load(Bytes::mib(160));
+        load.filled();
+        let b = &scene.cluster["b"];
+        wait_until("pages are at the lender", || b.stored() > Bytes::mib(16));
+        load.verify();
+    };
+    borrows(&scene);
+    scene.does("write 2");
+    let drain = |words: &[&str]| {
+        let drained = Answer::of(&mut scene.cluster["b"].aquifer(&[&["host"], words].concat()));
+        assert_eq!(drained.code, Some(0), "{drained:?}");
+    };
+    drain(&["drain"]);
+    assert!(scene.cluster["b"].is_free());
+    drain(&["undrain"]);
+    assert_eq!((scene.cache(), scene.shown("/usage/remote")), (SIZE, 0));
+    let why = scene.why();
+    assert!(why.contains("so that its pages come home"), "{why}");
+    scene.does("check 2");
+    // It can borrow again.
+    borrows(&scene);
+    scene.does("write 3");
+    scene.does("check 3");
+    scene.end(&["b"]);
+}
+
+#[test]
 fn without_a_lender_a_cache_stays_and_a_smaller_one_is_refused() {
     if lacks_rights() {
         return;

@@ -39,7 +39,8 @@ impl World {
     pub(super) fn evacuate(&self, lease: LeaseId, again: bool) {
         let host = self.host();
         loop {
-            let has_room = host.leases.borrow().len() > 1;
+            let is_cache_whole = self.limit.get() >= self.shape.pages;
+            let has_room = host.leases.borrow().len() > 1 || is_cache_whole;
             let done = self.run(&host, format_args!("evacuate lease {lease}"), |engine| {
                 // A thread that used a moving extent would wait for this one.
                 self.schedule.playing.set(true);
@@ -63,6 +64,12 @@ impl World {
                 return;
             }
         }
+    }
+
+    /// Changes the limit of the cache.
+    pub(super) fn limit(&self, frames: u64) {
+        self.limit.set(frames);
+        crate::lock(&self.host().engine().cache).limit = frames;
     }
 
     /// Gives the destination of a hand-over the leases that the source has on record.

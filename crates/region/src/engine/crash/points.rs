@@ -133,6 +133,21 @@ fn an_engine_killed_while_it_evacuates_loses_nothing() {
 }
 
 #[test]
+fn an_engine_killed_while_pages_come_home_loses_nothing() {
+    at_each_point(some_of_each, |world| {
+        world.limit(SHAPE.pages);
+        world.evacuate(LeaseId(1), true);
+        assert!(world.host().leases.borrow().is_empty());
+        write(world, [3, 9]);
+        while world.host().leases.borrow().is_empty() {
+            world.add_lease(OTHER);
+        }
+        world.limit(SHAPE.frames);
+        world.evict_all();
+    });
+}
+
+#[test]
 fn without_room_an_evacuation_is_refused_and_changes_nothing() {
     scene(None, &some_of_each, &|world| {
         world.evacuate(LeaseId(1), true);

@@ -105,6 +105,8 @@ pub(super) struct World {
     ended: RefCell<Vec<Ended>>,
     /// Frames of the group that were written.
     pub(super) frames: RefCell<BTreeSet<u64>>,
+    /// The limit of each cache.
+    pub(super) limit: Cell<u64>,
     pub(super) log: RefCell<Vec<String>>,
 }
 
@@ -192,7 +194,7 @@ impl Host {
         let beside = ["mapped", "frames", "watched"].map(|name| self.path(name));
         let engine = expect("open an engine", Engine::over(&config, volume, joined, files, beside));
         // Fewer frames than any real cache, so that a small region has many evictions.
-        lock(&engine.cache).limit = shape.frames;
+        lock(&engine.cache).limit = world.limit.get();
         Arc::new(engine)
     }
 }
@@ -244,6 +246,7 @@ impl World {
             hosts: Cell::new(0),
             ended: RefCell::default(),
             frames: RefCell::default(),
+            limit: Cell::new(shape.frames),
             log: RefCell::default(),
         });
         let hooked = Rc::downgrade(&world);
