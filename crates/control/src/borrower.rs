@@ -76,6 +76,9 @@ pub(crate) enum Leaving {
     Evacuating,
 }
 
+/// How long a failure to vacate a lease counts. Its lender asks again within seconds.
+const STUCK_LIFE: Duration = Duration::from_secs(60);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Holding {
     pub(crate) borrowed: BorrowedLease,
@@ -83,8 +86,16 @@ pub(crate) struct Holding {
     pub(crate) leaving: Leaving,
     /// Bytes borrowed to replace this lease, in the volume or on their way there.
     pub(crate) replaced: Bytes,
-    /// Why it could not be vacated last time.
-    pub(crate) stuck: Option<String>,
+    /// Why it could not be vacated last time, and when.
+    pub(crate) stuck: Option<(String, Duration)>,
+}
+
+impl Holding {
+    /// Returns whether its lender asks for it, and it cannot be vacated. A lender that asks no more
+    /// does not tell.
+    pub(crate) fn is_stuck(&self, now: Duration) -> bool {
+        self.stuck.as_ref().is_some_and(|(_, at)| now.saturating_sub(*at) < STUCK_LIFE)
+    }
 }
 
 /// The borrower's half of the controller.
@@ -366,10 +377,16 @@ impl Borrower {
         }
     }
 
-    /// Returns the volumes of leases that could not be vacated.
-    pub(crate) fn stuck(&self) -> BTreeSet<VolumeId> {
-        let stuck = self.holdings.values().filter(|holding| holding.stuck.is_some());
-        stuck.map(|holding| holding.volume).collect()
+    /// Returns the volumes whose only lease its lender asks for, and that it cannot leave.
+    pub(crate) fn stuck(&self, now: Duration) -> BTreeSet<VolumeId> {
+        let is_only = |holding: &&Holding| {
+            let mut all = self.holdings.values();
+            all.all(|other| {
+                other.volume != holding.volume || other.borrowed.lease == holding.borrowed.lease
+            })
+        };
+        let stuck = self.holdings.values().filter(|holding| holding.is_stuck(now));
+        stuck.filter(is_only).map(|holding| holding.volume).collect()
     }
 
     pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeStatus> {

@@ -211,9 +211,9 @@ impl Controller {
         self.lender.lent()
     }
 
-    /// Returns the volumes of borrowed leases that lenders ask for, and that could not be vacated.
-    pub(crate) fn stuck(&self) -> BTreeSet<VolumeId> {
-        self.borrower.stuck()
+    /// Returns the volumes whose only lease its lender asks for, and that cannot leave it.
+    pub(crate) fn stuck(&self, now: Duration) -> BTreeSet<VolumeId> {
+        self.borrower.stuck(now)
     }
 
     /// Returns when the oldest recall began that goes on.

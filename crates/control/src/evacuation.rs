@@ -30,7 +30,7 @@ impl Borrower {
                 holding.leaving = Leaving::Wanted;
                 let bytes = holding.borrowed.bytes;
                 // Until it can be vacated, the lender asks again and again.
-                if holding.stuck.is_none() {
+                if !holding.is_stuck(ctx.now()) {
                     ctx.decide(What::Recalled { lender: from.clone(), lease, bytes });
                 }
             }
@@ -101,7 +101,7 @@ impl Borrower {
         holding.leaving = Leaving::Evacuating;
         holding.replaced = holding.replaced.saturating_add(round.got_bytes());
         let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();
-        let is_new = holding.stuck.is_none() || !round.got.is_empty();
+        let is_new = !holding.is_stuck(ctx.now()) || !round.got.is_empty();
         for got in &round.got {
             self.hold(volume, got.clone());
         }
@@ -148,7 +148,10 @@ impl Borrower {
         holding.leaving = Leaving::No;
         // The next attempt asks for the bytes that this one did not get or could not use.
         holding.replaced = holding.replaced.saturating_sub(lost);
-        if holding.stuck.replace(why.clone()).as_ref() != Some(&why) {
+        let is_new = holding.stuck.as_ref().is_none_or(|(before, _)| *before != why)
+            || !holding.is_stuck(ctx.now());
+        holding.stuck = Some((why.clone(), ctx.now()));
+        if is_new {
             let lender = holding.borrowed.lender.clone();
             ctx.decide(What::EvacuationFailed { lease, lender, why });
         }

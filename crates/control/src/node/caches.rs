@@ -195,17 +195,32 @@ impl Node {
     /// takes. Then the engine brings all pages home.
     fn grow_whole(&mut self) {
         let acted = self.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
-        let stuck = self.controller.stuck();
-        let room = self.target().saturating_sub(self.taken());
-        let is_stuck = |(region, auto): &(&RegionMemory, AutoCache)| {
-            let needs = region.size.saturating_sub(region.resident);
-            stuck.contains(&auto.volume)
-                && region.cache < region.size
-                && needs <= room
-                && !self.rests(&region.name)
+        if acted || self.is_busy() {
+            return;
+        }
+        let stuck = self.controller.stuck(self.now);
+        let needs = |region: &RegionMemory| region.size.saturating_sub(region.resident);
+        let stuck = || {
+            let is_stuck = |(_, auto): &(_, AutoCache)| stuck.contains(&auto.volume);
+            self.autos().filter(is_stuck).map(|(region, _)| region)
         };
-        let region = self.autos().find(is_stuck).map(|(region, _)| region.clone());
-        let Some(region) = region.filter(|_| !acted) else { return };
+        // Pages that are about to come home.
+        let comes = stuck().filter(|region| region.cache >= region.size).map(needs).sum();
+        let room = self.target().saturating_sub(self.taken()).saturating_sub(comes);
+        let may_grow = |region: &&RegionMemory| {
+            region.cache < region.size && needs(region) <= room && !self.rests(&region.name)
+        };
+        let mut may_grow: Vec<_> = stuck().filter(may_grow).cloned().collect();
+        may_grow.sort_by_key(|region| (needs(region), region.name.clone()));
+        for region in may_grow {
+            self.grow_whole_to(region, room);
+        }
+    }
+
+    fn grow_whole_to(&mut self, region: RegionMemory, room: Bytes) {
+        if self.is_busy() {
+            return;
+        }
         let (name, size) = (region.name.clone(), region.size);
         let what = format!(
             "grows the cache of region {name} to {size}, so that its pages come home: its lender \

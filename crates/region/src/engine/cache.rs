@@ -40,6 +40,8 @@ pub(super) struct Cache {
     pub(super) is_short: bool,
     /// Victims outside the page tables, the oldest first. Pages touched since are still listed.
     pub(super) cold_list: VecDeque<u64>,
+    /// The limit must not fall below the region's size: the last lease is on its way back, or gone.
+    pub(super) must_be_whole: bool,
     /// The pages that the destination host has, during a hand-over.
     pub(super) outgoing: Option<Outgoing>,
     /// Pages that threads wait for and that come from the source host. Pages that came since are
@@ -71,6 +73,7 @@ impl Cache {
             watched: false,
             is_short: false,
             cold_list: VecDeque::new(),
+            must_be_whole: false,
             outgoing: None,
             awaiting_source: VecDeque::new(),
         }
@@ -125,7 +128,7 @@ impl Engine {
         if limit.0 < self.table.pages() * PAGE_SIZE as u64 {
             self.watch()?;
         }
-        self.limit_cache(limit);
+        self.limit_cache(limit)?;
         let (mut least, mut since) = (u64::MAX, Instant::now());
         loop {
             let frames = {
@@ -170,10 +173,20 @@ impl Engine {
     }
 
     /// Changes the limit of the local cache. Pages over it leave with later faults.
-    pub fn limit_cache(&self, limit: Bytes) {
+    ///
+    /// # Errors
+    /// Pages come home, or the region has no lender any more.
+    pub fn limit_cache(&self, limit: Bytes) -> Result<(), RegionError> {
+        let frames = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
         let mut cache = lock(&self.cache);
-        cache.limit = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
+        if cache.must_be_whole && frames < cache.pages {
+            let why = "the region gives its last lease back, so all its pages stay in this host's \
+                       RAM; this host's agent borrows for it again";
+            return Err(RegionError::Misuse(why.to_owned()));
+        }
+        cache.limit = frames;
         cache.beyond = 0;
+        Ok(())
     }
 
     /// Returns the limit of the local cache.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use aquifer_page::PAGE_SIZE;
-use aquifer_volume::VolumeError;
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_volume::{Progress, VolumeError};
 
 use super::Engine;
 use super::cache::Cache;
@@ -16,37 +16,76 @@ use crate::table::{Page, Place};
 const CHUNK: u64 = 256;
 
 impl Engine {
-    /// Returns whether the cache has room for all pages of the region.
-    pub(super) fn is_cache_whole(&self) -> bool {
-        lock(&self.cache).limit >= self.table.pages()
+    /// Returns whether all pages may leave this lease, the only one, for the cache. Then the cache
+    /// keeps room for them until [`Self::bring_home`] ends.
+    pub(super) fn may_come_home(&self, lease: LeaseId) -> bool {
+        if self.lenders.volume.targets().iter().any(|target| target.lease != lease) {
+            return false;
+        }
+        let mut cache = lock(&self.cache);
+        let may = cache.limit >= self.table.pages()
+            && cache.outgoing.is_none()
+            // Another request brings them home.
+            && !cache.must_be_whole;
+        cache.must_be_whole |= may;
+        may
     }
 
-    /// Fetches all pages that the volume has, and discards them there, while programs run.
+    /// Fetches all pages that the volume has, discards them there, and gives the lease up, while
+    /// programs run. Without a lease, the cache keeps room for all pages.
     ///
     /// # Errors
-    /// A page cannot be fetched or discarded, or the cache has no longer room for all pages. Each
-    /// page stays in at least one of both places.
-    pub(super) fn bring_home(&self) -> Result<(), RegionError> {
+    /// A page cannot be fetched or discarded, or the region is being handed over. Each page stays
+    /// in at least one of both places, and the lease is in use again.
+    pub(super) fn bring_home(
+        &self,
+        lease: LeaseId,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), RegionError> {
+        let brought = self.bring_all(progress).and_then(|()| {
+            let given_up = self.lenders.volume.give_up_last(lease);
+            Ok(given_up?)
+        });
+        if brought.is_err() {
+            lock(&self.cache).must_be_whole = false;
+        }
+        brought
+    }
+
+    fn bring_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), RegionError> {
         if !self.is_watched() {
             // No page has left.
             return Ok(());
         }
+        let pages = self.table.pages();
         let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];
         let mut next = 0;
-        while next < self.table.pages() {
-            let chunk = next..self.table.pages().min(next + CHUNK);
+        while next < pages && !self.has_ended() {
+            let chunk = next..pages.min(next + CHUNK);
             self.fetch_remote(&chunk, &mut buffer)?;
             next = self.discard_stored(&chunk)?;
+            let extents = |pages: u64| pages.div_ceil(PAGES_PER_EXTENT);
+            let left = Bytes((pages - next) * PAGE_SIZE as u64);
+            progress(Progress { moved: extents(next), total: extents(pages), left });
         }
         // Also what an earlier engine was about to discard.
         self.discard_leftovers();
         Ok(())
     }
 
+    fn may_still_come(&self, cache: &Cache) -> Result<(), RegionError> {
+        self.may_change()?;
+        if cache.outgoing.is_some() {
+            let why = "the region is being handed over to another host";
+            return Err(RegionError::Misuse(why.to_owned()));
+        }
+        Ok(())
+    }
+
     /// Fetches those of the pages that only the volume has.
     fn fetch_remote(&self, chunk: &Range<u64>, buffer: &mut [u8]) -> Result<(), RegionError> {
         let mut cache = lock(&self.cache);
-        self.may_change()?;
+        self.may_still_come(&cache)?;
         if cache.limit < self.table.pages() {
             let volume = self.lenders.volume.id();
             return Err(VolumeError::NoRoom(volume).into());
@@ -63,7 +102,7 @@ impl Engine {
     /// for the next call.
     fn discard_stored(&self, chunk: &Range<u64>) -> Result<u64, RegionError> {
         let mut cache = lock(&self.cache);
-        self.may_change()?;
+        self.may_still_come(&cache)?;
         let mut next = chunk.start;
         let mut taken = Vec::new();
         while next < chunk.end {
@@ -71,12 +110,14 @@ impl Engine {
             if !is.is_in_place() || self.is_remote(next) {
                 break;
             }
-            if is.stored && !is.awaiting_source && is.place != Place::Lost {
+            // Also pages of zeroes: after a failed write, the volume may have a version of a page
+            // that the table does not know of.
+            if !is.awaiting_source && is.place != Place::Lost {
                 self.take(&mut cache, next, is, Place::Leaving);
                 // A later engine must not trust the volume. The page is in the file or in a frame.
                 let leaving = Page { stored: false, dirty: true, ..self.table.get(next) };
                 self.table.set(next, leaving);
-                taken.push((next, is.place));
+                taken.push((next, is));
             }
             next += 1;
         }
@@ -90,21 +131,25 @@ impl Engine {
             self.lenders.volume.discard(self.control_worker(), start, end - start)
         });
         let mut cache = lock(&self.cache);
-        let wanted = self.are_home(&mut cache, &taken, discarded.is_err());
+        let wanted = self.are_home(&mut cache, &taken, discarded.is_ok());
         drop(cache);
         self.arrived(&wanted);
         Ok(discarded.map(|()| next)?)
     }
 
     /// Puts leaving pages back to their places. Returns those for which threads wait.
-    fn are_home(&self, cache: &mut Cache, pages: &[(u64, Place)], stored: bool) -> Vec<u64> {
+    fn are_home(&self, cache: &mut Cache, pages: &[(u64, Page)], discarded: bool) -> Vec<u64> {
         let mut wanted = Vec::new();
-        for &(page, place) in pages {
+        for &(page, was) in pages {
             let is = self.table.get(page);
-            self.table.set(page, Page { stored, dirty: true, wanted: false, ..is.at(place) });
-            match place {
+            let home = match was.place {
+                Place::Zero => was,
+                _ => Page { stored: was.stored && !discarded, dirty: true, ..was },
+            };
+            self.table.set(page, Page { wanted: false, ..home });
+            match was.place {
                 Place::Resident => cache.policy.came(page),
-                Place::Shared => {}
+                Place::Zero | Place::Shared => {}
                 _ => cache.cold_list.push_back(page),
             }
             if is.wanted {

@@ -42,12 +42,13 @@ impl Engine {
             )));
         }
         volume.add_recorded_lease(lease, record)?;
+        crate::lock(&self.cache).must_be_whole = false;
         // A hand-over that began meanwhile may or may not have told the other host of the lease.
         self.may_change()
     }
 
-    /// Moves all extents off a lease and releases it, while faults and evictions go on. If no other
-    /// lease has room, and the cache is as large as the region, all pages come home. Any caller may
+    /// Moves all extents off a lease and releases it, while faults and evictions go on. If it is
+    /// the only lease, and the cache is as large as the region, all pages come home. Any caller may
     /// repeat this at any time. A lease that the region does not have counts as evacuated.
     ///
     /// # Errors
@@ -56,13 +57,12 @@ impl Engine {
     pub fn evacuate(
         &self,
         lease: LeaseId,
-        progress: impl FnMut(Progress),
+        mut progress: impl FnMut(Progress),
     ) -> Result<(), RegionError> {
         self.may_change()?;
-        match self.lenders.volume.release(lease, progress) {
-            Err(VolumeError::NoRoom(_)) if self.is_cache_whole() => {
-                self.bring_home()?;
-                self.lenders.volume.give_up_last(lease)?;
+        match self.lenders.volume.release(lease, &mut progress) {
+            Err(VolumeError::NoRoom(_)) if self.may_come_home(lease) => {
+                self.bring_home(lease, &mut progress)?;
             }
             done => done?,
         }

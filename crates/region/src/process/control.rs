@@ -87,6 +87,7 @@ impl Serving {
         if cache < lock(&self.spec).size {
             self.engine.watch()?;
         }
+        let before = lock(&self.spec).cache;
         // Recorded for a later engine. The lock is not held while pages leave, as other requests
         // read the specification.
         let spec = self.note(|spec| {
@@ -97,7 +98,18 @@ impl Serving {
             (spec.cache, spec.auto) = (cache, auto.unwrap_or(spec.auto));
             Ok(())
         })?;
-        self.member.have(&spec, cache)
+        self.member.have(&spec, cache).inspect_err(|_| {
+            // The last lease left meanwhile, and the engine keeps its limit. So must the next one.
+            if cache < spec.size && self.engine.cache() >= spec.size {
+                let restored = self.note(|spec| {
+                    spec.cache = before;
+                    Ok(())
+                });
+                if let Err(error) = restored {
+                    tracing::warn!("cannot record the limit of the cache: {error}");
+                }
+            }
+        })
     }
 
     /// Changes the record. If `change` refuses, or the record cannot be written, nothing has

@@ -48,7 +48,13 @@ impl Serving {
         if self.engine.volume().targets().iter().any(|target| target.lease == lease) {
             return Ok(());
         }
-        self.note_leases(|leases| leases.retain(|target| target.lease != lease))
+        self.note(|spec| {
+            spec.leases.retain(|target| target.lease != lease);
+            // The next engine must not take it for a region that spills to a file of this host.
+            spec.began_local |= spec.leases.is_empty();
+            Ok(())
+        })
+        .map(drop)
     }
 
     /// Records the leases that the source host has, before the volume here has them.

@@ -71,7 +71,7 @@ impl Member {
         if quota < spec.size && self.engine.watch_now().is_err() {
             return Ok(false);
         }
-        self.engine.limit_cache(quota);
+        self.engine.limit_cache(quota)?;
         self.engine.watch_room(true);
         Ok(true)
     }
@@ -131,7 +131,7 @@ impl Member {
             got = more()?;
         }
         if let More::Quota(quota) = got {
-            self.engine.limit_cache(quota);
+            self.engine.limit_cache(quota)?;
         }
         drop(seen);
         Ok(())

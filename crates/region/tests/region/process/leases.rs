@@ -7,7 +7,7 @@ use aquifer_page::{Bytes, LeaseId};
 use aquifer_region::process::client;
 use aquifer_volume::{LeaseState, LeaseTarget};
 
-use super::{EXTENTS, Served, cannot_run, kill, lenders, pages};
+use super::{CACHE, EXTENTS, SIZE, Served, cannot_run, kill, lenders, pages};
 use crate::common::pool::{OurLender, wait_until};
 
 /// Writes and checks pages in turn until `stop`. Returns the last version of all pages.
@@ -156,6 +156,43 @@ fn without_room_elsewhere_an_evacuation_changes_nothing() {
         assert_eq!(served.status().volume.leases[0].state, LeaseState::Ok);
         served.check_all(1);
     }
+}
+
+#[test]
+fn pages_come_home_from_the_last_lease_and_leave_again() {
+    if cannot_run() {
+        return;
+    }
+    let [one, two] = lenders();
+    let served = Served::new(&[one.lease(1)]);
+    served.write_all(1);
+    let resize = |cache| client::resize_cache(&served.files, cache, client::By::Operator);
+    resize(SIZE).unwrap();
+    let stop = AtomicBool::new(false);
+    let version = thread::scope(|scope| {
+        let program = scope.spawn(|| use_pages(&served, &stop));
+        let mut seen = Vec::new();
+        let moved = client::evacuate(&served.files, LeaseId(1), |now| seen.push(now));
+        stop.store(true, Ordering::Relaxed);
+        moved.unwrap();
+        assert_eq!(seen.last().map(|now| (now.moved, now.total)), Some((EXTENTS, EXTENTS)));
+        program.join().unwrap()
+    });
+    assert_eq!((served.leases(), one.ram()), (vec![], Bytes::ZERO));
+    drop(one);
+    // No page may leave, also not to a file of this host, until there is another lender.
+    for _ in 0..2 {
+        let refused = resize(CACHE).unwrap_err().to_string();
+        assert!(refused.contains("too little memory at lenders"), "{refused}");
+        served.check_all(version);
+        let status = served.status();
+        assert_eq!((status.usage.cache, status.usage.remote), (SIZE, Bytes::ZERO));
+        served.kill_engine();
+    }
+    served.add(two.lease(2)).unwrap();
+    resize(CACHE).unwrap();
+    assert!(two.ram() > Bytes::ZERO);
+    served.check_all(version);
 }
 
 #[test]

@@ -20,6 +20,8 @@ use crate::common::pool::{OurLender, wait_until};
 
 const EXTENTS: u64 = 3;
 
+const SIZE: Bytes = Bytes(EXTENTS * EXTENT_SIZE);
+
 /// The local cache, far smaller than the pages in use.
 const CACHE: Bytes = Bytes::mib(1);
 
@@ -47,8 +49,7 @@ impl Served {
 
     fn with(change: impl FnOnce(&mut RegionSpec)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let size = Bytes(EXTENTS * EXTENT_SIZE);
-        let mut spec = RegionSpec::new("items".parse().unwrap(), size, CACHE);
+        let mut spec = RegionSpec::new("items".parse().unwrap(), SIZE, CACHE);
         spec.io_timeout = Duration::from_secs(2);
         change(&mut spec);
         let regions = directory.path().join("regions");
