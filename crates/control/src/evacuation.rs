@@ -119,15 +119,9 @@ impl Borrower {
         ctx: &mut StepContext<'_>,
     ) {
         let Some(holding) = self.holdings.get(&lease) else { return };
-        let volume = holding.volume;
         ctx.decide(What::Evacuated { lease, lender: holding.borrowed.lender.clone() });
         self.finish(lease, ctx);
         unused.into_iter().for_each(|lease| self.finish(lease, ctx));
-        // All pages of a region are home. It may borrow again.
-        let is_of_region = self.volumes.get(&volume).is_some_and(|known| !known.owner.is_swap());
-        if is_of_region && !self.holdings.values().any(|holding| holding.volume == volume) {
-            self.volumes.remove(&volume);
-        }
     }
 
     /// Keeps the lease, which is still in use. The lender's next `mem_len_fin` starts another

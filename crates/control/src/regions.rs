@@ -12,7 +12,8 @@ impl Borrower {
     /// Takes a region's request, unless it is a copy of one.
     pub(crate) fn borrow_for(&mut self, request: RegionRequest) {
         let of = Purpose::Region(request.volume);
-        let is_known = self.volumes.contains_key(&request.volume)
+        // A region without leases, whose pages are all home, may borrow again.
+        let is_known = self.holdings.values().any(|holding| holding.volume == request.volume)
             || self.round.as_ref().is_some_and(|round| round.purpose == of)
             || self.requests.iter().any(|waiting| waiting.volume == request.volume);
         if !is_known {

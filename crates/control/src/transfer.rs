@@ -158,10 +158,7 @@ impl Borrower {
             self.abandon_replacement(live.volume, ctx);
             self.holdings.retain(|_, holding| holding.volume != live.volume);
         }
-        // Without leases, all its pages came along: it may borrow here.
-        if !live.leases.is_empty() {
-            self.add_volume(live, VolumeState::Active);
-        }
+        self.add_volume(live, VolumeState::Active);
         let (volume, leases) = (live.volume, live.leases.len());
         ctx.decide(What::Arrived { region, volume, leases });
     }

@@ -17,8 +17,7 @@ impl Node {
     /// Takes a request for a region. It waits for offers, and then for its turn.
     pub(super) fn borrow_for(&mut self, request: RegionRequest, ticket: Ticket) {
         let volume = request.volume;
-        let is_known = self.orders.requests.contains_key(&volume)
-            || self.controller.volumes().iter().any(|known| known.volume == volume);
+        let is_known = self.orders.requests.contains_key(&volume) || self.holds(volume);
         if self.belonging.has_left {
             return self.answer(ticket, failed("this host leaves its cluster".to_owned(), None));
         }
@@ -60,7 +59,7 @@ impl Node {
     /// Returns whether this host still holds the leases of a region's volume, or is about to hand
     /// them over.
     pub fn holds(&self, volume: VolumeId) -> bool {
-        self.controller.volumes().iter().any(|known| known.volume == volume)
+        self.controller.borrowed().iter().any(|held| held.volume == volume)
     }
 
     /// Returns whether a region has pages at this lender.
