@@ -17,9 +17,11 @@ use crate::line::Line;
 use crate::wire::PORT;
 use crate::{spawner, sys, tsc};
 
-/// Command line of the kernel, with a root file system (ramfs) that the kernel cannot swap out.
-pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off \
-                           audit=0 rootfstype=ramfs \
+/// Command line of the kernel, with a root file system (ramfs) that the kernel cannot swap out. The
+/// kernel does without CMPXCHG16B: after it, QEMU 7.2 (TCG) gave an interrupt wrong flags, mostly
+/// when the instruction had waited for a page, and the kernel failed with a double fault.
+pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr clearcpuid=cx16 \
+                           mitigations=off audit=0 rootfstype=ramfs \
                            sysrq_always_enabled cryptomgr.notests random.trust_cpu=on";
 
 /// A feature that the testbed's emulated processors lack: QEMU computes CRC-32C, an instruction of

@@ -55,7 +55,7 @@ impl Machine {
             kernel: Some(kernel),
             // init_on_alloc=0: the guest's kernel need not zero the memory that it gives up.
             append: Some(
-                "console=ttyS0 quiet panic=-1 memhp_default_state=online_movable \
+                "console=ttyS0 quiet panic=-1 clearcpuid=cx16 memhp_default_state=online_movable \
                  init_on_alloc=0 rdinit=/init -- guest-memory"
                     .to_owned(),
             ),

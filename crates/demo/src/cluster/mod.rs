@@ -132,7 +132,8 @@ impl Play<'_> {
         let accelerator = machine.accelerator.to_string();
         let [kernel, initrd, qemu] =
             [&kernel, &initrd, &machine.qemu].map(|path| path.display().to_string());
-        let append = "console=ttyS0 quiet panic=-1 init_on_alloc=0 rdinit=/init -- guest-memory";
+        let append = "console=ttyS0 quiet panic=-1 clearcpuid=cx16 init_on_alloc=0 rdinit=/init \
+                      -- guest-memory";
         let words = ["vm", "create", VM, "--memory", &memory, "--cache", "auto"];
         let boot = ["--kernel", &kernel, "--initrd", &initrd, "--append", append];
         let by = ["--machine", MACHINE, "--accel", &accelerator, "--qemu", &qemu];

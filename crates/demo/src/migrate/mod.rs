@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<Outcome<Summary>> {
         memory: MEMORY,
         kernel,
         initrd: stage.initrd()?,
-        append: format!("console=ttyS0 quiet panic=-1 rdinit=/init -- {LOAD}"),
+        append: format!("console=ttyS0 quiet panic=-1 clearcpuid=cx16 rdinit=/init -- {LOAD}"),
         accelerator: options.machine.accelerator,
     };
     let play = Play { stage: &stage, boot: &boot, wait, progress: &mut progress };
