@@ -11,7 +11,7 @@
 //! - `definitions`: the start of defined VMs.
 //! - [`vms`]: VMs that move. [`groups`]: their agreements, their scanners, and the hand-out of the
 //!   memory that they save.
-//! - [`agreements`]: how groups' agreements get to other hosts.
+//! - `agreements`: how groups' agreements get to other hosts.
 //! - `own`: the memory that this host promises to its own VMs, regions, groups and exports.
 //! - [`http`]: the API.
 //!
