@@ -23,6 +23,16 @@ fn three() -> Cluster {
     cluster
 }
 
+/// Returns three hosts that have the group blue, which an operator made on a.
+fn with_blue() -> Cluster {
+    let cluster = three();
+    done(&cluster["a"], &["group", "create", "blue"]);
+    wait_until("all have it", || {
+        ["b", "c"].iter().all(|name| file(&cluster[*name], "blue").exists())
+    });
+    cluster
+}
+
 fn run(host: &Host, words: &[&str]) -> Answer {
     Answer::of(&mut host.aquifer(words))
 }
@@ -132,10 +142,8 @@ fn a_removed_agreement_stays_removed() {
     if lacks_rights() {
         return;
     }
-    let cluster = three();
+    let cluster = with_blue();
     let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
-    done(a, &["group", "create", "blue"]);
-    wait_until("all have it", || [b, c].iter().all(|host| file(host, "blue").exists()));
     c.kill_agent();
     let agreed = text(a, "blue");
     assert_eq!(make_region(a, "blue").code, Some(0));
@@ -174,10 +182,8 @@ fn a_host_that_left_gets_no_agreement() {
     if lacks_rights() {
         return;
     }
-    let cluster = three();
+    let cluster = with_blue();
     let (a, c) = (&cluster["a"], &cluster["c"]);
-    done(a, &["group", "create", "blue"]);
-    wait_until("c has it", || file(c, "blue").exists());
     let identity = Identity::load(&c.tls());
     let path = path::agreement(&"blue".parse().unwrap());
     let get = |path: &str| {
@@ -293,10 +299,8 @@ fn a_lie_changes_no_file_and_hinders_no_other_host() {
     if lacks_rights() {
         return;
     }
-    let cluster = three();
-    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
-    done(a, &["group", "create", "blue"]);
-    wait_until("all have it", || [b, c].iter().all(|host| file(host, "blue").exists()));
+    let cluster = with_blue();
+    let (a, c) = (&cluster["a"], &cluster["c"]);
     let identity = Identity::load(&c.tls());
     let get = |path: &str| aquifer_hosts::block_on(identity.agent(a).get::<Value>(path)).unwrap();
     let (mut known, mut given) =
@@ -358,10 +362,8 @@ fn an_excluded_host_gives_no_key_and_changes_no_terms() {
     if lacks_rights() {
         return;
     }
-    let cluster = three();
+    let cluster = with_blue();
     let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
-    done(a, &["group", "create", "blue"]);
-    wait_until("all have it", || [b, c].iter().all(|host| file(host, "blue").exists()));
     done(a, &["group", "set", "blue", "--host", "a"]);
     let version = |host: &Host| listed(host, "blue")[0]["version"].clone();
     wait_until("b knows of it", || version(b) == 2);
@@ -434,10 +436,8 @@ fn a_slow_host_does_not_hold_up_the_others() {
     if lacks_rights() {
         return;
     }
-    let cluster = three();
+    let cluster = with_blue();
     let (a, c) = (&cluster["a"], &cluster["c"]);
-    done(a, &["group", "create", "blue"]);
-    wait_until("c has it", || file(c, "blue").exists());
     let identity = Identity::load(&c.tls());
     let known = aquifer_hosts::block_on(identity.agent(a).get::<Value>(path::AGREEMENTS)).unwrap();
     c.kill_agent();

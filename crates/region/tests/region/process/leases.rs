@@ -23,6 +23,20 @@ fn use_pages(served: &Served, stop: &AtomicBool) -> u64 {
     version
 }
 
+/// Evacuates lease 1 while a program uses the pages. Returns the last version of all pages.
+fn evacuate_in_use(served: &Served) -> u64 {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let program = scope.spawn(|| use_pages(served, &stop));
+        let mut seen = Vec::new();
+        let moved = client::evacuate(&served.files, LeaseId(1), |now| seen.push(now));
+        stop.store(true, Ordering::Relaxed);
+        moved.unwrap();
+        assert_eq!(seen.last().map(|now| (now.moved, now.total)), Some((EXTENTS, EXTENTS)));
+        program.join().unwrap()
+    })
+}
+
 /// Returns a region whose pages are all on its first lease. It has an empty one, too.
 fn filled() -> ([OurLender; 2], Served) {
     let [one, two] = lenders();
@@ -38,16 +52,7 @@ fn pages_move_to_a_new_lease_while_a_program_uses_them() {
         return;
     }
     let ([one, _two], served) = filled();
-    let stop = AtomicBool::new(false);
-    let version = thread::scope(|scope| {
-        let program = scope.spawn(|| use_pages(&served, &stop));
-        let mut seen = Vec::new();
-        let moved = client::evacuate(&served.files, LeaseId(1), |now| seen.push(now));
-        stop.store(true, Ordering::Relaxed);
-        moved.unwrap();
-        assert_eq!(seen.last().map(|now| (now.moved, now.total)), Some((EXTENTS, EXTENTS)));
-        program.join().unwrap()
-    });
+    let version = evacuate_in_use(&served);
     served.check_all(version);
     assert_eq!(served.leases(), [2]);
     assert_eq!(one.ram(), Bytes::ZERO, "the lender has its memory back");
@@ -168,16 +173,7 @@ fn pages_come_home_from_the_last_lease_and_leave_again() {
     served.write_all(1);
     let resize = |cache| client::resize_cache(&served.files, cache, client::By::Operator);
     resize(SIZE).unwrap();
-    let stop = AtomicBool::new(false);
-    let version = thread::scope(|scope| {
-        let program = scope.spawn(|| use_pages(&served, &stop));
-        let mut seen = Vec::new();
-        let moved = client::evacuate(&served.files, LeaseId(1), |now| seen.push(now));
-        stop.store(true, Ordering::Relaxed);
-        moved.unwrap();
-        assert_eq!(seen.last().map(|now| (now.moved, now.total)), Some((EXTENTS, EXTENTS)));
-        program.join().unwrap()
-    });
+    let version = evacuate_in_use(&served);
     assert_eq!((served.leases(), one.ram()), (vec![], Bytes::ZERO));
     drop(one);
     // No page may leave, also not to a file of this host, until there is another lender.
