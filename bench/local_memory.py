@@ -2,9 +2,10 @@
 """Measures a VM whose memory the agent may move (`--cache auto`) beside memory of QEMU's own.
 
 No page has left this host yet, so the kernel alone serves all of them. `qemu` is the anonymous
-memory that QEMU has without Aquifer, in huge pages. `plain` is the memory of a VM without --cache,
-a memfd. Emulated guests (TCG) run three loads: random access (a hash table of awk), sequential
-access (copies of a file in RAM, compared), and many short programs over many files, as in a build.
+memory that QEMU has without Aquifer, in huge pages. `plain` is the memory of a VM with
+`--cache none`, a memfd. Emulated guests (TCG) run three loads: random access (a hash table of awk),
+sequential access (copies of a file in RAM, compared), and many short programs over many files, as
+in a build.
 A guest under KVM that needs no kernel changes random and sequential words (`flat_guest`); beside it
 the same guest has anonymous memory of its own program in huge pages. First touches are told apart:
 they come once. The guests of one round run one after the other, in changing order. Target: at most
@@ -74,7 +75,8 @@ def emulated(rounds: int) -> dict:
         wrapper = Path(host.dir) / "qemu"
         wrapper.write_text(ANONYMOUS)
         wrapper.chmod(0o755)
-        more = {"qemu": ["--qemu", wrapper], "plain": [], "auto": ["--cache", "auto"]}
+        own = ["--cache", "none"]
+        more = {"qemu": [*own, "--qemu", wrapper], "plain": own, "auto": []}
         guests = {
             kind: host.guest(kind, MEMORY, MEMORY, *more[kind], cpus=1) for kind in KINDS
         }

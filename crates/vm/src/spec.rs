@@ -191,7 +191,7 @@ const UNFIT: [(&str, &str); 11] = [
     ("-cpu", "set the processor model with --cpu, which migrations check"),
     ("-incoming", "migrate a VM with 'aquifer vm migrate'"),
     ("-daemonize", "Aquifer always runs VMs in the background"),
-    ("mem-lock=on", "the engine cannot evict locked memory to the pool"),
+    ("mem-lock=on", "the engine cannot evict locked memory"),
     ("vfio", "the device would write to pages that the engine has evicted"),
     ("vhost-user", "the other process would read evicted pages as zeroes"),
     ("vhost-vdpa", "the device would write to pages that the engine has evicted"),
@@ -267,8 +267,8 @@ impl VmSpec {
             return Err(VmError::Misuse(why));
         }
         if !self.cached_disks.is_empty() && self.backing != Backing::Region {
-            let why = "cached disks need a group, and only a VM in the pool is in one: put the \
-                       VM's memory into the pool (--cache, --group), or use --disk";
+            let why = "cached disks need a group, and no VM with '--cache none' or huge pages is \
+                       in one: give --group, or use --disk";
             return Err(VmError::Misuse(why.to_owned()));
         }
         for argument in &self.extra {
@@ -514,7 +514,7 @@ mod tests {
             "{pooled:?}"
         );
         let alone = VmSpec { backing: Backing::Local { huge: None }, ..large.clone() };
-        assert!(alone.check().unwrap_err().to_string().contains("only a VM in the pool is in one"));
+        assert!(alone.check().unwrap_err().to_string().contains("no VM with '--cache none'"));
         let local = arguments(&VmSpec { cached_disks: Vec::new(), ..alone });
         assert!(local.iter().all(|argument| !argument.contains("/run/regions")), "{local:?}");
         let odd = VmSpec { max_memory: Bytes::mib(65), ..large };

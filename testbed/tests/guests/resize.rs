@@ -445,7 +445,7 @@ fn ask_up_to(host: &Here, guest: &Guest, vm: &str, size: Bytes) -> Result<()> {
 fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
     let host = new_host()?;
     host.done(&["vm", "set-budget", "--memory", "1152M"])?;
-    let guests = [start(&host, "one", &[])?, start(&host, "two", &[])?];
+    let guests = [start(&host, "one", &[])?, start(&host, "two", &["--cache", "none"])?];
     let mut balance = binary().command(host.dir.path());
     let mut balance = balance.args(VM_BALANCER).args(["--surplus-periods", "2"]).spawn()?;
     let balanced = (|| {

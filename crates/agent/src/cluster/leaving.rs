@@ -68,17 +68,17 @@ impl Leaving {
         Ok(Departed { name_taken })
     }
 
-    /// Refuses to leave while VMs have memory in the pool: this host's certificate reaches it.
+    /// Refuses to leave while VMs have memory at lenders: this host's certificate reaches it.
     async fn check_vms(&self) -> Result<(), Problem> {
         let vms = self.vms.clone();
-        let pooled = tokio::task::spawn_blocking(move || vms.pooled()).await;
-        let pooled = pooled.map_err(|error| Problem { error: error.to_string(), help: None })??;
-        if pooled.is_empty() {
+        let leased = tokio::task::spawn_blocking(move || vms.with_leases()).await;
+        let leased = leased.map_err(|error| Problem { error: error.to_string(), help: None })??;
+        if leased.is_empty() {
             return Ok(());
         }
-        let names = pooled.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let names = leased.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         Err(Problem {
-            error: format!("this host has VMs with memory in the pool: {names}"),
+            error: format!("this host has VMs with memory at lenders: {names}"),
             help: Some(
                 "move them away with 'aquifer host drain', or stop each with 'aquifer vm stop NAME'"
                     .to_owned(),

@@ -17,9 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use aquifer_control::ledger::{OwnMemory, VmMemory};
-use aquifer_page::lock;
+use aquifer_control::ledger::{OwnMemory, RegionMemory, VmMemory};
+use aquifer_page::{Bytes, lock};
 use aquifer_procfs::Cgroup;
+use aquifer_vm::memory::InRegion;
 
 use crate::monitor::Source;
 
@@ -84,9 +85,9 @@ impl Inner {
     fn refresh(&self) {
         let last = lock(&self.latest).clone();
         let members = Members::of(self.cgroup.as_ref());
-        let (regions, cache_limits, groups) = regions::read(&self.run_dir, &members, &last);
+        let (mut regions, cache_limits, groups) = regions::read(&self.run_dir, &members, &last);
         let own = OwnMemory {
-            vms: self.vms(&members, &last),
+            vms: self.vms(&members, &last, &mut regions),
             regions,
             cache_limits,
             groups,
@@ -95,17 +96,36 @@ impl Inner {
         *lock(&self.latest) = own;
     }
 
-    fn vms(&self, members: &Members, last: &OwnMemory) -> Vec<VmMemory> {
-        match aquifer_vm::memory::held(&self.run_dir) {
-            Ok(all) => {
-                let own = all.into_iter().filter(|vm| members.has(vm.pid));
-                own.map(|vm| vm.memory).collect()
-            }
+    /// Returns the VMs that take RAM of this host. Notes the present size of each in its region.
+    fn vms(
+        &self,
+        members: &Members,
+        last: &OwnMemory,
+        regions: &mut [RegionMemory],
+    ) -> Vec<VmMemory> {
+        let held = match aquifer_vm::memory::held(&self.run_dir) {
+            Ok(held) => held,
             Err(error) => {
                 tracing::debug!("the VMs keep their last figures: {error}");
-                last.vms.clone()
+                for region in regions {
+                    let known = last.regions.iter().find(|known| known.name == region.name);
+                    region.vm_size = known.and_then(|known| known.vm_size);
+                }
+                return last.vms.clone();
+            }
+        };
+        let own = held.local.into_iter().filter(|vm| members.has(vm.pid));
+        let mut vms: Vec<_> = own.map(|vm| vm.memory).collect();
+        for InRegion { name, size, reserve } in held.in_regions {
+            // A region that does not count here belongs to a VM that does not count either.
+            let Some(region) = regions.iter_mut().find(|one| one.name == name) else { continue };
+            region.vm_size = region.auto.map(|_| size);
+            if reserve > Bytes::ZERO {
+                let none = Bytes::ZERO;
+                vms.push(VmMemory { name, floor: none, size: none, reserve, resident: none });
             }
         }
+        vms
     }
 }
 

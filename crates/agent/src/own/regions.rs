@@ -57,6 +57,7 @@ fn region(
     let mut region = RegionMemory {
         name: spec.name.clone(),
         size: spec.size,
+        vm_size: None,
         cache: spec.cache,
         resident: allocated(&files.region()),
         shared: Bytes::ZERO,

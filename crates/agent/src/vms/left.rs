@@ -6,6 +6,7 @@ use aquifer_api::Problem;
 use aquifer_api::order::{VmLeft, VmLeftState};
 use aquifer_control::node::{MoveState, Obstacle, VmReading};
 use aquifer_page::{Bytes, RegionName};
+use aquifer_region::process::{Files, client};
 use aquifer_vm::process::{self, Standing, side_by_side};
 
 use super::moving::Underway;
@@ -26,15 +27,19 @@ impl Vms {
         Some(self.standings().ok()?.len())
     }
 
-    /// Returns the VMs of this host that have their memory in the pool.
+    /// Returns the VMs of this host that may have memory at lenders.
     ///
     /// # Errors
     /// If the VMs cannot be listed.
-    pub(crate) fn pooled(&self) -> Result<Vec<RegionName>, Problem> {
-        let local =
-            |vm: &Standing| matches!(vm.obstacle, Some(Obstacle::LocalMemory | Obstacle::Adopted));
-        let pooled = self.standings()?.into_iter().filter(|vm| !local(vm));
-        Ok(pooled.map(|vm| vm.name).collect())
+    pub(crate) fn with_leases(&self) -> Result<Vec<RegionName>, Problem> {
+        let regions = self.0.config.state.join("regions");
+        let is_whole = |vm: &Standing| {
+            let record = client::record(&Files::new(&regions, &vm.name));
+            matches!(vm.obstacle, Some(Obstacle::LocalMemory | Obstacle::Adopted))
+                || record.is_ok_and(|region| region.leases.is_empty())
+        };
+        let leased = self.standings()?.into_iter().filter(|vm| !is_whole(vm));
+        Ok(leased.map(|vm| vm.name).collect())
     }
 
     /// Returns the VMs of this host, each with what the engine of its memory tells; none if they

@@ -23,7 +23,7 @@ use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
-pub(crate) use cached::{CacheSize, Cached, MaybeCached};
+pub(crate) use cached::{CacheSize, Cached, MaybeCached, has_cache};
 use exec::Exec;
 pub use exec::{preload_library, with_preload};
 use limit::{SetLimit, ShowLimits};
@@ -246,7 +246,7 @@ impl Create {
         let _progress = Progress::spinner(what());
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
-        let claim = cached.claim(&name, size);
+        let claim = cached.claim(&name, size, size);
         let plan = cached.plan(common, (name.clone(), None), size)?;
         // After the plan, as lenders may take longer to answer than a claim counts.
         let claimed = overcommit.claim(common, &what(), claim)?;

@@ -115,22 +115,26 @@ fn commands_that_set_need_a_value() {
 }
 
 #[test]
-fn a_vm_without_a_cache_takes_no_option_of_the_pool() {
+fn a_vm_without_a_cache_takes_no_option_of_one() {
     let own = ["policy=sieve", "scheme=on-demand", "prefetch=off", "fault-timeout=1s", "workers=2"];
     let more = ["group=blue", "groups=/x", "tls=/x", "lender-host=b", "unencrypted", "take-over"];
     for option in [&own[..], &more].concat() {
         let given = format!("--{option}");
-        let line = ["aquifer", "vm", "start", "db", "--memory", "1G", &given];
+        let vm = ["aquifer", "vm", "start", "db", "--memory", "1G"];
         let parse = |line: &[&str]| {
             let matches = command().try_get_matches_from(line)?;
             Cli::from_arg_matches(&matches).map(drop)
         };
         let name = option.split('=').next().unwrap_or(option);
-        let text = parse(&line).expect_err(option).to_string();
-        assert!(text.contains(&format!("--{name} needs memory in the pool")), "{text}");
-        let pooled = [&line[..], &["--cache", "1G", "--lender", "nbd+unix:///?socket=/x"]].concat();
-        assert!(parse(&pooled).is_ok(), "{option}");
-        assert!(parse(&line[..6]).is_ok());
+        for own in [&["--cache", "none"], &["--huge-pages", "2M"]] {
+            let line = [&vm[..], &[&given], own].concat();
+            let text = parse(&line).expect_err(option).to_string();
+            assert!(text.contains(&format!("--{name} needs a cache")), "{text}");
+            assert!(parse(&[&vm[..], own].concat()).is_ok());
+        }
+        let lender = ["--cache", "1G", "--lender", "nbd+unix:///?socket=/x"];
+        assert!(parse(&[&vm[..], &[&given], &lender].concat()).is_ok(), "{option}");
+        assert!(parse(&[&vm[..], &[&given]].concat()).is_ok(), "{option}");
     }
 }
 

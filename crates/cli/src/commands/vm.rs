@@ -44,7 +44,7 @@ use crate::output;
 use crate::progress::Progress;
 use crate::table::table;
 
-/// Manage VMs with elastic memory, local or in the pool
+/// Manage VMs with elastic memory
 ///
 /// A VM's memory is RAM of this host. With --lender it is a region with the VM's name, which exists
 /// while the VM runs. The distribution's QEMU runs the VM. The guest frees memory through its
@@ -348,7 +348,7 @@ fn all(run_dir: &Path, json: bool) -> Result<(Vec<VmStatus>, Option<Failure>)> {
     Ok((all, failure))
 }
 
-/// Returns whether the VM's memory is in the pool.
+/// Returns whether the VM's memory is a region.
 fn is_pooled(status: &VmStatus) -> bool {
     matches!(&status.origin, Origin::Started(spec) if spec.backing == Backing::Region)
 }

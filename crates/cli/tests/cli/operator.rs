@@ -212,7 +212,7 @@ fn a_vm_of_a_group_that_is_not_there_does_not_start() {
         refused.contains("only blue, red") && refused.contains("group create nosuch"),
         "{refused}"
     );
-    let refused = aquifer(&[&start[..], &["--group", "blue"]].concat());
+    let refused = aquifer(&[&start[..], &["--cache", "none", "--group", "blue"]].concat());
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("--cache"), "{}", stderr(&refused));
 }

@@ -17,7 +17,7 @@ const LEAST_LIFE: Duration = Duration::from_secs(5);
 /// What a claim is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
-    /// The memory of a VM in RAM of this host.
+    /// The memory of a VM that takes it from RAM of this host.
     Vm,
     /// The local cache of a region, also that of a VM in the pool.
     Cache,
@@ -90,8 +90,12 @@ impl Claim {
     fn is_shown(&self, read: &OwnMemory) -> bool {
         match self.purpose {
             Purpose::Vm => {
-                let mut vms = read.vms.iter();
-                vms.any(|vm| vm.name == self.name && vm.size >= self.bytes)
+                let vms = read.vms.iter().map(|vm| (&vm.name, vm.size));
+                let regions = read.regions.iter();
+                let in_regions = regions.filter_map(|one| Some((&one.name, one.vm_size?)));
+                let shows =
+                    |(name, size): (&RegionName, Bytes)| *name == self.name && size >= self.bytes;
+                vms.chain(in_regions).any(shows)
             }
             Purpose::Cache => {
                 let mut regions = read.regions.iter();
@@ -103,6 +107,12 @@ impl Claim {
     /// Raises what the VM or the region has to what it claims.
     pub fn add_to(&self, own: &mut OwnMemory) {
         let (name, bytes, none) = (self.name.clone(), self.bytes, Bytes::ZERO);
+        let mut regions = own.regions.iter_mut();
+        let of_vm = regions.find(|one| one.name == name && one.vm_size.is_some());
+        if let (Purpose::Vm, Some(region)) = (self.purpose, of_vm) {
+            region.vm_size = region.vm_size.max(Some(bytes));
+            return;
+        }
         match self.purpose {
             Purpose::Vm => match own.vms.iter_mut().find(|vm| vm.name == name) {
                 Some(vm) => {
@@ -123,6 +133,7 @@ impl Claim {
                     name,
                     group: self.group.clone(),
                     size: bytes,
+                    vm_size: None,
                     cache: bytes,
                     resident: none,
                     shared: none,

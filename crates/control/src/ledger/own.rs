@@ -7,7 +7,8 @@ use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 use super::sum;
 use crate::Lent;
 
-/// The memory of a VM in RAM of this host. A VM in the pool is a [`RegionMemory`] instead.
+/// The memory of a VM in RAM of this host. The memory of a VM in a region is a [`RegionMemory`]
+/// instead: only the reserve counts here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmMemory {
     /// The VM.
@@ -31,6 +32,9 @@ pub struct RegionMemory {
     pub group: Group,
     /// The region's size.
     pub size: Bytes,
+    /// The present size of the VM whose memory it is, if the VM takes its memory from RAM of this
+    /// host as it grows, because the agent sizes the cache. `None` for any other region.
+    pub vm_size: Option<Bytes>,
     /// The most that its cache may take.
     pub cache: Bytes,
     /// The RAM that its cache takes now.
@@ -53,9 +57,14 @@ pub struct AutoCache {
 }
 
 impl RegionMemory {
+    /// Returns the most that its programs can use now.
+    pub(crate) fn in_use(&self) -> Bytes {
+        self.vm_size.unwrap_or(self.size).min(self.size)
+    }
+
     /// Returns the most that its cache can take: shared pages need no room in it.
     fn floor(&self) -> Bytes {
-        self.cache.min(self.size.saturating_sub(self.shared))
+        self.cache.min(self.in_use().saturating_sub(self.shared))
     }
 }
 

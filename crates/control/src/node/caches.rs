@@ -124,7 +124,7 @@ impl Node {
     fn largest(&self) -> Option<(Chosen, Vec<String>)> {
         let (mut candidates, mut others) = (Vec::new(), Vec::new());
         for (region, auto) in self.autos() {
-            let least = region.size.scaled(LEAST_SHARE);
+            let least = region.in_use().scaled(LEAST_SHARE);
             let frees = region.resident.min(region.cache).saturating_sub(least);
             let name = &region.name;
             if self.rests(name) {
@@ -199,7 +199,7 @@ impl Node {
             return;
         }
         let stuck = self.controller.stuck(self.now);
-        let needs = |region: &RegionMemory| region.size.saturating_sub(region.resident);
+        let needs = |region: &RegionMemory| region.in_use().saturating_sub(region.resident);
         let stuck = || {
             let is_stuck = |(_, auto): &(_, AutoCache)| stuck.contains(&auto.volume);
             self.autos().filter(is_stuck).map(|(region, _)| region)

@@ -36,10 +36,12 @@ fn vms() -> impl Strategy<Value = VmMemory> {
 }
 
 fn regions() -> impl Strategy<Value = RegionMemory> {
-    (sizes(), sizes(), sizes(), sizes()).prop_map(|(size, cache, resident, shared)| RegionMemory {
+    let all = (sizes(), proptest::option::of(sizes()), sizes(), sizes(), sizes());
+    all.prop_map(|(size, vm_size, cache, resident, shared)| RegionMemory {
         name: "region".parse().unwrap(),
         group: group(),
         size,
+        vm_size,
         cache,
         resident,
         shared: shared.min(size),
@@ -141,7 +143,7 @@ proptest! {
         let frames = Bytes(shared.0 / 3);
         let name = "region".parse().unwrap();
         let region = RegionMemory {
-            name, group: group(), size: Bytes(size), cache: Bytes(size),
+            name, group: group(), size: Bytes(size), vm_size: None, cache: Bytes(size),
             resident: Bytes(size) - shared, shared, auto: None };
         let shares = GroupMemory { group: group(), frames, disk_cache: None };
         let own = OwnMemory { regions: vec![region], groups: vec![shares], ..OwnMemory::default() };
@@ -189,6 +191,7 @@ fn changes() -> impl Strategy<Value = Change> {
         (index(), 0.0..1.0).prop_map(|(vm, part)| Change::TouchVm(vm, part)),
         index().prop_map(Change::VmVanishes),
         regions().prop_map(|region| Change::CreateRegion(RegionMemory {
+            vm_size: None,
             shared: Bytes::ZERO,
             ..region
         })),
@@ -341,11 +344,35 @@ fn floors_may_grow_at_the_cost_of_elastic_memory() {
 }
 
 #[test]
+fn a_vm_that_may_grow_counts_with_its_present_size() {
+    let of = |vm_size: Option<u64>, cache| {
+        let region = RegionMemory {
+            name: "vm".parse().unwrap(),
+            group: group(),
+            size: Bytes::gib(8),
+            vm_size: vm_size.map(Bytes::gib),
+            cache: Bytes::gib(cache),
+            resident: Bytes::gib(1),
+            shared: Bytes::ZERO,
+            auto: None,
+        };
+        let own = OwnMemory { regions: vec![region], ..OwnMemory::default() };
+        let memory = Memory { total: Bytes::gib(16), ..Memory::default() };
+        Ledger::new(&memory, &Config::default(), &own, Lent::default()).cache_floor
+    };
+    assert_eq!(of(Some(2), 8), Bytes::gib(2));
+    assert_eq!(of(Some(4), 8), Bytes::gib(4), "it has grown");
+    assert_eq!(of(Some(4), 3), Bytes::gib(3), "its cache is smaller");
+    assert_eq!(of(None, 3), Bytes::gib(3), "the operator sizes the cache");
+}
+
+#[test]
 fn caches_under_a_limit_count_once_with_the_limit() {
     let region = |name: &str, group: &str, gib| RegionMemory {
         name: name.parse().unwrap(),
         group: group.parse().unwrap(),
         size: Bytes::gib(8),
+        vm_size: None,
         cache: Bytes::gib(gib),
         resident: Bytes::ZERO,
         shared: Bytes::ZERO,

@@ -134,7 +134,7 @@ impl Play<'_> {
             [&kernel, &initrd, &machine.qemu].map(|path| path.display().to_string());
         let append = "console=ttyS0 quiet panic=-1 clearcpuid=cx16 init_on_alloc=0 rdinit=/init \
                       -- guest-memory";
-        let words = ["vm", "create", VM, "--memory", &memory, "--cache", "auto"];
+        let words = ["vm", "create", VM, "--memory", &memory];
         let boot = ["--kernel", &kernel, "--initrd", &initrd, "--append", append];
         let by = ["--machine", MACHINE, "--accel", &accelerator, "--qemu", &qemu];
         home.run(&[&words[..], &boot, &by].concat())

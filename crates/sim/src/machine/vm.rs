@@ -235,5 +235,5 @@ impl Machine {
 
 fn region(name: &RegionName, (size, cache): (Bytes, Bytes), resident: Bytes) -> RegionMemory {
     let (name, group, shared) = (name.clone(), Group::default(), Bytes::ZERO);
-    RegionMemory { name, group, size, cache, resident, shared, auto: None }
+    RegionMemory { name, group, size, vm_size: None, cache, resident, shared, auto: None }
 }

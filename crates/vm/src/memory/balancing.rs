@@ -61,8 +61,8 @@ struct Silent {
     ask_again: Instant,
 }
 
-/// The balancer of the VMs whose memory is in this host's RAM. VMs in the pool do not compete for
-/// it.
+/// The balancer of the VMs that compete for this host's RAM. One whose cache the operator sizes
+/// does not: it has that much RAM, whatever the size of its memory.
 #[derive(Debug)]
 pub struct Balancing {
     run_dir: PathBuf,
@@ -153,11 +153,11 @@ impl Balancing {
     /// Reads the VMs' states, in parallel.
     fn read(&mut self, accounts: &Accounts) -> Result<Vec<Reading>, VmError> {
         let all = client::list(&self.run_dir)?;
-        let local = |files: &&Files| {
-            accounts.vms.get(files.name()).is_some_and(|share| share.kind == Kind::Local)
+        let competes = |files: &&Files| {
+            accounts.vms.get(files.name()).is_some_and(|share| share.kind != Kind::Pool)
         };
-        let local: Vec<_> = all.iter().filter(local).collect();
-        self.silent.retain(|vm, _| local.iter().any(|files| files.name() == vm));
+        let competing: Vec<_> = all.iter().filter(competes).collect();
+        self.silent.retain(|vm, _| competing.iter().any(|files| files.name() == vm));
         // The supervisor of a VM in a resize is busy.
         let is_asked = |files: &&Files| {
             !self.is_busy(files.name())
@@ -166,16 +166,16 @@ impl Balancing {
                     .get(files.name())
                     .is_none_or(|silent| silent.ask_again <= Instant::now())
         };
-        let asked: Vec<_> = local.iter().copied().filter(is_asked).collect();
+        let asked: Vec<_> = competing.iter().copied().filter(is_asked).collect();
         let told = side_by_side(asked, |files| (files.name().clone(), client::reading(files)));
         let mut told: BTreeMap<_, _> = told
             .into_iter()
             .filter_map(|(vm, told)| Some((vm.clone(), self.heard(vm, told)?)))
             .collect();
         let mut readings = Vec::new();
-        for files in local {
+        for files in competing {
             let Some(share) = accounts.vms.get(files.name()) else { continue };
-            readings.push(self.reading(files, share.local, told.remove(files.name()))?);
+            readings.push(self.reading(files, share.memory(), told.remove(files.name()))?);
         }
         Ok(readings)
     }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_page::{Bytes, RegionName};
 use aquifer_procfs::total_memory;
+use aquifer_region::process::client::By;
 use aquifer_region::process::{lock_file, record};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,8 @@ pub enum Kind {
     Local,
     /// The pool, with local RAM as its cache.
     Pool,
+    /// A region whose cache the host's agent sizes: at first all of it is in RAM of this host.
+    Auto,
 }
 
 /// A VM's share of the memory that is set aside.
@@ -34,12 +37,15 @@ pub struct Share {
     pub kind: Kind,
     /// RAM of this host: the VM's memory, or its cache.
     pub local: Bytes,
-    /// Memory in the pool.
+    /// The size of the VM's memory, if that is a region.
     pub pool: Bytes,
-    /// Capacity of the VM's leases: the bound of its memory in the pool.
+    /// Capacity of the VM's leases, once it has some: the bound of its memory in the pool.
     pub leased: Bytes,
-    /// RAM of this host that only this VM gets, if it runs out of memory. A VM in the pool has its
-    /// leases instead.
+    /// The most RAM that its cache may take, if the agent sizes the cache.
+    #[serde(default)]
+    pub cache: Bytes,
+    /// RAM of this host that only this VM gets, if it runs out of memory. A VM whose cache the
+    /// operator sizes has its leases instead.
     pub reserve: Bytes,
     /// Size of the reserve while none of it is in use.
     pub full_reserve: Bytes,
@@ -54,42 +60,66 @@ impl Share {
             local: size,
             pool: none,
             leased: none,
+            cache: none,
             reserve: none,
             full_reserve: none,
         }
     }
 
-    /// Makes the share of a VM in the pool: `size` now, up to `max`, with a local `cache`.
+    /// Makes the share of a VM whose `cache` the operator sizes: `size` now, up to `max`.
     pub fn pool(size: Bytes, max: Bytes, cache: Bytes) -> Self {
         Self { kind: Kind::Pool, pool: size, leased: max, ..Self::local(cache) }
+    }
+
+    /// Makes the share of a VM whose `cache` the agent sizes: `size` now, up to `max`.
+    pub fn auto(size: Bytes, max: Bytes, cache: Bytes) -> Self {
+        let local = Self::local(size.min(cache));
+        Self { kind: Kind::Auto, pool: size, leased: max, cache, ..local }
     }
 
     /// Returns the size of the VM's memory, wherever it is.
     pub fn memory(&self) -> Bytes {
         match self.kind {
             Kind::Local => self.local,
-            Kind::Pool => self.pool,
+            Kind::Pool | Kind::Auto => self.pool,
+        }
+    }
+
+    /// Returns this share with another size of the VM's memory.
+    fn with_size(&self, size: Bytes) -> Self {
+        match self.kind {
+            Kind::Local => Self { local: size, ..self.clone() },
+            Kind::Pool => Self { pool: size, ..self.clone() },
+            Kind::Auto => Self { pool: size, local: size.min(self.cache), ..self.clone() },
+        }
+    }
+
+    /// Returns this share with another limit of its cache, which the agent chose or the operator.
+    fn with_cache(&self, cache: Bytes, by: By) -> Self {
+        let size = self.memory();
+        match by {
+            By::Agent => Self { kind: Kind::Auto, cache, local: size.min(cache), ..self.clone() },
+            By::Operator => Self { kind: Kind::Pool, local: cache, ..self.clone() },
         }
     }
 
     /// Sets the VM's reserve.
     ///
     /// # Errors
-    /// [`VmError::Misuse`] if its memory is in the pool and `reserve` is not zero.
+    /// [`VmError::Misuse`] if the operator sizes its cache and `reserve` is not zero.
     pub fn keep(&mut self, reserve: Bytes) -> Result<(), VmError> {
         if self.kind == Kind::Pool && reserve > Bytes::ZERO {
-            let why = "a VM in the pool needs no reserve: its leases serve no other VM".to_owned();
-            return Err(VmError::Misuse(why));
+            let why = "a VM with a cache of a fixed size needs no reserve: its leases serve no \
+                       other VM";
+            return Err(VmError::Misuse(why.to_owned()));
         }
         (self.reserve, self.full_reserve) = (reserve, reserve);
         Ok(())
     }
 
-    fn size(&mut self) -> &mut Bytes {
-        match self.kind {
-            Kind::Local => &mut self.local,
-            Kind::Pool => &mut self.pool,
-        }
+    /// Returns the part of its leases that the VM's memory in the pool does not use.
+    fn unleased(&self) -> Bytes {
+        self.leased.saturating_sub(self.pool)
     }
 }
 
@@ -118,7 +148,7 @@ pub struct Accounts {
     pub section: Bytes,
     /// RAM of this host.
     pub local: Account,
-    /// Leases of the VMs in the pool.
+    /// Leases of the VMs whose caches the operator sizes.
     pub pool: Account,
     /// Part of `local.free` that is reserved for VMs that run out of memory.
     pub promised: Bytes,
@@ -140,7 +170,10 @@ impl Book {
         Accounts {
             section: self.section.unwrap_or(Budget::SECTION),
             local: Account::of(self.total.unwrap_or(all), sum(|share| share.local)),
-            pool: Account::of(sum(|share| share.leased), sum(|share| share.pool)),
+            pool: Account::of(
+                sum(|share| if share.kind == Kind::Pool { share.leased } else { Bytes::ZERO }),
+                sum(|share| if share.kind == Kind::Pool { share.pool } else { Bytes::ZERO }),
+            ),
             promised: sum(|share| share.reserve),
             vms: self.vms.clone(),
         }
@@ -251,25 +284,26 @@ impl Budget {
             let free = book.unpromised(all);
             let accounts = book.accounts(all);
             let share = book.vms.get_mut(vm).ok_or_else(|| VmError::Unknown(vm.clone()))?;
+            let grown = share.with_size(share.memory() + by);
             let reserve = if urgent { share.reserve } else { Bytes::ZERO };
-            let free = match share.kind {
-                Kind::Local => free + reserve,
-                Kind::Pool => share.leased.saturating_sub(share.pool),
+            let (needs, free) = match share.kind {
+                Kind::Local | Kind::Auto => {
+                    (grown.local.saturating_sub(share.local), free + reserve)
+                }
+                Kind::Pool => (by, share.unleased()),
             };
-            if by > free {
-                return Err(no_room(by, free, &accounts));
+            if needs > free {
+                return Err(no_room(needs, free, &accounts));
             }
-            if share.kind == Kind::Local && urgent {
-                share.reserve = share.reserve.saturating_sub(by);
-            }
-            *share.size() += by;
+            let drawn = if urgent { needs } else { Bytes::ZERO };
+            *share = Share { reserve: grown.reserve.saturating_sub(drawn), ..grown };
             Ok(())
         })
     }
 
     /// Returns the least and the most by which a VM that is out of memory can grow. The least is
-    /// its reserve; the most adds the free RAM that no VM has reserved. For a VM in the pool they
-    /// are zero, and the rest of its leases.
+    /// its reserve; the most adds the free RAM that no VM has reserved. For a VM whose cache the
+    /// operator sizes they are zero, and the rest of its leases.
     ///
     /// # Errors
     /// [`VmError::Unknown`] if the VM has no share; [`VmError::Io`] if the file cannot be
@@ -279,8 +313,8 @@ impl Budget {
             let free = book.unpromised(all);
             let share = book.vms.get(vm).ok_or_else(|| VmError::Unknown(vm.clone()))?;
             Ok(match share.kind {
-                Kind::Local => (share.reserve, share.reserve + free),
-                Kind::Pool => (Bytes::ZERO, share.leased.saturating_sub(share.pool)),
+                Kind::Local | Kind::Auto => (share.reserve, share.reserve + free),
+                Kind::Pool => (Bytes::ZERO, share.unleased()),
             })
         })
     }
@@ -292,7 +326,7 @@ impl Budget {
     pub fn settle(&self, vm: &RegionName, size: Bytes) -> Result<(), VmError> {
         self.change(|book, all| {
             let Some(share) = book.vms.get_mut(vm) else { return Ok(()) };
-            *share.size() = size;
+            *share = share.with_size(size);
             let missing = share.full_reserve.saturating_sub(share.reserve);
             let free = book.unpromised(all);
             if let Some(share) = book.vms.get_mut(vm) {
@@ -302,13 +336,19 @@ impl Budget {
         })
     }
 
-    /// Notes the RAM that a VM's cache may have.
+    /// Notes the RAM that a VM's cache may have, and the party that sizes the cache.
     ///
     /// # Errors
-    /// [`VmError::NoRoom`] if the increase is not free.
-    pub fn cache(&self, vm: &RegionName, cache: Bytes) -> Result<(), VmError> {
+    /// [`VmError::NoRoom`] if the increase is not free; [`VmError::Misuse`] if the operator sizes
+    /// the cache of a VM with a reserve.
+    pub fn cache(&self, vm: &RegionName, cache: Bytes, by: By) -> Result<(), VmError> {
         self.change(|book, all| {
-            book.with_room(vm, all, |share| cache.saturating_sub(share.local))?.local = cache;
+            let local = |share: &Share| share.with_cache(cache, by).local;
+            let share =
+                book.with_room(vm, all, |share| local(share).saturating_sub(share.local))?;
+            let mut resized = share.with_cache(cache, by);
+            resized.keep(share.full_reserve)?;
+            *share = Share { reserve: share.reserve, ..resized };
             Ok(())
         })
     }
@@ -316,8 +356,8 @@ impl Budget {
     /// Sets a VM's reserve.
     ///
     /// # Errors
-    /// [`VmError::NoRoom`] if the increase is not free; [`VmError::Misuse`] if the VM's
-    /// memory is in the pool.
+    /// [`VmError::NoRoom`] if the increase is not free; [`VmError::Misuse`] if the operator sizes
+    /// the VM's cache.
     pub fn promise(&self, vm: &RegionName, reserve: Bytes) -> Result<(), VmError> {
         self.change(|book, all| {
             let share = book.with_room(vm, all, |share| reserve.saturating_sub(share.reserve))?;

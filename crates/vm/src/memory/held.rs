@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use aquifer_control::ledger::VmMemory as Held;
-use aquifer_page::Bytes;
+use aquifer_control::ledger::VmMemory;
+use aquifer_page::{Bytes, RegionName};
 use aquifer_procfs::process;
 
 use super::budget::{Budget, Kind, Share};
@@ -11,34 +11,66 @@ use super::resident::memory_files;
 use crate::error::VmError;
 use crate::process::{Files, client};
 
+/// The VMs that compete for RAM of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Those whose memory is in RAM of this host that the kernel has not set aside. Huge pages are
+    /// set aside: the kernel counts all of them as used.
+    pub local: Vec<HeldMemory>,
+    /// Those in a region whose cache the agent sizes.
+    pub in_regions: Vec<InRegion>,
+}
+
+/// A VM in a region whose cache the agent sizes. The rest of its memory is the region's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InRegion {
+    /// The VM, and the region.
+    pub name: RegionName,
+    /// The present size of the VM's memory.
+    pub size: Bytes,
+    /// RAM of this host beyond that size that only this VM gets, if it runs out of memory.
+    pub reserve: Bytes,
+}
+
 /// A VM whose memory is in RAM of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldMemory {
     /// The memory that the VM may have, and has.
-    pub memory: Held,
+    pub memory: VmMemory,
     /// QEMU's process, once it runs.
     pub pid: Option<u32>,
 }
 
-/// Returns the VMs whose memory is in RAM of this host that the kernel has not set aside. The
-/// memory of the others is a region, or huge pages: the kernel counts all of those as used.
+/// Returns the VMs that compete for RAM of this host.
 ///
 /// # Errors
 /// [`VmError::Io`] if the VMs or the budget cannot be read.
-pub fn held(run_dir: &Path) -> Result<Vec<HeldMemory>, VmError> {
+pub fn held(run_dir: &Path) -> Result<Held, VmError> {
+    let mut held = Held::default();
     if client::list(run_dir)?.is_empty() {
-        return Ok(Vec::new());
+        return Ok(held);
     }
-    let vms = Budget::of(run_dir).accounts()?.vms.into_iter();
-    let local = vms.filter(|(_, share)| share.kind == Kind::Local);
-    let local = local.map(|(name, share)| (Files::new(run_dir, &name), share));
-    let in_small_pages = local.filter(|(files, _)| !files.has_huge_pages());
-    in_small_pages.map(|(files, share)| of(&files, &share)).collect()
+    for (name, share) in Budget::of(run_dir).accounts()?.vms {
+        match share.kind {
+            Kind::Local => {
+                let files = Files::new(run_dir, &name);
+                if !files.has_huge_pages() {
+                    held.local.push(of(&files, &share)?);
+                }
+            }
+            Kind::Auto => {
+                let (size, reserve) = (share.memory(), share.reserve);
+                held.in_regions.push(InRegion { name, size, reserve });
+            }
+            Kind::Pool => {}
+        }
+    }
+    Ok(held)
 }
 
 fn of(files: &Files, share: &Share) -> Result<HeldMemory, VmError> {
     let (pid, limits) = (files.pid(), files.limits()?);
-    let memory = Held {
+    let memory = VmMemory {
         name: files.name().clone(),
         floor: limits.min,
         size: share.memory(),
@@ -69,9 +101,9 @@ mod tests {
     use crate::memory::{Limits, UNLIMITED};
 
     #[test]
-    fn vms_in_ram_of_this_host_count_with_floor_size_and_reserve() {
+    fn vms_that_compete_for_ram_count_with_size_and_reserve() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(held(dir.path()).unwrap(), []);
+        assert_eq!(held(dir.path()).unwrap(), Held::default());
         let budget = Budget::of(dir.path());
         budget.set(Some(Bytes::mib(1024)), None).unwrap();
         let start = |vm: &str, share: Share, limits: Limits| {
@@ -87,15 +119,21 @@ mod tests {
         start("web", share, Limits { min: Bytes::mib(256), ..UNLIMITED });
         let pooled = Share::pool(Bytes::mib(512), Bytes::mib(512), Bytes::mib(64));
         start("pooled", pooled, UNLIMITED);
-        let memory = Held {
+        start("auto", Share::auto(Bytes::mib(128), Bytes::mib(256), Bytes::mib(256)), UNLIMITED);
+        let memory = VmMemory {
             name: "web".parse().unwrap(),
             floor: Bytes::mib(256),
             size: Bytes::mib(512),
             reserve: Bytes::mib(128),
             resident: Bytes::ZERO,
         };
-        assert_eq!(held(dir.path()).unwrap(), [HeldMemory { memory, pid: None }]);
+        let (size, reserve) = (Bytes::mib(128), Bytes::ZERO);
+        let in_regions = vec![InRegion { name: "auto".parse().unwrap(), size, reserve }];
+        let local = vec![HeldMemory { memory, pid: None }];
+        let all = Held { local, in_regions };
+        assert_eq!(held(dir.path()).unwrap(), all);
         fs::remove_dir_all(dir.path().join("vms/web")).unwrap();
-        assert_eq!(held(dir.path()).unwrap(), [], "it has vanished");
+        let left = Held { local: Vec::new(), ..all };
+        assert_eq!(held(dir.path()).unwrap(), left, "it has vanished");
     }
 }

@@ -34,7 +34,7 @@ pub use budget::{Account, Accounts, Budget, Kind, Share};
 pub(crate) use figures::look;
 pub use figures::{Figures, Reading, Source};
 pub use growth::{GrowthLimit, Room};
-pub use held::{HeldMemory, held};
+pub use held::{Held, HeldMemory, InRegion, held};
 pub(crate) use resident::of as resident;
 pub use resize::{Order, Resized, Short};
 pub use stages::{Direction, Spread, Times, Took};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use aquifer_control_socket::{ControlCall, first_word};
 use aquifer_page::{Bytes, MigrationId, RegionName};
 use aquifer_region::process::client::By;
-use aquifer_region::process::{RegionSpec, client as regions, record};
+use aquifer_region::process::{Files as RegionFiles, RegionSpec, client as regions, record};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 
@@ -86,6 +86,7 @@ pub(super) fn admit(
     files.set_limits(limits)?;
     let mut share = match memory {
         None => Share::local(spec.memory),
+        Some(memory) if memory.auto => Share::auto(spec.memory, spec.max_memory, memory.cache),
         Some(memory) => Share::pool(spec.memory, spec.max_memory, memory.cache),
     };
     share.keep(limits.reserve)?;
@@ -207,23 +208,42 @@ pub fn of_region(run_dir: &Path, region: &RegionName) -> Option<Files> {
     in_a_region(&record.origin).is_some().then_some(files)
 }
 
-/// Sets the local cache of a VM whose memory is in the pool.
+/// Sets the local cache of a VM whose memory is a region.
 ///
 /// # Errors
-/// [`VmError::NoRoom`]; [`VmError::Misuse`] if the VM's memory is not in the pool.
+/// [`VmError::NoRoom`]; [`VmError::Misuse`] if the VM's memory is no region.
 pub fn resize_cache(files: &Files, cache: Bytes, by: By) -> Result<(), VmError> {
-    if in_a_region(&files.read()?.origin).is_none() {
-        return Err(VmError::Misuse(
-            "the VM has no cache: all of its memory is local RAM".to_owned(),
-        ));
-    }
-    let (budget, region) = (Budget::of(files.run_dir()), files.region());
-    let before = regions::status(&region)?.usage.cache;
+    let region = region_of(files)?;
+    let budget = Budget::of(files.run_dir());
+    let before = regions::record(&region)?;
+    let sized_by = if before.auto { By::Agent } else { By::Operator };
     // The budget never notes less than the VM has.
-    budget.cache(files.name(), before.max(cache))?;
+    budget.cache(files.name(), before.cache.max(cache), by)?;
     let resized = regions::resize_cache(&region, cache, by);
-    budget.cache(files.name(), if resized.is_ok() { cache } else { before })?;
+    match resized.is_ok() {
+        true => budget.cache(files.name(), cache, by)?,
+        false => budget.cache(files.name(), before.cache, sized_by)?,
+    }
     Ok(resized?)
+}
+
+/// Lets the host's agent choose the local cache of a VM from now on.
+///
+/// # Errors
+/// As [`resize_cache`].
+pub fn adapt_cache(files: &Files) -> Result<(), VmError> {
+    let region = region_of(files)?;
+    regions::adapt_cache(&region)?;
+    let cache = regions::record(&region)?.cache;
+    Budget::of(files.run_dir()).cache(files.name(), cache, By::Agent)
+}
+
+fn region_of(files: &Files) -> Result<RegionFiles, VmError> {
+    if in_a_region(&files.read()?.origin).is_none() {
+        let why = "the VM has no cache: it has '--cache none' or huge pages";
+        return Err(VmError::Misuse(why.to_owned()));
+    }
+    Ok(files.region())
 }
 
 /// Returns the state of a VM's memory, for a balancer.
@@ -324,7 +344,7 @@ pub fn offer(files: &Files) -> Result<Arrival, VmError> {
     Ok(Arrival { migration, vm, memory, limits, cpu, definition })
 }
 
-/// Returns the specification of a VM whose memory is in the pool.
+/// Returns the specification of a VM whose memory is a region.
 pub(super) fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
     match origin {
         Origin::Started(vm) if vm.backing == Backing::Region => Some(vm),

@@ -58,7 +58,7 @@ impl Leave {
     /// Leaves the cluster.
     ///
     /// # Errors
-    /// If the agent does not answer, if memory is lent or borrowed, if a VM has memory in the pool,
+    /// If the agent does not answer, if memory is lent or borrowed, if a VM has memory at lenders,
     /// or if this host is the only one that can admit others. If a file cannot be removed.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let what = "leaving the cluster";

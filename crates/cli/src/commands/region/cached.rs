@@ -109,13 +109,38 @@ enum SchemeName {
     PreEvict,
 }
 
-/// Memory in the pool, if --cache is given; refuses the other options of [`Cached`] without it.
+/// The memory of a VM: a region, by default with a cache that the agent sizes. With '--cache none'
+/// or huge pages it is QEMU's own, and the other options of [`Cached`] are refused.
 #[derive(Debug)]
 pub(crate) struct MaybeCached(pub(crate) Option<Cached>);
 
+/// The value of --cache for memory that is QEMU's own.
+const NONE: &str = "none";
+
+/// The option for memory that is QEMU's own, in huge pages.
+const HUGE_PAGES: &str = "huge_pages";
+
 impl Args for MaybeCached {
     fn augment_args(command: Command) -> Command {
-        Cached::augment_args(command).mut_arg("cache", |cache| cache.required(false))
+        let parse = |text: &str| match text {
+            NONE => Ok(CacheSize::Auto),
+            size => size.parse(),
+        };
+        Cached::augment_args(command).mut_arg("cache", |cache| {
+            cache
+                .required(false)
+                .value_parser(parse)
+                .default_value("auto")
+                .hide_default_value(true)
+                .help("Maximum local RAM that caches its pages, 'auto' or 'none'; default auto")
+                .long_help(
+                    "Maximum local RAM that caches its pages, 'auto' or 'none'; default auto\n\n\
+                     With 'auto' all pages begin in local RAM. While this host is short of \
+                     memory, its agent borrows from other hosts, and moves cold pages there. With \
+                     'none' the memory is QEMU's own: no page leaves this host, and the VM \
+                     cannot migrate, nor join a group. So it is with --huge-pages.",
+                )
+        })
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -125,13 +150,14 @@ impl Args for MaybeCached {
 
 impl FromArgMatches for MaybeCached {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
-        if matches.contains_id("cache") {
+        if has_cache(matches) {
             return Cached::from_arg_matches(matches).map(Some).map(Self);
         }
         match needless(matches) {
             None => Ok(Self(None)),
             Some(option) => {
-                let why = format!("--{option} needs memory in the pool: give --cache too\n");
+                let why =
+                    format!("--{option} needs a cache: omit --huge-pages and '--cache none'\n");
                 Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, why))
             }
         }
@@ -146,23 +172,35 @@ impl FromArgMatches for MaybeCached {
     }
 }
 
+/// Returns whether these options of a VM give it a cache.
+pub(crate) fn has_cache(matches: &ArgMatches) -> bool {
+    let is = |text| matches.get_raw("cache").is_some_and(|mut raw| raw.next() == Some(text));
+    !is(NONE.as_ref()) && !matches.try_contains_id(HUGE_PAGES).unwrap_or_default()
+}
+
 /// Returns an option of [`Cached`] that the command line gives, if there is one.
 fn needless(matches: &ArgMatches) -> Option<String> {
     let all = Cached::augment_args(Command::new(""));
     let is_given = |option: &&Arg| {
         matches.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine)
     };
-    all.get_arguments().find(is_given)?.get_long().map(str::to_owned)
+    let others = all.get_arguments().filter(|option| option.get_id() != "cache");
+    others.into_iter().find(is_given)?.get_long().map(str::to_owned)
 }
 
 impl Cached {
     /// Returns the claim for the cache of this region, which the command is about to make.
-    pub(crate) fn claim(&self, name: &RegionName, size: Bytes) -> Claim {
+    ///
+    /// With `in_use`, the region's programs use at most that much of it at first.
+    pub(crate) fn claim(&self, name: &RegionName, size: Bytes, in_use: Bytes) -> Claim {
         Claim {
             name: name.clone(),
             purpose: ClaimPurpose::Cache,
             group: self.group.clone(),
-            bytes: self.cache.at_start(size).min(size),
+            bytes: match self.cache {
+                CacheSize::Auto => in_use.min(size),
+                CacheSize::Bytes(cache) => cache.min(size),
+            },
             reserve: Bytes::ZERO,
             pid: Some(std::process::id()),
             overcommit: false,

@@ -61,16 +61,20 @@ pub(crate) fn set_cache(
 ) -> Result<()> {
     let name = files.name();
     let what = || format!("resizing the cache of region '{name}'");
+    // A VM's cache counts in this host's memory budget.
+    let vm = vms::of_region(&common.run_dir, name);
     let CacheSize::Bytes(cache) = cache else {
-        return client::adapt_cache(files).or_fail(what);
+        return match vm {
+            Some(vm) => vms::adapt_cache(&vm).or_fail(what),
+            None => client::adapt_cache(files).or_fail(what),
+        };
     };
     let spec = client::record(files).or_fail(what)?;
     if spec.began_local && cache < spec.size && leased(&spec) < spec.size {
         plan::borrow(common, socket.clone(), &spec)?;
         await_leases(files)?;
     }
-    // A VM's cache counts in this host's memory budget, so its supervisor resizes it.
-    match vms::of_region(&common.run_dir, name) {
+    match vm {
         Some(vm) => vms::resize_cache(&vm, cache, By::Operator).or_fail(what),
         None => client::resize_cache(files, cache, By::Operator).or_fail(what),
     }

@@ -23,7 +23,7 @@ use crate::failure::{OrFail, Result};
 /// Each period it checks every guest's use, swapping and pressure, and the requests of its
 /// programs. A guest in need gets memory that is free in the budget ('aquifer vm set-budget'), else
 /// the surplus of other VMs. If memory is short for all, weights divide it. Each VM stays within
-/// its limits ('aquifer vm set'). VMs whose memory is in the pool are left alone.
+/// its limits ('aquifer vm set'). VMs with a cache of a fixed size are left alone.
 ///
 /// Runs until ^C, and prints decisions with their reasons. An agent does the same if its
 /// configuration sets vms.balance.

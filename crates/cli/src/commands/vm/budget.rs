@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use aquifer_page::Bytes;
-use aquifer_vm::memory::{Account, Accounts, Budget, Share};
+use aquifer_vm::memory::{Account, Accounts, Budget};
 use clap::{ArgGroup, Args};
 
 use crate::commands::Common;
@@ -64,11 +64,12 @@ fn text(accounts: &Accounts) -> String {
     lines.push(format!("section    {section}"));
     if !vms.is_empty() {
         let rows = vms.iter().map(|(vm, share)| {
-            let Share { local, pool, reserve, .. } = share;
-            let sizes = [share.memory(), *local, *pool, *reserve].map(|size| size.to_string());
+            let (memory, here) = (share.memory(), share.local);
+            let sizes = [memory, here, memory.saturating_sub(here), share.reserve];
+            let sizes = sizes.map(|size| size.to_string());
             [vec![vm.to_string()], sizes.to_vec()].concat()
         });
-        lines.push(table(["VM", "MEMORY", "HERE", "IN THE POOL", "RESERVE"], rows));
+        lines.push(table(["VM", "MEMORY", "HERE", "ELSEWHERE", "RESERVE"], rows));
     }
     lines.join("\n")
 }

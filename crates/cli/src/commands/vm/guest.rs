@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::process::RegionSpec;
+use aquifer_region_client::Userfault;
 use aquifer_vm::memory::{Limits, UNLIMITED};
 use aquifer_vm::process::client::{self, NewVm};
 use aquifer_vm::process::{Files, VmStatus};
@@ -122,12 +123,12 @@ impl Guest {
         self.bounds.over(before)
     }
 
-    /// Returns the size of the local cache of a VM in the pool.
+    /// Returns the size of the local cache of a VM in a region.
     pub(super) fn cache(&self) -> Option<CacheSize> {
         self.cached.0.as_ref().map(Cached::cache)
     }
 
-    /// Returns whether the VM's memory is in the pool.
+    /// Returns whether the VM's memory is a region.
     pub(super) fn is_pooled(&self) -> bool {
         self.cached.0.is_some()
     }
@@ -158,11 +159,12 @@ impl Guest {
         })?;
         let max_memory = self.max_memory.unwrap_or(memory);
         let _progress = Progress::spinner(what());
+        cached.0.as_ref().map_or(Ok(()), |_| require_regions(what))?;
         cached.0.as_ref().map_or(Ok(()), |cached| cached.require_group(common))?;
         let claim = match (&cached.0, self.huge_pages) {
             // The kernel has set huge pages aside already.
             (None, Some(_)) => None,
-            (Some(cached), _) => Some(cached.claim(name, max_memory)),
+            (Some(cached), _) => Some(cached.claim(name, max_memory, memory + limits.reserve)),
             (None, None) => Some(claim(name, memory, limits.reserve)),
         };
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
@@ -212,6 +214,15 @@ impl Guest {
         claimed.into_iter().for_each(Claimed::keep);
         Ok(status)
     }
+}
+
+/// Refuses a region where no engine could serve it.
+fn require_regions(what: impl FnOnce() -> String) -> Result<()> {
+    let checked = Userfault::new().map(drop);
+    checked.map_err(|error| {
+        let why = format!("this process cannot serve page faults of the VM's memory: {error}");
+        Failure::new(what(), why).help("use Linux 6.7 or later, as root, or give --cache none")
+    })
 }
 
 /// Returns the claim for the memory of a VM that the command is about to start.

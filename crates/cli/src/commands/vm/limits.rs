@@ -27,7 +27,7 @@ pub(super) struct Bounds {
     /// Memory of this host to keep free for the VM
     ///
     /// The VM gets it at once when it runs out of memory. No other VM can use it. 'vm start' and
-    /// 'vm adopt' set 0 by default. A VM in the pool can have none.
+    /// 'vm adopt' set 0 by default. A VM with --cache SIZE can have none.
     #[arg(long, value_name = "SIZE")]
     reserve: Option<Bytes>,
 }

@@ -51,7 +51,7 @@ const START: Manual = Manual {
         ("aquifer vm start db", "Start a VM by its definition"),
         (
             "aquifer vm start db --memory 8G --disk db.qcow2",
-            "Start a VM with its memory in RAM of this host",
+            "Start a VM whose cold memory leaves while this host is short",
         ),
         (
             "aquifer vm start db --memory 8G --cache 2G --lender nbds://b/ \
@@ -62,11 +62,7 @@ const START: Manual = Manual {
             "aquifer vm start db --memory 8G -- -nic user,model=virtio",
             "Start a VM with one of QEMU's network cards",
         ),
-        (
-            "aquifer vm start web --group blue --memory 8G --cache 2G \
-             --lender nbds://b/ --tls DIR",
-            "Start a VM of a group",
-        ),
+        ("aquifer vm start web --group blue --memory 8G --disk web.qcow2", "Start a VM of a group"),
     ],
     ..PART
 };

@@ -15,6 +15,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use toml::{Table, Value};
 
 use super::guest::Guest;
+use crate::commands::region::has_cache;
 use crate::failure::{Failure, Result};
 
 /// The key for the arguments of QEMU, which have no option.
@@ -139,14 +140,14 @@ const AGENTS_OWN: [&str; 2] = ["socket", "groups"];
 /// the VM has another working directory.
 fn given(matches: &ArgMatches) -> std::result::Result<Table, clap::Error> {
     let mut given = Table::new();
+    let sets_cache = matches.value_source("cache").is_some() && has_cache(matches);
     for (key, option) in all() {
         let id = option.get_id().as_str();
         let Ok(Some(raw)) = matches.try_get_raw(id) else { continue };
         match matches.value_source(id) {
             Some(ValueSource::CommandLine) => {}
             // The agent has other variables, and its own places: the VM may move to its host.
-            Some(ValueSource::EnvVariable)
-                if matches.value_source("cache").is_some() && !AGENTS_OWN.contains(&id) => {}
+            Some(ValueSource::EnvVariable) if sets_cache && !AGENTS_OWN.contains(&id) => {}
             _ => continue,
         }
         let is_path = option.get_value_parser().type_id() == TypeId::of::<PathBuf>();
@@ -282,6 +283,22 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_of_a_vm_is_a_region_unless_told_otherwise() {
+        for (line, is_region) in [
+            (&["--memory=8G"][..], true),
+            (&["--memory=8G", "--cache=auto"], true),
+            (&["--memory=8G", "--max-memory=16G", "--reserve=1G"], true),
+            (&["--memory=8G", "--group=blue"], true),
+            (&["--memory=8G", "--cache=none"], false),
+            (&["--memory=8G", "--huge-pages=2M"], false),
+        ] {
+            let again = read(&given_by(line), Path::new("/x.toml")).unwrap();
+            assert_eq!(again.guest.is_pooled(), is_region, "{line:?}");
+            assert_eq!(again.guest.cache().is_some(), is_region, "{line:?}");
+        }
+    }
+
+    #[test]
     fn paths_in_a_definition_are_absolute_and_programs_are_not() {
         let given = given_by(&["--memory=1G", "--disk=some.img", "--qemu=qemu", "--disk=./b"]);
         let here = std::env::current_dir().unwrap();
@@ -297,7 +314,9 @@ mod tests {
             ("memory = '8 parsec'", "'8 parsec' is not a size"),
             ("memory = '8G'\nunencrypted = 'yes'", "'unencrypted' in [vm] must be true or false"),
             ("memory = '8G'\ndisk = [{}]", "'disk' in [vm] must be a text"),
-            ("memory = '8G'\ngroup = 'blue'", "--group needs memory in the pool"),
+            ("memory = '8G'\ncache = 'none'\ngroup = 'blue'", "--group needs a cache"),
+            ("memory = '8G'\nhuge_pages = '2M'\ngroup = 'blue'", "--group needs a cache"),
+            ("memory = '8G'\nhuge_pages = '2M'\ncache = '2G'", "--huge-pages"),
             ("memory = '8G'\ninitrd = '/i'", "--kernel"),
         ] {
             let refused = read(&text.parse().unwrap(), Path::new("/d/x.toml")).unwrap_err();

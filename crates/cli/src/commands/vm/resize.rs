@@ -21,7 +21,7 @@ use crate::table::table;
 /// Grow or shrink a VM's memory while it runs
 ///
 /// Needs 'vm start --max-memory', or an adopted VM with a virtio-mem device. The least memory is
-/// that at boot. 'aquifer region resize' resizes the cache of a VM in the pool.
+/// that at boot. 'aquifer region resize' resizes the cache of a VM.
 ///
 /// Sizes are rounded up to whole sections ('aquifer vm set-budget'), within the VM's limits. The
 /// command returns when the guest has the memory, or has given it up and this host has it back.
@@ -63,8 +63,8 @@ impl Resize {
         &self.name
     }
 
-    /// Returns the claim for the new size. The agent counts it if it counts the VM: one in the pool
-    /// takes no RAM of this host beyond its cache.
+    /// Returns the claim for the new size. The agent counts it if it counts the VM: one with a
+    /// cache of a fixed size takes no RAM of this host beyond that.
     fn claim(&self) -> Claim {
         Claim {
             name: self.name.clone(),

@@ -160,7 +160,7 @@ fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     }
     let scene = Scene::set();
     let before = scene.host().status().memory.spare;
-    let words = ["--memory", "512M", "--min", "256M", "--accel", "tcg"];
+    let words = ["--memory", "512M", "--min", "256M", "--cache", "none", "--accel", "tcg"];
     scene.done(&[&["vm", "start", "web"][..], &words].concat());
     wait_until("the VM counts", || scene.ledger().vm_floor == Bytes::mib(256));
     let ledger = scene.ledger();
@@ -206,4 +206,13 @@ fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     wait_until("the VM's memory is lent again", || {
         scene.ledger().vm_floor == Bytes::ZERO && scene.ledger().vm_elastic == Bytes::ZERO
     });
+
+    // A VM whose cache the agent sizes counts with its present size.
+    let words = ["--memory", "512M", "--max-memory", "1G", "--accel", "tcg"];
+    scene.done(&[&["vm", "start", "db"][..], &words].concat());
+    wait_until("the VM counts", || scene.ledger().cache_floor == Bytes::mib(512));
+    run(&["vm", "resize", "db", "--memory", "1G"])
+        .must_fail(1, &["resizing VM 'db'", "it takes 512MiB of this", lent, "--overcommit"]);
+    scene.done(&["vm", "stop", "--force", "db"]);
+    wait_until("that VM is gone", || scene.ledger().cache_floor == Bytes::ZERO);
 }

@@ -55,9 +55,9 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LocalMemory => {
-                f.write_str("its memory is not in the pool, because it was started without --cache")
+                f.write_str("its memory is no region: it has '--cache none' or huge pages")
             }
-            Self::Adopted => f.write_str("its memory is not in the pool, because it was adopted"),
+            Self::Adopted => f.write_str("its memory is no region, because it was adopted"),
             Self::CachedDisks => f.write_str(
                 "it has cached disks: the destination's cache could read a disk while this host \
                  still writes to it",

@@ -19,6 +19,7 @@ fn region(name: &str, cache: u64) -> RegionMemory {
         name: name.parse().unwrap(),
         group: Group::default(),
         size: SIZE,
+        vm_size: None,
         cache: Bytes::mib(cache),
         resident: Bytes::mib(cache),
         shared: Bytes::ZERO,

@@ -42,6 +42,7 @@ fn shown(claims: &[Claim]) -> OwnMemory {
                     name,
                     group,
                     size,
+                    vm_size: None,
                     cache,
                     resident: none,
                     shared: none,
@@ -102,6 +103,34 @@ fn two_that_ask_at_once_do_not_get_the_same_memory() {
     assert!(!shell.asks_for(&cache("three", 1)));
     assert_eq!(shell.node.ledger().free, Bytes::ZERO);
     assert_eq!(shell.node.controller().spare(), Bytes::ZERO, "a claim is not lent");
+}
+
+#[test]
+fn a_vm_in_a_region_grows_by_one_claim_that_its_reading_ends() {
+    let mut shell = Shell::new();
+    let region = |gib| {
+        let mut own = shown(&[cache("one", 8)]);
+        own.regions[0].vm_size = Some(Bytes::gib(gib));
+        own
+    };
+    let reads = |shell: &mut Shell, seconds, gib| {
+        let own = region(gib);
+        shell.after(seconds).read(Readings { memory: memory(20), own, ..Readings::default() });
+    };
+    reads(&mut shell, 1, 2);
+    assert_eq!(shell.node.ledger().free, Bytes::gib(6), "it has 2 of 8 GiB");
+    assert!(shell.asks_for(&vm("one", 5)));
+    assert!(shell.asks_for(&vm("one", 5)), "the command asks twice");
+    assert_eq!(shell.node.ledger().free, Bytes::gib(3));
+    assert!(!shell.asks_for(&vm("two", 4)), "3 GiB are left");
+    reads(&mut shell, 1, 2);
+    assert_eq!(shell.node.ledger().free, Bytes::gib(3), "the VM still grows");
+    for _ in 0..6 {
+        reads(&mut shell, 1, 5);
+    }
+    // The reading has shown the size, so a smaller one counts now.
+    reads(&mut shell, 1, 3);
+    assert_eq!(shell.node.ledger().free, Bytes::gib(5));
 }
 
 #[test]

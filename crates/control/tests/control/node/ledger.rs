@@ -91,6 +91,7 @@ fn a_vanished_vm_and_a_smaller_cache_are_lent() {
         name: "items".parse().unwrap(),
         group: Group::default(),
         size: Bytes::gib(8),
+        vm_size: None,
         cache: Bytes::gib(cache),
         resident: Bytes::ZERO,
         shared: Bytes::ZERO,

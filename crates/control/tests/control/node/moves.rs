@@ -32,6 +32,7 @@ fn own(vms: &[(&str, u64)]) -> OwnMemory {
         name: vm(name),
         group: Group::default(),
         size: Bytes::gib(1),
+        vm_size: None,
         cache: Bytes::mib(*mib),
         resident: Bytes::mib(*mib),
         shared: Bytes::ZERO,
@@ -121,8 +122,8 @@ fn a_drain_moves_each_vm_that_can_move_one_at_a_time() {
     assert_eq!(shell.see(&all).moves_vm().as_deref(), Some("small"), "the least to copy");
     assert_eq!(shell.below(), Some(Threshold::Upper));
     let why = "moves VM small to another host: this host is draining; 5MiB of it is dirty. \
-               The others: large has 90MiB, and failed 0 times; local stays: its memory is not in \
-               the pool, because it was started without --cache";
+               The others: large has 90MiB, and failed 0 times; local stays: its memory is no \
+               region: it has '--cache none' or huge pages";
     assert_eq!(shell.about("small"), [why]);
     assert_eq!(shell.node.move_states()[&vm("small")], MoveState::Moves);
     assert!(!shell.period(20).looks() && shell.see(&all).moves().is_none(), "one at a time");
@@ -246,7 +247,7 @@ fn a_vm_leaves_after_five_minutes_of_overload() {
         "this host may not borrow",
         "large frees 4GiB and has 40MiB to copy",
         "small frees 1GiB and has 20MiB to copy",
-        "local stays: its memory is not in the pool",
+        "local stays: its memory is no region",
     ] {
         assert!(why.contains(part), "no '{part}' in {why}");
     }

@@ -97,9 +97,47 @@ fn a_pooled_vm_takes_only_its_cache_from_the_host() {
         Account { reserved: Bytes::mib(2048), used: Bytes::mib(2048), free: Bytes::ZERO }
     );
     assert!(matches!(budget.promise(&vm, Bytes::mib(1)), Err(VmError::Misuse(_))));
-    budget.cache(&vm, Bytes::mib(1024)).unwrap();
-    assert!(matches!(budget.cache(&vm, Bytes::mib(1025)), Err(VmError::NoRoom { .. })));
+    budget.cache(&vm, Bytes::mib(1024), By::Operator).unwrap();
+    assert!(matches!(
+        budget.cache(&vm, Bytes::mib(1025), By::Operator),
+        Err(VmError::NoRoom { .. })
+    ));
     assert_eq!(local(&budget), (1024, 0, 0));
+}
+
+#[test]
+fn a_vm_with_a_cache_of_the_agents_choice_counts_by_size() {
+    let (dir, budget) = budget();
+    let mut share = Share::auto(Bytes::mib(256), Bytes::mib(768), Bytes::mib(768));
+    share.keep(Bytes::mib(128)).unwrap();
+    let vm = start(&dir, &budget, "one", &share).unwrap();
+    assert_eq!(local(&budget), (256, 768, 128));
+    budget.grow(&vm, Bytes::mib(256), false).unwrap();
+    assert_eq!(local(&budget), (512, 512, 128));
+    // The cache bounds what the VM takes, and the rest of its memory is at lenders.
+    budget.cache(&vm, Bytes::mib(384), By::Agent).unwrap();
+    assert_eq!(local(&budget), (384, 640, 128));
+    budget.grow(&vm, Bytes::mib(128), true).unwrap();
+    assert_eq!(local(&budget), (384, 640, 128), "it draws on no reserve");
+    budget.cache(&vm, Bytes::mib(768), By::Agent).unwrap();
+    assert_eq!(local(&budget), (640, 384, 128));
+    let accounts = budget.accounts().unwrap();
+    assert_eq!(accounts.vms[&vm].memory(), Bytes::mib(640));
+    assert_eq!(accounts.pool, Account::default(), "it has no leases of its own choice");
+    // The operator's limit is promised in full, and a reserve beside it would serve nothing.
+    let fixed = budget.cache(&vm, Bytes::mib(700), By::Operator);
+    assert!(matches!(fixed, Err(VmError::Misuse(_))), "{fixed:?}");
+    budget.promise(&vm, Bytes::ZERO).unwrap();
+    budget.cache(&vm, Bytes::mib(700), By::Operator).unwrap();
+    assert_eq!(local(&budget), (700, 324, 0));
+    budget.grow(&vm, Bytes::mib(128), false).unwrap();
+    assert_eq!(local(&budget), (700, 324, 0), "it grows in its leases");
+    budget.settle(&vm, Bytes::mib(640)).unwrap();
+    budget.cache(&vm, Bytes::mib(700), By::Agent).unwrap();
+    assert_eq!(local(&budget), (640, 384, 0));
+    let too_large = Share::auto(Bytes::mib(512), Bytes::mib(512), Bytes::mib(512));
+    let refused = start(&dir, &budget, "two", &too_large);
+    assert!(matches!(refused, Err(VmError::NoRoom { .. })), "{refused:?}");
 }
 
 #[test]
