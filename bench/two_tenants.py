@@ -122,7 +122,7 @@ class Aquifer(Site):
                           "--max-members", 2 * GUESTS, "--max-memory", most)
         for guest in self.guests:
             self.hosts[guest.home].aquifer(
-                "vm", "create", guest.name, "--memory", self.memory, "--cache", "auto",
+                "vm", "create", guest.name, "--memory", self.memory,
                 "--group", guest.tenant, "--overcommit", "--restart", "no",
                 "--machine", MACHINE, "--accel", "tcg", "--kernel", self.boot.kernel,
                 "--initrd", self.boot.initrd, "--append", self.boot.append_of(guest),
@@ -219,7 +219,7 @@ class Aquifer(Site):
         for host in self.hosts:
             note(tail(host.root / DIR.lstrip("/") / "agent.log", 3000))
 
-    def end(self) -> None:
+    def end_guests(self) -> None:
         for host in self.hosts:
             words = [["vm", "stop", guest.name, "--force"] for guest in self.guests]
             for word in words:

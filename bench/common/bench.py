@@ -138,6 +138,32 @@ def run(*command) -> str:
     return done.stdout
 
 
+def boot_parts(directory: Path, files: dict, modules: list | tuple = ()) -> list:
+    """Makes a guest's boot files, with `files`: path on this machine to path in the guest. Returns
+    the kernel, the initrd and the kernel's arguments."""
+    words = [word for here, there in files.items() for word in ("--file", f"{here}:{there}")]
+    words += [word for module in modules for word in ("--module", module)]
+    return run(TESTBED, "parts", *words, directory).splitlines()
+
+
+class Started:
+    """A context that `start` begins and `end` ends, also after a `start` that fails half-way. An
+    interrupt must not stop `end`."""
+
+    def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.end()
+        signal.signal(signal.SIGINT, before)
+
+
 def aquifer(*words, **options):
     """Runs an `aquifer` command that must succeed, and returns the JSON that it prints."""
     command = [AQUIFER, "--json", *map(str, words)]

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common.bench import AQUIFER, COMMON, MIB, PAGE, TESTBED, aquifer, cpu_seconds, run, wait
+from common.bench import AQUIFER, COMMON, MIB, PAGE, aquifer, boot_parts, cpu_seconds, run, wait
 
 KSM = Path("/sys/kernel/mm/ksm")
 MEMORY = 256
@@ -100,13 +100,11 @@ class GroupHost:
         self.serials: list = []
         self.groups: list = []
         files = {COMMON / "groups-guest.sh": "/bin/groups.sh"} | (more or {})
-        words = [word for here, there in files.items() for word in ("--file", f"{here}:{there}")]
         try:
-            parts = run(TESTBED, "parts", *words, self.dir)
+            self.kernel, self.initrd, append = boot_parts(self.dir, files)
         except BaseException:
             self.__exit__()
             raise
-        self.kernel, self.initrd, append = parts.splitlines()
         self.append = f"{append} rdinit=/bin/groups.sh"
 
     def __enter__(self) -> "GroupHost":

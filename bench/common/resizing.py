@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from common.bench import AQUIFER, BUILT, COMMON, EXAMPLES, TESTBED, Failed, wait
+from common.bench import AQUIFER, BUILT, COMMON, EXAMPLES, Failed, boot_parts, wait
 
 GROWTH = "/machine/peripheral/aquifer-growth"
 MODULES = ["virtio_pci", "virtio_mem", "virtio_console", "virtio_balloon", "virtio_blk"]
@@ -38,18 +38,12 @@ class Host:
             raise
 
     def make_boot_files(self, more: dict) -> None:
-        modules = [word for module in MODULES for word in ("--module", module)]
         files = {
             BUILT / "aquifer-guest": "/bin/aquifer-guest",
             COMMON / "resize-guest.sh": "/bin/resize.sh",
             EXAMPLES / "churn": "/bin/churn",
         } | more
-        words = [word for here, there in files.items() for word in ("--file", f"{here}:{there}")]
-        command = [TESTBED, "parts", *modules, *words, self.dir]
-        parts = subprocess.run(command, capture_output=True, text=True)
-        if parts.returncode != 0:
-            raise Failed(f"testbed parts failed: {parts.stderr.strip()}")
-        self.kernel, self.initrd, self.append = parts.stdout.splitlines()
+        self.kernel, self.initrd, self.append = boot_parts(self.dir, files, MODULES)
 
     def __enter__(self) -> "Host":
         return self

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from common import bench
 from common.bench import (
-    COMMON, EXAMPLES, MIB, TESTBED, MemoryCgroup, end, note, run,
+    COMMON, EXAMPLES, MIB, MemoryCgroup, Started, boot_parts, end, note, run,
 )
 
 TENANTS = ("blue", "green")
@@ -37,24 +37,16 @@ class Told(NamedTuple):
     wrong: int
 
 
-class Boot:
+class Boot(Started):
     """The boot files of all guests, which end with the block."""
 
-    def __enter__(self) -> "Boot":
+    def start(self) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="aquifer-tenants-"))
         files = {COMMON / "tenant-guest.sh": "/bin/guest.sh", EXAMPLES / "tenant": "/bin/tenant"}
-        words = [word for here, there in files.items() for word in ("--file", f"{here}:{there}")]
-        words += [word for module in MODULES for word in ("--module", module)]
-        try:
-            parts = run(TESTBED, "parts", *words, self.dir)
-        except BaseException:
-            self.__exit__()
-            raise
-        self.kernel, self.initrd, append = parts.splitlines()
+        self.kernel, self.initrd, append = boot_parts(self.dir, files, MODULES)
         self.append = f"{append} init_on_alloc=0 rdinit=/bin/guest.sh"
-        return self
 
-    def __exit__(self, *_) -> None:
+    def end(self) -> None:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def append_of(self, guest: "Guest") -> str:
@@ -182,33 +174,26 @@ class Cgroup(MemoryCgroup):
         self.remove()
 
 
-class Swap:
+class Swap(Started):
     """A swap file on the disk, with a name of its own; it ends with the block."""
 
     def __init__(self, directory: Path, size: int):
         self.file, self.size, self.on = directory / f"swap-{os.getpid()}", size, False
 
-    def __enter__(self) -> "Swap":
-        try:
-            run("fallocate", "-l", self.size, self.file)
-            self.file.chmod(0o600)
-            run("mkswap", self.file)
-            run("swapon", self.file)
-            self.on = True
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+    def start(self) -> None:
+        run("fallocate", "-l", self.size, self.file)
+        self.file.chmod(0o600)
+        run("mkswap", self.file)
+        run("swapon", self.file)
+        self.on = True
 
-    def __exit__(self, *_) -> None:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def end(self) -> None:
         if self.on:
             run("swapoff", self.file)
         self.file.unlink(missing_ok=True)
-        signal.signal(signal.SIGINT, before)
 
 
-class Site:
+class Site(Started):
     """Two hosts with all guests, which end with the block."""
 
     def __init__(self, boot: Boot, ram: int, memory: int, disk: Path | None):
@@ -222,21 +207,11 @@ class Site:
         self.most_swapped = 0
         self.least: dict = {}
 
-    def __enter__(self) -> "Site":
-        try:
-            self.start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_) -> None:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def end(self) -> None:
         self.serials.close()
-        self.end()
+        self.end_guests()
         for cgroup in self.cgroups:
             cgroup.close()
-        signal.signal(signal.SIGINT, before)
 
     def cgroup(self, name: str, limit: int) -> Cgroup:
         self.cgroups.append(Cgroup(name, limit))
@@ -383,7 +358,7 @@ class Plain(Site):
     def dead(self) -> int:
         return sum(process.poll() is not None for process in self.processes.values())
 
-    def end(self) -> None:
+    def end_guests(self) -> None:
         for process in self.processes.values():
             end(process)
         shutil.rmtree(self.dir, ignore_errors=True)
