@@ -103,7 +103,7 @@ impl Vms {
         arrival: Arrival,
         below: Option<Threshold>,
     ) -> Result<Awaits, Problem> {
-        let RegionSpec { name: vm, cache, group, .. } = arrival.memory.clone();
+        let RegionSpec { name: vm, group, .. } = arrival.memory.clone();
         if group != Group::default() {
             self.0.passing.agree_with(&from, &group).await?;
         }
@@ -112,8 +112,8 @@ impl Vms {
             name: vm.clone(),
             purpose: Purpose::Cache,
             group,
-            bytes: cache,
-            reserve: Bytes::ZERO,
+            bytes: arrival.room(),
+            reserve: arrival.limits.reserve,
         };
         let agent = &self.0.agent;
         agent.ask(|reply| Command::TakeVm { from: sender, claim, below, reply }).await??;
@@ -182,8 +182,11 @@ impl Vms {
         let offered = tokio::task::spawn_blocking(move || client::offer(&files)).await;
         let offered = offered.map_err(problem).and_then(|offered| offered.map_err(problem));
         let mut arrival = offered.map_err(refused)?;
-        arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
-        let (migration, cache) = (arrival.migration, arrival.memory.cache);
+        if let Some(cache) = order.cache {
+            check_place(&arrival, cache).map_err(refused)?;
+            arrival.memory.cache = cache;
+        }
+        let (migration, cache) = (arrival.migration, arrival.room());
         let memory = arrival.memory.clone();
         let arrival = serde_json::to_value(arrival).map_err(problem).map_err(refused)?;
         let below = order.to.is_none().then_some(wanted.below);
@@ -197,6 +200,22 @@ impl Vms {
         };
         Ok((Awaited { to, migration, address, identity: config.tls.clone(), defined }, why))
     }
+}
+
+/// Refuses a cache beside which the VM's other pages would have no place.
+fn check_place(arrival: &Arrival, cache: Bytes) -> Result<(), Problem> {
+    let Arrival { vm, memory, size, .. } = arrival;
+    let leased = memory.leases.iter().map(|lease| lease.capacity).sum::<Bytes>();
+    if cache >= *size || leased >= memory.size {
+        return Ok(());
+    }
+    let name = &vm.name;
+    Err(Problem {
+        error: format!("VM '{name}' has {leased} at lenders, too little beside a cache of {cache}"),
+        help: Some(format!(
+            "omit --cache, or first borrow with 'aquifer region resize {name} --cache {cache}'"
+        )),
+    })
 }
 
 /// The host that may take a VM.

@@ -268,7 +268,7 @@ impl VmSpec {
         }
         if !self.cached_disks.is_empty() && self.backing != Backing::Region {
             let why = "cached disks need a group, and no VM with '--cache none' or huge pages is \
-                       in one: give --group, or use --disk";
+                       in one: omit these options, or use --disk";
             return Err(VmError::Misuse(why.to_owned()));
         }
         for argument in &self.extra {

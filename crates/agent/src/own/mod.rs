@@ -119,7 +119,7 @@ impl Inner {
         for InRegion { name, size, reserve } in held.in_regions {
             // A region that does not count here belongs to a VM that does not count either.
             let Some(region) = regions.iter_mut().find(|one| one.name == name) else { continue };
-            region.vm_size = region.auto.map(|_| size);
+            region.vm_size = Some(size);
             if reserve > Bytes::ZERO {
                 let none = Bytes::ZERO;
                 vms.push(VmMemory { name, floor: none, size: none, reserve, resident: none });

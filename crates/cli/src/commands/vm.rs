@@ -46,8 +46,8 @@ use crate::table::table;
 
 /// Manage VMs with elastic memory
 ///
-/// A VM's memory is RAM of this host. With --lender it is a region with the VM's name, which exists
-/// while the VM runs. The distribution's QEMU runs the VM. The guest frees memory through its
+/// A VM's memory is a region with the VM's name, which exists while the VM runs. All of it begins
+/// in RAM of this host. The distribution's QEMU runs the VM. The guest frees memory through its
 /// balloon device, which also reports free pages.
 #[derive(Debug, Args)]
 pub struct Vm {

@@ -104,9 +104,23 @@ impl Claim {
         }
     }
 
+    /// Notes the reserve of a VM whose memory is a region.
+    fn keep_free(&self, own: &mut OwnMemory) {
+        let reserve = self.reserve;
+        if let Some(vm) = own.vms.iter_mut().find(|vm| vm.name == self.name) {
+            vm.reserve = vm.reserve.max(reserve);
+            return;
+        }
+        let (name, none) = (self.name.clone(), Bytes::ZERO);
+        own.vms.push(VmMemory { name, floor: none, size: none, reserve, resident: none });
+    }
+
     /// Raises what the VM or the region has to what it claims.
     pub fn add_to(&self, own: &mut OwnMemory) {
         let (name, bytes, none) = (self.name.clone(), self.bytes, Bytes::ZERO);
+        if self.purpose == Purpose::Cache && self.reserve > none {
+            self.keep_free(own);
+        }
         let mut regions = own.regions.iter_mut();
         let of_vm = regions.find(|one| one.name == name && one.vm_size.is_some());
         if let (Purpose::Vm, Some(region)) = (self.purpose, of_vm) {

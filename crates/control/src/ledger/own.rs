@@ -62,6 +62,12 @@ impl RegionMemory {
         self.vm_size.unwrap_or(self.size).min(self.size)
     }
 
+    /// Returns whether no limit that it shares with others bounds it: its pages have no other
+    /// place.
+    fn ignores_limits(&self) -> bool {
+        self.auto.is_some_and(|auto| auto.leased < self.size)
+    }
+
     /// Returns the most that its cache can take: shared pages need no room in it.
     fn floor(&self) -> Bytes {
         self.cache.min(self.in_use().saturating_sub(self.shared))
@@ -144,7 +150,9 @@ impl OwnMemory {
 
     pub(super) fn cache_floor(&self) -> Bytes {
         let mut caches: BTreeMap<&Group, Bytes> = BTreeMap::new();
-        for region in &self.regions {
+        let (free, limited): (Vec<_>, Vec<_>) =
+            self.regions.iter().partition(|region| region.ignores_limits());
+        for region in limited {
             let all = caches.entry(&region.group).or_default();
             *all = all.saturating_add(region.floor());
         }
@@ -153,8 +161,9 @@ impl OwnMemory {
             limits.map(|limit| limit.bytes).min().unwrap_or(Bytes(u64::MAX))
         };
         let groups = caches.into_iter().map(|(group, caches)| caches.min(limit(Some(group))));
+        let limited = sum(groups).min(limit(None));
         let frames = self.groups.iter().map(|group| group.frames);
-        sum(frames).saturating_add(sum(groups).min(limit(None)))
+        sum(frames.chain([limited]).chain(free.into_iter().map(RegionMemory::floor)))
     }
 
     /// Returns what the groups save, and the disk caches beyond that. Shared pages may need RAM of

@@ -289,7 +289,7 @@ impl Node {
             .max_by_key(|(fetched, region)| (*fetched, std::cmp::Reverse(region.name.clone())));
         let Some((fetched, region)) = most.filter(|_| !rests) else { return };
         let lacks = region.size.saturating_sub(region.cache);
-        let step = region.size.scaled(0.125).max(LEAST_STEP).min(lacks);
+        let step = region.in_use().scaled(0.125).max(LEAST_STEP).min(lacks);
         let cache = region.cache + step;
         // Half of the room stays, as others may need it in the same moment.
         if step > room.scaled(0.5) || self.is_busy() {

@@ -61,8 +61,8 @@ struct Silent {
     ask_again: Instant,
 }
 
-/// The balancer of the VMs that compete for this host's RAM. One whose cache the operator sizes
-/// does not: it has that much RAM, whatever the size of its memory.
+/// The balancer of the VMs that compete for this host's RAM. One whose cache the operator sizes, or
+/// is below its size, does not: it has that much RAM, whatever the size of its memory.
 #[derive(Debug)]
 pub struct Balancing {
     run_dir: PathBuf,
@@ -154,7 +154,9 @@ impl Balancing {
     fn read(&mut self, accounts: &Accounts) -> Result<Vec<Reading>, VmError> {
         let all = client::list(&self.run_dir)?;
         let competes = |files: &&Files| {
-            accounts.vms.get(files.name()).is_some_and(|share| share.kind != Kind::Pool)
+            let share = accounts.vms.get(files.name());
+            // A cache below the VM's size bounds what the VM takes.
+            share.is_some_and(|share| share.kind != Kind::Pool && share.local == share.memory())
         };
         let competing: Vec<_> = all.iter().filter(competes).collect();
         self.silent.retain(|vm, _| competing.iter().any(|files| files.name() == vm));

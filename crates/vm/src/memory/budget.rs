@@ -109,8 +109,8 @@ impl Share {
     /// [`VmError::Misuse`] if the operator sizes its cache and `reserve` is not zero.
     pub fn keep(&mut self, reserve: Bytes) -> Result<(), VmError> {
         if self.kind == Kind::Pool && reserve > Bytes::ZERO {
-            let why = "a VM with a cache of a fixed size needs no reserve: its leases serve no \
-                       other VM";
+            let why = "a VM with a cache of a fixed size needs no reserve, as its leases serve no \
+                       other VM: set --reserve 0 first";
             return Err(VmError::Misuse(why.to_owned()));
         }
         (self.reserve, self.full_reserve) = (reserve, reserve);
@@ -313,8 +313,15 @@ impl Budget {
             let free = book.unpromised(all);
             let share = book.vms.get(vm).ok_or_else(|| VmError::Unknown(vm.clone()))?;
             Ok(match share.kind {
-                Kind::Local | Kind::Auto => (share.reserve, share.reserve + free),
+                Kind::Local => (share.reserve, share.reserve + free),
                 Kind::Pool => (Bytes::ZERO, share.unleased()),
+                // Beyond its cache it grows without RAM of this host.
+                Kind::Auto => match share.reserve + free {
+                    room if share.cache.saturating_sub(share.local) <= room => {
+                        (share.reserve, share.unleased())
+                    }
+                    room => (share.reserve, room),
+                },
             })
         })
     }

@@ -38,6 +38,8 @@ pub struct Arrival {
     pub vm: VmSpec,
     /// The specification of the VM's region.
     pub memory: RegionSpec,
+    /// The present size of the VM's memory.
+    pub size: Bytes,
     /// The limits of the VM's memory.
     pub limits: Limits,
     /// The processor whose features the guest uses, if it uses all of its host's. An older release
@@ -47,6 +49,15 @@ pub struct Arrival {
     /// The text of the VM's definition, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<String>,
+}
+
+impl Arrival {
+    /// Returns the RAM that the destination promises: the cache, or the present size of a VM whose
+    /// cache the agent sizes, if that is less.
+    pub fn room(&self) -> Bytes {
+        let RegionSpec { cache, auto, .. } = self.memory;
+        if auto { cache.min(self.size) } else { cache }
+    }
 }
 
 /// The arrival that a destination waits for.

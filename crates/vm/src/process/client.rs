@@ -69,25 +69,25 @@ pub fn start(
     let make_region = |memory: Option<&RegionSpec>| {
         memory.map(|memory| regions::create(program, &run_dir.join("regions"), memory)).transpose()
     };
-    let started = admit(&files, spec, memory, limits)
+    let started = admit(&files, spec, (memory, spec.memory), limits)
         .and_then(|()| Ok(make_region(memory)?))
         .and_then(|_| start_supervisor(program, &files).inspect_err(|_| _ = remove_region(&files)));
     started.inspect_err(|_| forget(&files))?;
     status(&files)
 }
 
-/// Notes the share of this host's memory that a VM about to run here gets.
+/// Notes the share of this host's memory that a VM of this size gets, which is about to run here.
 pub(super) fn admit(
     files: &Files,
     spec: &VmSpec,
-    memory: Option<&RegionSpec>,
+    (memory, size): (Option<&RegionSpec>, Bytes),
     limits: &Limits,
 ) -> Result<(), VmError> {
     files.set_limits(limits)?;
     let mut share = match memory {
-        None => Share::local(spec.memory),
-        Some(memory) if memory.auto => Share::auto(spec.memory, spec.max_memory, memory.cache),
-        Some(memory) => Share::pool(spec.memory, spec.max_memory, memory.cache),
+        None => Share::local(size),
+        Some(memory) if memory.auto => Share::auto(size, spec.max_memory, memory.cache),
+        Some(memory) => Share::pool(size, spec.max_memory, memory.cache),
     };
     share.keep(limits.reserve)?;
     Budget::of(files.run_dir()).admit(files.name(), &share)
@@ -215,15 +215,14 @@ pub fn of_region(run_dir: &Path, region: &RegionName) -> Option<Files> {
 pub fn resize_cache(files: &Files, cache: Bytes, by: By) -> Result<(), VmError> {
     let region = region_of(files)?;
     let budget = Budget::of(files.run_dir());
-    let before = regions::record(&region)?;
-    let sized_by = if before.auto { By::Agent } else { By::Operator };
+    let before = regions::record(&region)?.cache;
     // The budget never notes less than the VM has.
-    budget.cache(files.name(), before.cache.max(cache), by)?;
+    budget.cache(files.name(), before.max(cache), by)?;
     let resized = regions::resize_cache(&region, cache, by);
-    match resized.is_ok() {
-        true => budget.cache(files.name(), cache, by)?,
-        false => budget.cache(files.name(), before.cache, sized_by)?,
-    }
+    // An engine may keep a limit that it has not reached, and another party may have set one.
+    let now = regions::record(&region)?;
+    let most = if resized.is_ok() { now.cache } else { now.cache.max(before) };
+    budget.cache(files.name(), most, if now.auto { By::Agent } else { By::Operator })?;
     Ok(resized?)
 }
 
@@ -336,12 +335,14 @@ pub fn offer(files: &Files) -> Result<Arrival, VmError> {
         .map_err(|obstacle| VmError::Misuse(format!("cannot migrate the VM: {obstacle}")))?
         .clone();
     let (memory, limits) = (regions::record(&files.region())?, files.limits()?);
+    let noted = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
+    let size = noted.map_or(vm.max_memory, |share| share.memory());
     let cpu = match vm.whole_cpu() {
         Some(model) => Some(Cpu::of(&mut Qmp::connect(&files.control(), ANSWERING)?, model)?),
         None => None,
     };
     let (migration, definition) = (MigrationId::random(), definition::text(files)?);
-    Ok(Arrival { migration, vm, memory, limits, cpu, definition })
+    Ok(Arrival { migration, vm, memory, size, limits, cpu, definition })
 }
 
 /// Returns the specification of a VM whose memory is a region.

@@ -45,11 +45,11 @@ pub fn receive(
     }
     let spare =
         available_memory().map_err(VmError::io("cannot tell how much memory is available"))?;
-    if memory.cache > spare {
+    let room = arrival.room();
+    if room > spare {
         return Err(VmError::Misuse(format!(
-            "the VM needs a local cache of {}, but this host has only {spare} available: \
-             set a smaller one with --cache",
-            memory.cache
+            "the VM may take {room} of RAM, but this host has only {spare} available: set a \
+             smaller cache with --cache"
         )));
     }
     let files = Files::new(run_dir, &vm.name);
@@ -58,7 +58,7 @@ pub fn receive(
     give_way(&files, &incoming)?;
     await_place(&files, &Record::of(vm, path.as_deref(), Some(incoming.clone())))?;
     let expect = |text| definitions.expect(&vm.name, &incoming, text);
-    let started = admit(&files, vm, Some(memory), &arrival.limits)
+    let started = admit(&files, vm, (Some(memory), arrival.size), &arrival.limits)
         .and_then(|()| Ok(text.map_or(Ok(()), expect)?))
         .and_then(|()| Ok(regions::create_foreign(program, &run_dir.join("regions"), memory)?))
         .and_then(|_| start_supervisor(program, &files).inspect_err(|_| _ = remove_region(&files)))

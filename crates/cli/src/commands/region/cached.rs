@@ -36,7 +36,7 @@ pub(crate) struct Cached {
     /// Lender of its pages, as in 'aquifer volume attach'; repeat for more
     ///
     /// Without it, this host's agent borrows the memory from other hosts.
-    #[arg(long = "lender", value_name = "URI", requires = "cache")]
+    #[arg(long = "lender", value_name = "URI")]
     lenders: Vec<LenderUri>,
     /// Eviction policy: round-robin, clock, fifo, random or sieve
     #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
@@ -58,7 +58,7 @@ pub(crate) struct Cached {
     ///
     /// The delay applies in both directions. Without --lender pages stay in this host's RAM until
     /// the engine ends. Default: no emulation.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "cache")]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     emulate_link: Option<Duration>,
     /// Let the emulated link carry one page at a time
     #[arg(long, requires = "emulate_link")]
@@ -150,6 +150,13 @@ impl Args for MaybeCached {
 
 impl FromArgMatches for MaybeCached {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
+        if matches.try_contains_id(HUGE_PAGES).unwrap_or_default()
+            && matches.value_source("cache").is_some_and(|by| by != ValueSource::DefaultValue)
+            && !is_none(matches)
+        {
+            let why = "memory in --huge-pages has no cache: omit --cache\n";
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, why));
+        }
         if has_cache(matches) {
             return Cached::from_arg_matches(matches).map(Some).map(Self);
         }
@@ -174,8 +181,11 @@ impl FromArgMatches for MaybeCached {
 
 /// Returns whether these options of a VM give it a cache.
 pub(crate) fn has_cache(matches: &ArgMatches) -> bool {
-    let is = |text| matches.get_raw("cache").is_some_and(|mut raw| raw.next() == Some(text));
-    !is(NONE.as_ref()) && !matches.try_contains_id(HUGE_PAGES).unwrap_or_default()
+    !is_none(matches) && !matches.try_contains_id(HUGE_PAGES).unwrap_or_default()
+}
+
+fn is_none(matches: &ArgMatches) -> bool {
+    matches.get_raw("cache").is_some_and(|mut raw| raw.next() == Some(NONE.as_ref()))
 }
 
 /// Returns an option of [`Cached`] that the command line gives, if there is one.

@@ -38,8 +38,8 @@ const DEDUP: Manual = Manual {
     ],
     notes: &[(
         "Equal pages on one host",
-        "While it runs, it looks for equal pages in the group's regions, including those of 'vm \
-         start --cache'. It runs at the lowest priority, or in the group's cgroup. You may kill \
+        "While it runs, it looks for equal pages in the group's regions, including those of \
+         VMs. It runs at the lowest priority, or in the group's cgroup. You may kill \
          and restart it: pages stay shared until a write or --undo. It never reads pages of \
          another group.",
     )],

@@ -64,12 +64,11 @@ fn text(accounts: &Accounts) -> String {
     lines.push(format!("section    {section}"));
     if !vms.is_empty() {
         let rows = vms.iter().map(|(vm, share)| {
-            let (memory, here) = (share.memory(), share.local);
-            let sizes = [memory, here, memory.saturating_sub(here), share.reserve];
+            let sizes = [share.memory(), share.local, share.reserve];
             let sizes = sizes.map(|size| size.to_string());
             [vec![vm.to_string()], sizes.to_vec()].concat()
         });
-        lines.push(table(["VM", "MEMORY", "HERE", "ELSEWHERE", "RESERVE"], rows));
+        lines.push(table(["VM", "MEMORY", "HERE", "RESERVE"], rows));
     }
     lines.join("\n")
 }

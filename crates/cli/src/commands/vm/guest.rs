@@ -41,7 +41,7 @@ pub(super) struct Guest {
     /// Use huge pages of this size, 2M or 1G
     ///
     /// The host must have reserved them (vm.nr_hugepages). By default pages are 4 KiB.
-    #[arg(long, value_name = "SIZE", conflicts_with = "cache")]
+    #[arg(long, value_name = "SIZE")]
     huge_pages: Option<Bytes>,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -164,7 +164,10 @@ impl Guest {
         let claim = match (&cached.0, self.huge_pages) {
             // The kernel has set huge pages aside already.
             (None, Some(_)) => None,
-            (Some(cached), _) => Some(cached.claim(name, max_memory, memory + limits.reserve)),
+            (Some(cached), _) => {
+                let reserve = limits.reserve;
+                Some(Claim { reserve, ..cached.claim(name, max_memory, memory) })
+            }
             (None, None) => Some(claim(name, memory, limits.reserve)),
         };
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);

@@ -291,6 +291,8 @@ mod tests {
             (&["--memory=8G", "--group=blue"], true),
             (&["--memory=8G", "--cache=none"], false),
             (&["--memory=8G", "--huge-pages=2M"], false),
+            (&["--memory=8G", "--huge-pages=2M", "--cache=none"], false),
+            (&["--memory=8G", "--lender=nbds://b/"], true),
         ] {
             let again = read(&given_by(line), Path::new("/x.toml")).unwrap();
             assert_eq!(again.guest.is_pooled(), is_region, "{line:?}");
@@ -316,7 +318,7 @@ mod tests {
             ("memory = '8G'\ndisk = [{}]", "'disk' in [vm] must be a text"),
             ("memory = '8G'\ncache = 'none'\ngroup = 'blue'", "--group needs a cache"),
             ("memory = '8G'\nhuge_pages = '2M'\ngroup = 'blue'", "--group needs a cache"),
-            ("memory = '8G'\nhuge_pages = '2M'\ncache = '2G'", "--huge-pages"),
+            ("memory = '8G'\nhuge_pages = '2M'\ncache = '2G'", "--huge-pages has no cache"),
             ("memory = '8G'\ninitrd = '/i'", "--kernel"),
         ] {
             let refused = read(&text.parse().unwrap(), Path::new("/d/x.toml")).unwrap_err();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use aquifer_control::restart::Policy;
-use aquifer_page::{OwnerId, RegionName};
+use aquifer_page::{Bytes, OwnerId, RegionName};
 use aquifer_vm::VmError;
 use aquifer_vm::definition::{Definition, DefinitionError};
 use aquifer_vm::memory::{Limits, UNLIMITED};
@@ -112,20 +112,29 @@ impl Set {
         let (applied, at_next_start): (Vec<_>, Vec<_>) = match runs(&files).or_fail(what)? {
             false => (Vec::new(), given.keys().cloned().collect()),
             true => {
-                let cache = options.guest.cache();
+                // The kind of a running VM's memory stays.
+                let has_cache = files.region().region().exists();
+                let keeps_cache = has_cache && options.guest.cache().is_some();
                 given.keys().cloned().partition(|key| {
-                    LIMITS.contains(&key.as_str()) || (key == CACHE && cache.is_some())
+                    LIMITS.contains(&key.as_str()) || (key == CACHE && keeps_cache)
                 })
             }
         };
         // First: if the VM refuses, the definition stays as it is.
+        let limited = applied.iter().any(|key| LIMITS.contains(&key.as_str()));
+        let limit = || client::limit(&files, &limits).or_fail(what);
+        // No reserve stands beside a cache of a fixed size: an end of the reserve comes first, and
+        // a beginning last.
+        if limited && limits.reserve == Bytes::ZERO {
+            limit()?;
+        }
         if applied.iter().any(|key| key == CACHE)
             && let Some(cache) = options.guest.cache()
         {
             region::set_cache(place.common, &Socket::of_environment(), &files.region(), cache)?;
         }
-        if applied.iter().any(|key| LIMITS.contains(&key.as_str())) {
-            client::limit(&files, &limits).or_fail(what)?;
+        if limited && limits.reserve > Bytes::ZERO {
+            limit()?;
         }
         held.write(&after).or_fail(what)?;
         now.extend(applied);

@@ -119,6 +119,7 @@ fn a_vm_with_a_cache_of_the_agents_choice_counts_by_size() {
     assert_eq!(local(&budget), (384, 640, 128));
     budget.grow(&vm, Bytes::mib(128), true).unwrap();
     assert_eq!(local(&budget), (384, 640, 128), "it draws on no reserve");
+    assert_eq!(budget.in_need(&vm).unwrap(), (Bytes::mib(128), Bytes::mib(128)));
     budget.cache(&vm, Bytes::mib(768), By::Agent).unwrap();
     assert_eq!(local(&budget), (640, 384, 128));
     let accounts = budget.accounts().unwrap();

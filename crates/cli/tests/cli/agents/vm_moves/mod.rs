@@ -77,6 +77,8 @@ fn a_drain_moves_what_can_move_and_names_what_cannot() {
     assert_eq!(scene.run("b", &["host", "undrain"]).code, Some(0));
     let whole = ["vm", "start", "whole", "--memory", "32M", "--accel", "tcg"];
     assert_eq!(scene.run("b", &whole).code, Some(0));
+    let smaller = scene.run("b", &["vm", "migrate", "whole", "--to", "a", "--cache", "16M"]);
+    smaller.must_fail(1, &["has 0B at lenders", "aquifer region resize whole --cache 16M"]);
     assert_eq!(leave(&scene).code, Some(0));
     assert_eq!(scene.running("b"), ["whole"]);
     assert_eq!(scene.run("b", &["vm", "stop", "whole", "--force"]).code, Some(0));
