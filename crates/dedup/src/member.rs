@@ -125,8 +125,9 @@ impl Member {
         self.files.name()
     }
 
-    /// Returns whether the region still exists.
+    /// Looks at the region again; returns whether it still exists.
     pub(crate) fn is_there(&mut self) -> bool {
+        self.view.look();
         self.view.is_of(&self.files)
     }
 

@@ -112,10 +112,16 @@ impl RegionFile {
     /// Returns whether a page is in the file. If the kernel cannot tell, the page counts as
     /// present.
     pub(crate) fn has(&self, page: u64) -> bool {
-        let at = page * PAGE_SIZE as u64;
-        match seek(&self.file, SeekFrom::Data(at)) {
-            Ok(start) => start == at,
-            Err(error) => error != rustix::io::Errno::NXIO,
+        self.next(page) == page
+    }
+
+    /// Returns the first page from `page` on that is in the file, and [`u64::MAX`] without one. If
+    /// the kernel cannot tell, `page` counts as present.
+    pub(crate) fn next(&self, page: u64) -> u64 {
+        match seek(&self.file, SeekFrom::Data(page * PAGE_SIZE as u64)) {
+            Ok(start) => start / PAGE_SIZE as u64,
+            Err(rustix::io::Errno::NXIO) => u64::MAX,
+            Err(_) => page,
         }
     }
 

@@ -1,7 +1,9 @@
 //! The scanner's view of a region, by the files that it shares with the engine. The engine is not
 //! asked.
 
+use std::cell::Cell;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 
 use aquifer_page::{FrameIndex, PAGE_SIZE, PageIndex};
 
@@ -18,6 +20,12 @@ pub struct View {
     file: RegionFile,
     table: Table,
     sharers: Sharers,
+    /// The file that says that the region is watched.
+    record: PathBuf,
+    /// Whether it was watched at the last look. If not, only its file says which pages are here.
+    is_watched: bool,
+    /// Pages that were not in the file since the last look: the first, and the end.
+    hole: Cell<(u64, u64)>,
 }
 
 impl View {
@@ -35,6 +43,9 @@ impl View {
             table: Table::new(&Files::open(&table)?, pages).map_err(fail(&table))?,
             sharers: Sharers::of_another(&Files::open_or_make(&sharers)?, pages)
                 .map_err(fail(&sharers))?,
+            is_watched: files.watched().exists(),
+            record: files.watched(),
+            hole: Cell::default(),
         })
     }
 
@@ -51,9 +62,32 @@ impl View {
         self.table.pages()
     }
 
+    /// Finds out whether an engine watches the region by now. The caller calls this about once a
+    /// second.
+    pub fn look(&mut self) {
+        self.is_watched = self.record.exists();
+        self.hole.take();
+    }
+
     /// Returns whether a page is in the local cache and not shared.
     pub fn is_here(&self, page: PageIndex) -> bool {
-        matches!(self.table.get(page.0).place, Place::Resident | Place::Unmapped)
+        match self.table.get(page.0).place {
+            Place::Resident | Place::Unmapped => true,
+            Place::Zero => !self.is_watched && self.is_in_file(page.0),
+            _ => false,
+        }
+    }
+
+    fn is_in_file(&self, page: u64) -> bool {
+        let (start, end) = self.hole.get();
+        if (start..end).contains(&page) {
+            return false;
+        }
+        let next = self.file.next(page);
+        if next > page {
+            self.hole.set((page, next));
+        }
+        next == page
     }
 
     /// Returns whether a page is a frame of the group.

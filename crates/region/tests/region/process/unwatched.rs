@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use aquifer_page::HUGE_PAGE_SIZE;
+use aquifer_page::{HUGE_PAGE_SIZE, PageIndex};
+use aquifer_region::Proposal;
+use aquifer_region::process::View;
 use aquifer_region::process::client::By;
 
 use super::*;
@@ -66,6 +68,36 @@ fn the_kernel_alone_serves_a_region_that_fits_its_cache() {
     let refused = served.resize(CACHE).unwrap_err();
     assert!(refused.contains("too little memory at lenders"), "{refused}");
     assert_eq!(served.status().usage.cache, status.usage.size);
+    served.has(0..USED, 1);
+}
+
+#[test]
+fn a_scanner_sees_the_pages_that_nobody_watches() {
+    let served = auto();
+    served.fill(0..USED, 1);
+    served.fill(PAGES - 1..PAGES, 1);
+    let mut view = View::open(&served.files).unwrap();
+    let here = |view: &View| -> Vec<u64> {
+        (0..PAGES).filter(|page| view.is_here(PageIndex(*page))).collect()
+    };
+    let before = here(&view);
+    let bytes = Bytes(before.len() as u64 * PAGE_SIZE as u64);
+    assert_eq!(bytes, served.status().usage.resident, "{before:?}");
+    assert!((0..USED).chain([PAGES - 1]).all(|page| before.contains(&page)), "{before:?}");
+    // A page that comes after a look is seen at the next one.
+    let middle = PAGES / 2;
+    served.fill(middle..middle + 1, 1);
+    view.look();
+    assert!(here(&view).contains(&middle));
+    // A proposal lets the engine watch: from then on the table says which pages are here. The
+    // proposal itself fails, as no scanner has made frames.
+    let proposal = Proposal { page: PageIndex(middle), frame: None };
+    assert!(client::share(&served.files, vec![proposal]).is_err());
+    assert!(served.files.region().with_file_name(".items").join("watched").exists());
+    let now = here(&view);
+    view.look();
+    assert_eq!(here(&view), now);
+    assert!(now.starts_with(&before[..USED as usize]) && now.contains(&middle), "{now:?}");
     served.has(0..USED, 1);
 }
 
