@@ -6,7 +6,7 @@
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s '	'
 
-demo: ## build, then show four hosts that keep a VM's memory (half a minute after the build)
+demo: ## build, then show four hosts that keep a VM's memory (40 seconds after the build)
 	scripts/need-root demo
 	scripts/install-packages demo
 	cargo build --release --locked --workspace --lib --bins

@@ -1,18 +1,17 @@
-//! The guest of the demo: it rewrites its memory again and again, and verifies every byte.
+//! The guests of the demo: they rewrite their memory, and verify every byte.
 
-use std::ops::AddAssign;
+use std::ops::{Add, AddAssign};
 use std::path::Path;
 
 use aquifer_cli::failure::Result;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use crate::user::{Holds, Part, User};
-use crate::wait::Wait;
 
-/// The memory that the guest's program fills.
+/// The memory that the first guest's program fills.
 pub(super) const HELD: Bytes = Bytes::mib(112);
 
-/// The pages that the guest wrote and checked.
+/// The pages that a guest wrote and checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub(super) written: u64,
@@ -30,11 +29,21 @@ impl Tally {
     }
 }
 
+impl Add for Tally {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            written: self.written + other.written,
+            verified: self.verified + other.verified,
+            wrong: self.wrong + other.wrong,
+        }
+    }
+}
+
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
-        self.written += other.written;
-        self.verified += other.verified;
-        self.wrong += other.wrong;
+        *self = *self + other;
     }
 }
 
@@ -42,6 +51,8 @@ impl AddAssign for Tally {
 #[derive(Debug)]
 pub(super) struct Writer<'a> {
     user: User<'a>,
+    /// The memory that the program fills.
+    held: Bytes,
     /// The seed of the latest content.
     seed: u64,
     pub(super) tally: Tally,
@@ -49,16 +60,20 @@ pub(super) struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     /// Waits until the program in the booting guest listens.
-    pub(super) fn meet(serial: &Path, wait: Wait<'a>) -> Result<Self> {
-        let mut user = User::meet(serial, wait)?;
+    pub(super) fn meet(mut user: User<'a>, held: Bytes) -> Result<Self> {
         user.is_there()?;
-        Ok(Self { user, seed: 0, tally: Tally::default() })
+        Ok(Self { user, held, seed: 0, tally: Tally::default() })
     }
 
     /// Connects to the program on the guest's new host, and lets it check every byte of its memory.
     pub(super) fn meet_again(&mut self, serial: &Path) -> Result<()> {
         self.user = User::meet(serial, self.user.wait)?;
-        let holds = self.user.hold(Part { number: 0, seed: self.seed }, HELD)?;
+        self.check()
+    }
+
+    /// Lets the program check every byte of its memory.
+    pub(super) fn check(&mut self) -> Result<()> {
+        let holds = self.hold()?;
         self.tally += Tally { written: 0, verified: 0, ..Tally::of(&holds) };
         Ok(())
     }
@@ -66,9 +81,25 @@ impl<'a> Writer<'a> {
     /// Lets the program write new content to all of its memory, then check every byte.
     pub(super) fn pass(&mut self) -> Result<()> {
         self.seed += 1;
-        let holds = self.user.hold(Part { number: 0, seed: self.seed }, HELD)?;
+        let holds = self.hold()?;
         self.tally += Tally::of(&holds);
         Ok(())
+    }
+
+    /// Lets the program give up memory beyond so much, and write new content to the rest.
+    pub(super) fn pass_less(&mut self, held: Bytes) -> Result<()> {
+        self.held = held;
+        self.pass()
+    }
+
+    /// Lets the program write the content that another guest's program has.
+    pub(super) fn copy(&mut self, other: &Self) -> Result<()> {
+        self.seed = other.seed - 1;
+        self.pass()
+    }
+
+    fn hold(&mut self) -> Result<Holds> {
+        self.user.hold(Part { number: 0, seed: self.seed }, self.held)
     }
 
     /// Makes passes until `is` holds after one; at least one.

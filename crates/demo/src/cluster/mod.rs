@@ -2,11 +2,14 @@
 //!
 //! Everything is real: four agents in network namespaces of their own on one bridge, each with a
 //! memory cgroup as its machine; QEMU, and a stock kernel. The guest rewrites its memory and checks
-//! every byte, while its pages move from one lender to the next.
+//! every byte, while its pages move from one lender to the next. At the end it shares equal pages
+//! with a second guest of its group.
 
+mod boot;
 mod guest;
 mod picture;
 mod report;
+mod sharing;
 mod stage;
 mod watch;
 
@@ -22,9 +25,12 @@ use aquifer_cli::sys::start_in_cgroup;
 use aquifer_page::Bytes;
 
 use super::loader::Loader;
-use super::machine::{MACHINE, Machine, initrd};
+use super::machine::Machine;
 use super::session::{DemoSession, Outcome};
-use guest::Writer;
+use super::user::User;
+use super::wait::Wait;
+use boot::{Boot, serial};
+use guest::{HELD, Writer};
 use report::{Played, Summary};
 use stage::{Member, RAM, Stage};
 use watch::Watch;
@@ -44,9 +50,6 @@ const KIND: &str = "cluster-demo";
 /// The VM, and its memory.
 const VM: &str = "web";
 const MEMORY: Bytes = Bytes::mib(256);
-
-/// Modules of the guest's kernel: its balloon, and the port of its agent.
-const MODULES: [&str; 3] = ["virtio_pci", "virtio_balloon", "virtio_console"];
 
 /// The memory that a program takes on a host. With the pages of the VM that are there, it is more
 /// than the host's threshold; with all that the host promised, no more than its RAM.
@@ -92,8 +95,11 @@ struct Play<'a> {
 impl Play<'_> {
     fn run(&mut self, options: &Options) -> Result<Played> {
         std::thread::sleep(CODA);
-        self.create_vm(&options.machine)?;
-        let mut guest = Writer::meet(&serial(self.first()), self.session.wait())?;
+        let boot = Boot::new(self.first(), &options.machine)?;
+        self.create_vm(&boot)?;
+        let user = User::meet(&serial(self.first(), VM), self.session.wait())?;
+        let group_hosts = self.await_group()?;
+        let mut guest = Writer::meet(user, HELD)?;
         self.press_home(&mut guest)?;
         let first = self.lender()?;
         self.overload_lender(&first, &mut guest)?;
@@ -105,6 +111,7 @@ impl Play<'_> {
         self.stage.forget_files_of(home);
         self.progress.say("the guest verifies every page".to_owned());
         guest.pass()?;
+        let shared = self.share(&boot, &mut guest)?;
         std::thread::sleep(CODA);
         self.first().run(&["vm", "stop", VM, "--force"])?;
         self.first().run(&["vm", "rm", VM])?;
@@ -112,6 +119,8 @@ impl Play<'_> {
             files_edited: self.stage.files_edited(),
             join_ms: self.stage.join_ms.clone(),
             tally: guest.tally,
+            group_hosts,
+            shared,
             drained_ms: lender_ms.max(home_ms),
         })
     }
@@ -121,23 +130,13 @@ impl Play<'_> {
         &self.stage.hosts[0]
     }
 
-    /// Creates the VM on the first host. Its agent finds the lenders.
-    fn create_vm(&self, machine: &Machine) -> Result<()> {
+    /// Creates the group and its first VM on the first host, whose agent finds lenders when it
+    /// needs them.
+    fn create_vm(&self, boot: &Boot) -> Result<()> {
         self.progress.say("the VM boots; no lender is named".to_owned());
-        let home = self.first();
-        self.watch.mark(home.name(), "the VM starts");
-        let kernel = machine.kernel()?;
-        let initrd = initrd(home.dir(), &kernel, &MODULES)?;
-        let memory = MEMORY.0.to_string();
-        let accelerator = machine.accelerator.to_string();
-        let [kernel, initrd, qemu] =
-            [&kernel, &initrd, &machine.qemu].map(|path| path.display().to_string());
-        let append = "console=ttyS0 quiet panic=-1 clearcpuid=cx16 init_on_alloc=0 rdinit=/init \
-                      -- guest-memory";
-        let words = ["vm", "create", VM, "--memory", &memory];
-        let boot = ["--kernel", &kernel, "--initrd", &initrd, "--append", append];
-        let by = ["--machine", MACHINE, "--accel", &accelerator, "--qemu", &qemu];
-        home.run(&[&words[..], &boot, &by].concat())
+        self.create_group()?;
+        self.watch.mark(self.first().name(), "the VM starts");
+        boot.create(self.first(), VM, MEMORY)
     }
 
     /// Returns the one host that lends to the VM, which is on the first host.
@@ -228,7 +227,7 @@ impl Play<'_> {
         self.progress.say(format!("host {} stays overloaded, so the VM moves", from.name()));
         let load = self.load(from, PRESSURE)?;
         let home = self.new_home(from.name())?;
-        guest.meet_again(&serial(home))?;
+        guest.meet_again(&serial(home, VM))?;
         self.unload(load, from.name())?;
         guest.pass()?;
         Ok(home.name())
@@ -240,7 +239,7 @@ impl Play<'_> {
         self.progress.say(format!("host {name} drains: the VM moves, and the host leaves"));
         let took = self.drain(name, |left| left())?;
         let home = self.new_home(name)?;
-        guest.meet_again(&serial(home))?;
+        guest.meet_again(&serial(home, VM))?;
         Ok(took)
     }
 
@@ -270,7 +269,7 @@ impl Play<'_> {
         let host = self.stage.host(name);
         self.watch.mark(name, "the operator drains it");
         let began = Instant::now();
-        during(&|| drain_and_leave(host))?;
+        during(&|| drain_and_leave(host, self.session.wait()))?;
         let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let what = format!("letting host {name} leave");
         self.session.wait().until(&what, STEP, || {
@@ -282,13 +281,15 @@ impl Play<'_> {
     }
 }
 
-/// Returns the serial port of the VM on its host.
-fn serial(home: &Member) -> PathBuf {
-    home.state().join("vms").join(VM).join("serial")
-}
-
-fn drain_and_leave(host: &Member) -> Result<()> {
+/// Drains a host and lets it leave. The host refuses to leave before it has returned the memory
+/// that its VM left behind.
+fn drain_and_leave(host: &Member, wait: Wait<'_>) -> Result<()> {
     host.run(&["host", "drain"])?;
     let config = host.config().display().to_string();
-    host.run(&["cluster", "leave", "--config", &config])
+    let mut refused = None;
+    wait.at_most(STEP, || {
+        refused = host.run(&["cluster", "leave", "--config", &config]).err();
+        Ok(refused.is_none().then_some(()))
+    })?;
+    refused.map_or(Ok(()), Err)
 }

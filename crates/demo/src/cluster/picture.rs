@@ -116,11 +116,8 @@ fn marks(host: &Watched, began: f64) -> Vec<Mark> {
         text: short(&decision.what),
         colour: DECISION,
     });
-    let events = host.events.iter().map(|(at, what)| Mark {
-        at: *at,
-        text: (*what).to_owned(),
-        colour: EVENT,
-    });
+    let events =
+        host.events.iter().map(|(at, what)| Mark { at: *at, text: what.clone(), colour: EVENT });
     let mut marks: Vec<_> = events.chain(decided).filter(|mark| mark.at >= 0.0).collect();
     marks.sort_by(|a, b| a.at.total_cmp(&b.at));
     marks
@@ -223,7 +220,7 @@ mod tests {
         let host = |name| Watched {
             name,
             samples: (0..160).map(sample).collect(),
-            events: vec![(4.0, "a program needs memory")],
+            events: vec![(4.0, "a program needs memory".to_owned())],
             decisions: vec![decided(105.0, "grants 192MiB to a"), decided(105.5, "frees lease")],
         };
         let mut seen =

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use aquifer_page::Bytes;
 use serde::Serialize;
 
 use super::guest::Tally;
+use super::sharing::Shared;
 use super::watch::Seen;
 
 /// The output of `aquifer demo cluster --json`.
@@ -16,7 +18,15 @@ pub struct Summary {
     pub files_edited: u64,
     /// Milliseconds from each `cluster join` until the first host saw the new one up.
     pub join_ms: Vec<u64>,
-    /// Pages that the guest wrote.
+    /// Hosts that have the agreement and key of the group, which was created on one of them.
+    pub group_hosts: u64,
+    /// Memory of two VMs of the group that their host kept once for several pages, in bytes.
+    pub shared_bytes: Bytes,
+    /// The memory that this saved, in bytes.
+    pub saved_bytes: Bytes,
+    /// Shared pages that became a VM's own again, because the first VM's guest wrote new content.
+    pub unshared_pages: u64,
+    /// Pages that both guests wrote.
     pub pages_written: u64,
     /// Pages in which every byte equalled the last write.
     pub pages_verified: u64,
@@ -52,17 +62,25 @@ pub struct Decided {
 pub(super) struct Played {
     pub(super) files_edited: u64,
     pub(super) join_ms: Vec<u64>,
+    /// The pages of the first VM's guest.
     pub(super) tally: Tally,
+    pub(super) group_hosts: u64,
+    pub(super) shared: Shared,
     pub(super) drained_ms: u64,
 }
 
 impl Summary {
     pub(super) fn new(played: Played, seen: &Seen) -> Self {
-        let Tally { written, verified, wrong } = played.tally;
+        let Shared { shared, saved, unshared, tally } = played.shared;
+        let Tally { written, verified, wrong } = played.tally + tally;
         Self {
             hosts: seen.hosts.len() as u64,
             files_edited: played.files_edited,
             join_ms: played.join_ms,
+            group_hosts: played.group_hosts,
+            shared_bytes: shared,
+            saved_bytes: saved,
+            unshared_pages: unshared,
             pages_written: written,
             pages_verified: verified,
             pages_wrong: wrong,
@@ -117,6 +135,14 @@ impl fmt::Display for Summary {
             "{} leases recalled, {} moves of the VM, at most {} ms to drain a host and leave",
             self.recalls, self.moves, self.drained_ms
         )?;
+        writeln!(
+            f,
+            "two VMs of a group shared {} in {} until they wrote to {} pages; {} hosts know it",
+            self.shared_bytes,
+            self.shared_bytes.saturating_sub(self.saved_bytes),
+            self.unshared_pages,
+            self.group_hosts
+        )?;
         let (violations, readings) = (self.ledger_violations, self.ledger_readings);
         writeln!(f, "{violations} of {readings} readings of ledgers did not add up")?;
         writeln!(f, "Decisions:")?;
@@ -143,15 +169,31 @@ mod tests {
         let b = host("b", vec![decided(99.5, "joins"), decided(102.0, "grants")]);
         let seen = Seen { began: 100.0, hosts: vec![a, b], ..Seen::default() };
         let tally = Tally { written: 9, verified: 8, wrong: 1 };
-        let played = Played { files_edited: 0, join_ms: vec![7, 8], tally, drained_ms: 5 };
+        let shared = Shared {
+            shared: Bytes::mib(5),
+            saved: Bytes::mib(3),
+            unshared: 7,
+            tally: Tally { written: 4, verified: 4, wrong: 0 },
+        };
+        let played = Played {
+            files_edited: 0,
+            join_ms: vec![7, 8],
+            tally,
+            group_hosts: 4,
+            shared,
+            drained_ms: 5,
+        };
         let summary = Summary::new(played, &seen);
         let order: Vec<_> = summary.decisions.iter().map(|it| (it.at_s, it.host)).collect();
         assert_eq!(order, [(-0.5, "b"), (1.0, "a"), (2.0, "b"), (3.25, "a")]);
         assert_eq!((summary.hosts, summary.moves, summary.ledger_violations), (2, 1, 0));
         let text = summary.to_string();
         assert!(
-            text.starts_with("2 hosts, joined in 7, 8 ms, 0 files edited\n8 pages verified of 9")
+            text.starts_with("2 hosts, joined in 7, 8 ms, 0 files edited\n12 pages verified of 13")
         );
+        let shared = "two VMs of a group shared 5MiB in 2MiB until they wrote to 7 pages; 4 hosts \
+                      know it\n";
+        assert!(text.contains(shared), "{text}");
         assert!(text.ends_with("    3.25 s  host A  moved VM web to b\n"), "{text}");
     }
 }

@@ -48,12 +48,19 @@ pub(super) struct Member {
 impl Member {
     /// Runs `aquifer` among the programs of this host.
     pub(super) fn run(&self, words: &[&str]) -> Result<()> {
-        let what = || format!("'aquifer {}' on host {}", words[..2].join(" "), self.name());
+        self.output(words).map(drop)
+    }
+
+    /// Does the same, and returns its standard output.
+    pub(super) fn output(&self, words: &[&str]) -> Result<Vec<u8>> {
+        let named = words.iter().filter(|word| !word.starts_with('-')).take(2);
+        let named = named.copied().collect::<Vec<_>>().join(" ");
+        let what = || format!("'aquifer {named}' on host {}", self.name());
         let mut command = self.command().map_err(failure)?;
         start_in_cgroup(&mut command, self.cgroup.entrance().or_fail(what)?);
         let output = command.args(words).stdin(Stdio::null()).output().or_fail(what)?;
         if output.status.success() {
-            return Ok(());
+            return Ok(output.stdout);
         }
         Err(Failure::new(what(), String::from_utf8_lossy(&output.stderr).trim()))
     }

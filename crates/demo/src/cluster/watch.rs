@@ -38,7 +38,7 @@ pub(super) struct Watched {
     pub(super) samples: Vec<Sample>,
     pub(super) decisions: Vec<Decision>,
     /// What the demo did to the host, with the seconds since the observer began.
-    pub(super) events: Vec<(f64, &'static str)>,
+    pub(super) events: Vec<(f64, String)>,
 }
 
 /// One reading of a host.
@@ -122,11 +122,13 @@ impl Watch {
     }
 
     /// Notes what the demo does to a host now.
-    pub(super) fn mark(&self, host: &str, what: &'static str) {
+    pub(super) fn mark(&self, host: &str, what: impl Into<String>) {
         let at = self.began.elapsed().as_secs_f64();
         let mut seen = lock(&self.seen);
         let host = seen.hosts.iter_mut().find(|watched| watched.name == host);
-        host.into_iter().for_each(|watched| watched.events.push((at, what)));
+        if let Some(watched) = host {
+            watched.events.push((at, what.into()));
+        }
     }
 
     /// Ends the thread and returns the observations.
