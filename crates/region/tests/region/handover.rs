@@ -184,7 +184,10 @@ fn a_region_that_was_not_given_away_goes_on() {
     serving.engine.own();
     (0..PAGES).for_each(|page| write(&region, page, 2));
     (0..PAGES).for_each(|page| check(&region, page, 2));
-    assert!(serving.engine.usage().resident.pages() <= FRAMES + 64);
+    // What came beyond the limit leaves beside the program.
+    crate::common::pool::wait_until("the cache is within its limit", || {
+        serving.engine.usage().resident.pages() <= FRAMES + 64
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A cluster on this machine: a signer, two hosts with VMs, and two lenders.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -168,6 +169,7 @@ impl Site {
     pub fn boot(&self, name: &str) -> Result<()> {
         let (host, run) = (self.of(name), self.of(name).state());
         host.signal(Signal::KILL)?;
+        let mut killed = BTreeSet::new();
         wait_until("all processes are dead", Duration::from_secs(30), || {
             let mut one = None;
             while let Ok(process) = process_like(&format!("{}/|{0}$", run.display())) {
@@ -175,15 +177,28 @@ impl Site {
                     return Ok(false);
                 }
                 one = Some(process);
+                killed.insert(process);
                 // It may end meanwhile.
                 let _ = kill(process, Signal::KILL);
             }
-            Ok(host.ended().is_some() || host.pid().is_none())
+            let is_dead = killed.iter().all(|process| has_ended(*process));
+            Ok(is_dead && (host.ended().is_some() || host.pid().is_none()))
         })?;
         unmount(&run)?;
         fs::remove_dir_all(&run)?;
         host.start_agent()
     }
+}
+
+/// Returns whether all threads of a process have ended. One that is killed has no command line any
+/// more, while the last call of its threads may still make a file.
+fn has_ended(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    threads.into_iter().all(|thread| {
+        // proc_pid_stat(5): the state follows the name, which is in parentheses.
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    })
 }
 
 fn unmount(run: &Path) -> Result<()> {
