@@ -33,7 +33,7 @@ fn the_demo_keeps_every_page_while_lenders_change() -> Result<()> {
         let mut of_host = decisions.iter().filter(|decision| decision["host"] == host);
         of_host.any(|decision| decision["what"].as_str().is_some_and(|text| text.contains(what)))
     };
-    ensure!(says("a", "for region web") && says("a", "overloaded for 2s"), "{summary}");
+    ensure!(says("a", "for region web") && says("a", "overloaded for 8s"), "{summary}");
     ensure!(says("a", "starts a scanner for group blue"), "{summary}");
     let lenders = ["b", "c", "d"];
     ensure!(lenders.iter().all(|host| says(host, "version 1 of its agreement")), "{summary}");

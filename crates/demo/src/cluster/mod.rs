@@ -53,7 +53,7 @@ const MEMORY: Bytes = Bytes::mib(256);
 
 /// The memory that a program takes on a host. With the pages of the VM that are there, it is more
 /// than the host's threshold; with all that the host promised, no more than its RAM.
-const PRESSURE: Bytes = Bytes::mib(336);
+const PRESSURE: Bytes = Bytes::mib(304);
 
 /// The memory that a program takes on the VM's host while all of the VM's pages are there.
 const FIRST_PRESSURE: Bytes = Bytes::mib(256);

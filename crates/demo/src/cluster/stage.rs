@@ -144,7 +144,7 @@ impl Stage {
         let sections = format!(
             "[memory]\ncgroup = \"{}\"\nperiod = \"100ms\"\nupper = {UPPER}\nlower = {LOWER}\n\
              pressure = 0.0\n[borrow]\nenabled = false\n[vms]\naccept = true\n\
-             move_after = \"2s\"\nqemu = \"{}\"\n",
+             move_after = \"8s\"\nqemu = \"{}\"\n",
             cgroup.path().display(),
             set.qemu.display()
         );

@@ -57,6 +57,9 @@ impl Engine {
 
     /// Returns the parts of the region by their place.
     pub fn usage(&self) -> Usage {
+        // The table knows nothing of pages that programs got from the kernel. Asked first: the
+        // engine may begin to watch during the count.
+        let unwatched = self.unwatched_pages();
         let mut pages = [0; 6];
         for page in 0..self.table.pages() {
             let is = self.table.get(page);
@@ -76,8 +79,6 @@ impl Engine {
             let cache = lock(&self.cache);
             (cache.limit, cache.frames)
         };
-        // The table knows nothing of pages that programs got from the kernel.
-        let unwatched = self.unwatched_pages();
         if let Some(resident) = unwatched {
             let known: u64 = pages.iter().sum::<u64>() - pages[3];
             pages = [known.saturating_sub(resident), 0, resident, resident, 0, 0];
