@@ -90,12 +90,7 @@ impl Claim {
     fn is_shown(&self, read: &OwnMemory) -> bool {
         match self.purpose {
             Purpose::Vm => {
-                let vms = read.vms.iter().map(|vm| (&vm.name, vm.size));
-                let regions = read.regions.iter();
-                let in_regions = regions.filter_map(|one| Some((&one.name, one.vm_size?)));
-                let shows =
-                    |(name, size): (&RegionName, Bytes)| *name == self.name && size >= self.bytes;
-                vms.chain(in_regions).any(shows)
+                read.growing().any(|(name, size)| *name == self.name && size >= self.bytes)
             }
             Purpose::Cache => {
                 let mut regions = read.regions.iter();
@@ -106,13 +101,10 @@ impl Claim {
 
     /// Notes the reserve of a VM whose memory is a region.
     fn keep_free(&self, own: &mut OwnMemory) {
-        let reserve = self.reserve;
-        if let Some(vm) = own.vms.iter_mut().find(|vm| vm.name == self.name) {
-            vm.reserve = vm.reserve.max(reserve);
-            return;
+        match own.vms.iter_mut().find(|vm| vm.name == self.name) {
+            Some(vm) => vm.reserve = vm.reserve.max(self.reserve),
+            None => own.vms.push(VmMemory::reserve_of(self.name.clone(), self.reserve)),
         }
-        let (name, none) = (self.name.clone(), Bytes::ZERO);
-        own.vms.push(VmMemory { name, floor: none, size: none, reserve, resident: none });
     }
 
     /// Raises what the VM or the region has to what it claims.

@@ -23,6 +23,14 @@ pub struct VmMemory {
     pub resident: Bytes,
 }
 
+impl VmMemory {
+    /// Returns the reserve of a VM whose memory is a region.
+    pub fn reserve_of(name: RegionName, reserve: Bytes) -> Self {
+        let none = Bytes::ZERO;
+        Self { name, floor: none, size: none, reserve, resident: none }
+    }
+}
+
 /// The local cache of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionMemory {
@@ -130,6 +138,13 @@ pub struct OwnMemory {
 }
 
 impl OwnMemory {
+    /// Returns the VMs that take their memory from RAM of this host as they grow, each with its
+    /// present size.
+    pub fn growing(&self) -> impl Iterator<Item = (&RegionName, Bytes)> {
+        let vms = self.vms.iter().map(|vm| (&vm.name, vm.size));
+        vms.chain(self.regions.iter().filter_map(|region| Some((&region.name, region.vm_size?))))
+    }
+
     /// Returns the same memory, in which a cache that the agent sizes counts with the RAM that it
     /// takes now, and not with its limit.
     pub(crate) fn with_auto_caches_as_used(&self) -> Self {

@@ -107,6 +107,8 @@ struct Own {
 struct Belonging {
     /// Time of the last attempt to settle leases with former peers.
     parted: Option<Duration>,
+    /// The order to leave that waits, and when it came.
+    leaving: Option<(Ticket, Duration)>,
     /// Whether this host has left the cluster: it neither lends nor borrows any more.
     has_left: bool,
 }
@@ -213,6 +215,7 @@ impl Node {
             Input::Reclaim(bytes) => self.step(Event::Reclaim { bytes }),
             Input::Leave { ticket } => self.leave(ticket),
         }
+        self.leave_if_settled();
         std::mem::take(&mut self.outputs)
     }
 

@@ -28,7 +28,6 @@ use super::loader::Loader;
 use super::machine::Machine;
 use super::session::{DemoSession, Outcome};
 use super::user::User;
-use super::wait::Wait;
 use boot::{Boot, serial};
 use guest::{HELD, Writer};
 use report::{Played, Summary};
@@ -269,7 +268,7 @@ impl Play<'_> {
         let host = self.stage.host(name);
         self.watch.mark(name, "the operator drains it");
         let began = Instant::now();
-        during(&|| drain_and_leave(host, self.session.wait()))?;
+        during(&|| drain_and_leave(host))?;
         let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let what = format!("letting host {name} leave");
         self.session.wait().until(&what, STEP, || {
@@ -281,15 +280,9 @@ impl Play<'_> {
     }
 }
 
-/// Drains a host and lets it leave. The host refuses to leave before it has returned the memory
-/// that its VM left behind.
-fn drain_and_leave(host: &Member, wait: Wait<'_>) -> Result<()> {
+/// Drains a host and lets it leave.
+fn drain_and_leave(host: &Member) -> Result<()> {
     host.run(&["host", "drain"])?;
     let config = host.config().display().to_string();
-    let mut refused = None;
-    wait.at_most(STEP, || {
-        refused = host.run(&["cluster", "leave", "--config", &config]).err();
-        Ok(refused.is_none().then_some(()))
-    })?;
-    refused.map_or(Ok(()), Err)
+    host.run(&["cluster", "leave", "--config", &config])
 }

@@ -22,13 +22,14 @@ fn a_host_with_pages_elsewhere_or_of_others_stays() {
 }
 
 #[test]
-fn a_host_that_is_about_to_borrow_stays() {
+fn a_host_that_is_about_to_borrow_leaves_when_it_has_not() {
     let mut shell = Shell::new();
     shell.period(20).borrow(1);
-    let about = "this host is about to borrow or to return memory";
-    assert_eq!(shell.leave().failure(), about, "it asks for offers");
-    shell.offers(&[("b", 4)]);
-    assert_eq!(shell.leave().failure(), about, "it asks b");
+    assert_eq!(shell.leave().answers(), [], "it asks for offers");
+    assert_eq!(shell.offers(&[("b", 4)]).answers(), [], "it asks b");
+    let ended = shell.after(9).period(20).answers();
+    assert_eq!(ended, [(1, Answer::NobodyLends(Bytes::gib(1))), (2, Answer::Left)]);
+    assert_eq!(shell.period(20).answers(), [], "it answers once");
 }
 
 #[test]
