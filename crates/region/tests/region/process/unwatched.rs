@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use aquifer_page::{HUGE_PAGE_SIZE, PageIndex};
@@ -99,6 +99,26 @@ fn a_scanner_sees_the_pages_that_nobody_watches() {
     assert_eq!(here(&view), now);
     assert!(now.starts_with(&before[..USED as usize]) && now.contains(&middle), "{now:?}");
     served.has(0..USED, 1);
+}
+
+#[test]
+fn a_status_has_all_pages_while_the_engine_begins_to_watch() {
+    let served = auto();
+    served.fill(0..USED, 1);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let asks = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let usage = served.status().usage;
+                assert!(usage.resident.pages() >= USED, "{usage:?}");
+            }
+        });
+        let proposal = Proposal { page: PageIndex(0), frame: None };
+        let refused = client::share(&served.files, vec![proposal]);
+        is_over.store(true, Ordering::Relaxed);
+        asks.join().unwrap();
+        assert!(refused.is_err());
+    });
 }
 
 #[test]
