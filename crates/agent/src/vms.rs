@@ -205,7 +205,7 @@ impl Vms {
 /// Refuses a cache beside which the VM's other pages would have no place.
 fn check_place(arrival: &Arrival, cache: Bytes) -> Result<(), Problem> {
     let Arrival { vm, memory, size, .. } = arrival;
-    let leased = memory.leases.iter().map(|lease| lease.capacity).sum::<Bytes>();
+    let leased = memory.leased();
     if cache >= *size || leased >= memory.size {
         return Ok(());
     }

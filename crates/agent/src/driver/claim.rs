@@ -2,7 +2,7 @@
 
 use aquifer_api::Problem;
 use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_control::ledger::{self, RegionMemory};
+use aquifer_control::ledger;
 use aquifer_control::node::{Input, Threshold};
 use aquifer_page::{Bytes, HostName};
 use aquifer_vm::memory::Room;
@@ -47,9 +47,7 @@ impl Driver {
     /// Returns by how much VMs may grow; `None` if the ledger counts no VM.
     pub(super) fn room(&self) -> Option<Room> {
         let controller = self.node.controller();
-        let own = self.parts.own.latest();
-        let in_regions = own.regions.iter().any(|region| region.vm_size.is_some());
-        let counts = !own.vms.is_empty() || in_regions;
+        let counts = self.parts.own.latest().growing().next().is_some();
         counts.then(|| Room { free: controller.left(), recallable: controller.recallable() })
     }
 
@@ -57,11 +55,7 @@ impl Driver {
         let own = self.parts.own.latest();
         match (pid, purpose) {
             (Some(pid), _) => self.parts.own.counts(*pid),
-            (None, ClaimPurpose::Vm) => {
-                let grows =
-                    |region: &RegionMemory| region.name == *name && region.vm_size.is_some();
-                own.vms.iter().any(|vm| vm.name == *name) || own.regions.iter().any(grows)
-            }
+            (None, ClaimPurpose::Vm) => own.growing().any(|(known, _)| known == name),
             (None, ClaimPurpose::Cache) => own.regions.iter().any(|known| known.name == *name),
         }
     }

@@ -121,8 +121,7 @@ impl Inner {
             let Some(region) = regions.iter_mut().find(|one| one.name == name) else { continue };
             region.vm_size = Some(size);
             if reserve > Bytes::ZERO {
-                let none = Bytes::ZERO;
-                vms.push(VmMemory { name, floor: none, size: none, reserve, resident: none });
+                vms.push(VmMemory::reserve_of(name, reserve));
             }
         }
         vms

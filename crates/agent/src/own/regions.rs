@@ -89,8 +89,7 @@ fn region(
 
 /// Returns what the record of a region says for the choice of its cache.
 fn auto(spec: &RegionSpec) -> AutoCache {
-    let leased = spec.leases.iter().map(|lease| lease.capacity).sum();
-    AutoCache { volume: spec.volume, leased, fetched: 0 }
+    AutoCache { volume: spec.volume, leased: spec.leased(), fetched: 0 }
 }
 
 /// Returns the groups that have files here, such as those of a disk cache without regions.

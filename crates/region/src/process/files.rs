@@ -69,6 +69,11 @@ impl RegionSpec {
         self
     }
 
+    /// Returns the capacity of its leases.
+    pub fn leased(&self) -> Bytes {
+        self.leases.iter().map(|lease| lease.capacity).sum()
+    }
+
     /// The default number of workers.
     pub const DEFAULT_WORKERS: usize = 2;
 

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, RegionName};
+use aquifer_page::RegionName;
 use aquifer_region::process::client::By;
-use aquifer_region::process::{Files, RegionSpec, client};
+use aquifer_region::process::{Files, client};
 use aquifer_vm::process::client as vms;
 use clap::Args;
 
@@ -70,7 +70,7 @@ pub(crate) fn set_cache(
         };
     };
     let spec = client::record(files).or_fail(what)?;
-    if spec.began_local && cache < spec.size && leased(&spec) < spec.size {
+    if spec.began_local && cache < spec.size && spec.leased() < spec.size {
         plan::borrow(common, socket.clone(), &spec)?;
         await_leases(files)?;
     }
@@ -86,7 +86,7 @@ fn await_leases(files: &Files) -> Result<()> {
     let deadline = Instant::now() + ADDING;
     loop {
         let spec = client::record(files).or_fail(what)?;
-        if leased(&spec) >= spec.size {
+        if spec.leased() >= spec.size {
             return Ok(());
         }
         if Instant::now() > deadline {
@@ -96,8 +96,4 @@ fn await_leases(files: &Files) -> Result<()> {
         }
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn leased(spec: &RegionSpec) -> Bytes {
-    spec.leases.iter().map(|lease| lease.capacity).sum()
 }
