@@ -27,6 +27,21 @@ fn kernel_6_12_swaps_over_fuse_and_loop_until_all_is_verified() -> Result<()> {
 /// The RAM that is left for the loads.
 const LOAD_MEMORY: Bytes = Bytes::mib(20);
 
+/// Makes all pages old, where the kernel has the multi-generational LRU. With that LRU, a process
+/// that finds only young pages fails while another process ages them. After 16 such attempts the
+/// kernel kills a process, before it has swapped out one page (`should_reclaim_retry` and
+/// `try_to_inc_max_seq` of Linux 6.12). On emulated processors an attempt is short enough for that.
+const AGE: &str = r#"
+    if grep -q '[1-9]$' /sys/kernel/mm/lru_gen/enabled; then
+        mount -t debugfs none /sys/kernel/debug 2>/dev/null
+        pages=/sys/kernel/debug/lru_gen
+        for _ in 1 2; do
+            newest=$(awk '$1 == "memcg" { memcg = $2 } $1 == "node" { node = $2 }
+                $1 ~ /^[0-9]+$/ { newest = $1 } END { print memcg, node, newest }' $pages)
+            echo "+ $newest" >$pages
+        done
+    fi"#;
+
 fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     // Little, but enough to unpack two copies of the programs for a moment: a debug build is large.
     let mut small = member("small").kernel(kernel).memory(Bytes::mib(192)).cpus(2);
@@ -58,10 +73,13 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         let rest = small.available()?.saturating_sub(LOAD_MEMORY);
         small.sh(&format!("head -c {} /dev/zero >/rest", rest.0))?;
 
-        // Two processes that together write and read three times as much as there is.
-        let available = small.available()?;
-        let half = Bytes(available.pages() * 3 / 2 * PAGE_SIZE as u64);
-        let loads = [Load::start(small, half, 300)?, Load::start(small, half, 300)?];
+        // Two processes that together write and read three times as much as there is. The first
+        // fits, and its pages are old when the second needs room.
+        let available = Bytes(small.available()?.pages() * PAGE_SIZE as u64);
+        let first = Load::start(small, available, 300)?;
+        first.filled()?;
+        small.sh(AGE)?;
+        let loads = [first, Load::start(small, Bytes(2 * available.0), 300)?];
         loads.iter().try_for_each(Load::is_done)?;
         loads.iter().try_for_each(Load::verify)?;
         loads.into_iter().try_for_each(Load::end)?;
