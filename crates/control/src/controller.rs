@@ -231,6 +231,11 @@ impl Controller {
         self.borrower.round.is_some()
     }
 
+    /// Returns whether a region is about to come here from another host, with its leases.
+    pub fn expects(&self) -> bool {
+        !self.borrower.expected.is_empty()
+    }
+
     /// Returns the number of unconfirmed `mem_bor_fin`s.
     pub fn pending_releases(&self) -> usize {
         self.borrower.pending_releases.len()

@@ -2,17 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use aquifer_api::order::{Departed, Leave};
 use aquifer_api::status::Peer;
 use aquifer_api::{Done, Problem, path};
 use tokio::sync::Notify;
+use tokio::task::JoinError;
 
 use super::gossip::Gossip;
 use super::{ClusterDir, ClusterError};
-use crate::driver::{Command, Handle};
+use crate::driver::{Command, Handle, Stays};
 use crate::peers::Peers;
 use crate::vms::Vms;
+
+/// How long the order waits for memory that this host is about to borrow or to return.
+const SETTLING: Duration = Duration::from_secs(10);
+
+/// The interval between two attempts in that time.
+const PACE: Duration = Duration::from_millis(250);
 
 /// This host's way out of its cluster.
 #[derive(Clone, Debug)]
@@ -49,10 +57,31 @@ impl Leaving {
                 ),
             });
         };
-        let others = self.peers.status();
-        self.check_signer(gossip, &others)?;
-        self.check_vms().await?;
-        self.agent.ask(|reply| Command::Leave { reply }).await??;
+        let deadline = Instant::now() + SETTLING;
+        loop {
+            let others = self.peers.status();
+            self.check_signer(gossip, &others)?;
+            self.check_vms().await?;
+            let (here, with) = (self.clone(), gossip.clone());
+            // It ends also if the caller hangs up: half left, the host would be of no use.
+            let departed = tokio::spawn(async move { here.depart(&with, others).await }).await;
+            let ended = |error: JoinError| {
+                let why = Problem { error: error.to_string(), help: None };
+                Err(Stays { why, passes: false })
+            };
+            match departed.unwrap_or_else(ended) {
+                Err(Stays { passes: true, .. }) if Instant::now() < deadline => {
+                    tokio::time::sleep(PACE).await;
+                }
+                other => return other.map_err(|stays| stays.why),
+            }
+        }
+    }
+
+    /// Leaves if nothing prevents it now.
+    async fn depart(&self, gossip: &Gossip, others: Vec<Peer>) -> Result<Departed, Stays> {
+        let left = self.agent.ask(|reply| Command::Leave { reply }).await;
+        left.map_err(|why| Stays { why, passes: false })??;
         let (mut told, mut untold) = (false, None);
         for signer in others.into_iter().filter(|peer| peer.admits) {
             match self.peers.ask::<Done>(&signer.host, path::LEFT, &Leave {}).await {

@@ -56,7 +56,9 @@ impl Driver {
         match (pid, purpose) {
             (Some(pid), _) => self.parts.own.counts(*pid),
             (None, ClaimPurpose::Vm) => own.growing().any(|(known, _)| known == name),
-            (None, ClaimPurpose::Cache) => own.regions.iter().any(|known| known.name == *name),
+            (None, ClaimPurpose::Cache) => {
+                own.regions.iter().any(|known| known.name == *name) || self.node.has_claim(name)
+            }
         }
     }
 }

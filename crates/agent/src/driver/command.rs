@@ -183,8 +183,17 @@ pub enum Command {
     /// The operator's order to leave the cluster: this host no longer lends or borrows.
     Leave {
         /// Receives the end, or the reason why the host must stay.
-        reply: oneshot::Sender<Result<(), Problem>>,
+        reply: oneshot::Sender<Result<(), Stays>>,
     },
+}
+
+/// Why this host stays in its cluster.
+#[derive(Debug)]
+pub struct Stays {
+    /// What keeps it.
+    pub why: Problem,
+    /// Whether that may end by itself within moments.
+    pub passes: bool,
 }
 
 /// The sending end of the driver's command channel.

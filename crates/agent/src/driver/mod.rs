@@ -30,7 +30,7 @@ use aquifer_page::{Bytes, LeaseId};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
-pub use command::{Command, Handle, Heard};
+pub use command::{Command, Handle, Heard, Stays};
 pub use journal::Journal;
 
 use crate::borrower::Borrower;
@@ -226,7 +226,7 @@ impl Driver {
             Command::Reclaim { bytes } => self.input(Input::Reclaim(bytes)),
             Command::Leave { reply } => {
                 self.follow_regions();
-                let ticket = self.replies.keep(Reply::Done(reply));
+                let ticket = self.replies.keep(Reply::Left(reply));
                 self.input(Input::Leave { ticket });
             }
         }

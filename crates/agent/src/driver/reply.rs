@@ -9,6 +9,7 @@ use aquifer_control::node::{Answer, Contact, Ticket, nobody_lends};
 use aquifer_page::{HostName, LeaseId};
 use tokio::sync::oneshot::Sender;
 
+use super::command::Stays;
 use super::{Driver, Heard, Parts};
 
 /// Requests that wait for an answer.
@@ -27,8 +28,10 @@ pub(super) enum Reply {
     Borrowed(Sender<Result<Borrowed, Problem>>),
     Provided(Sender<Result<Provided, Problem>>),
     Returned(Sender<Result<Returned, Problem>>),
-    /// To a claim, or to the order to leave the cluster.
+    /// To a claim.
     Done(Sender<Result<(), Problem>>),
+    /// To the order to leave the cluster.
+    Left(Sender<Result<(), Stays>>),
 }
 
 impl Replies {
@@ -50,6 +53,7 @@ impl Reply {
             Self::Provided(reply) => reply.is_closed(),
             Self::Returned(reply) => reply.is_closed(),
             Self::Done(reply) => reply.is_closed(),
+            Self::Left(reply) => reply.is_closed(),
         }
     }
 }
@@ -93,11 +97,16 @@ impl Driver {
             (Reply::Returned(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
-            (Reply::Done(reply), Answer::Left | Answer::Claimed | Answer::Permitted) => {
-                drop(reply.send(Ok(())))
-            }
+            (Reply::Done(reply), Answer::Claimed | Answer::Permitted) => drop(reply.send(Ok(()))),
             (Reply::Done(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
+            }
+            (Reply::Left(reply), Answer::Left) => drop(reply.send(Ok(()))),
+            (Reply::Left(reply), Answer::Tied(why)) => {
+                drop(reply.send(Err(Stays { why, passes: true })));
+            }
+            (Reply::Left(reply), Answer::Failed(why)) => {
+                drop(reply.send(Err(Stays { why, passes: false })));
             }
             // The node answers each request with its own kind of answer.
             _ => {}

@@ -78,6 +78,16 @@ impl Claims {
         });
     }
 
+    /// Returns whether a claim for the VM or the region of this name counts.
+    pub fn has(&self, name: &RegionName) -> bool {
+        self.0.keys().any(|(_, claimed)| claimed == name)
+    }
+
+    /// Returns whether no claim counts.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns the memory that this host promises: what it has read, and what is claimed beyond.
     pub fn over(&self, read: &OwnMemory) -> OwnMemory {
         let mut own = read.clone();
@@ -94,7 +104,8 @@ impl Claim {
             }
             Purpose::Cache => {
                 let mut regions = read.regions.iter();
-                regions.any(|region| region.name == self.name && region.cache >= self.bytes)
+                let has = |region: &RegionMemory| region.cache.min(region.in_use());
+                regions.any(|region| region.name == self.name && has(region) >= self.bytes)
             }
         }
     }
@@ -134,7 +145,11 @@ impl Claim {
                 }),
             },
             Purpose::Cache => match own.regions.iter_mut().find(|region| region.name == name) {
-                Some(region) => region.cache = region.cache.max(bytes),
+                Some(region) => {
+                    region.cache = region.cache.max(bytes);
+                    // A cache of a fixed size counts in full, also beyond the VM's present size.
+                    region.vm_size = region.vm_size.map(|size| size.max(bytes));
+                }
                 None => own.regions.push(RegionMemory {
                     name,
                     group: self.group.clone(),

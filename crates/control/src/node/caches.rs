@@ -65,6 +65,13 @@ pub(super) struct Caches {
     fetched: BTreeMap<RegionName, u64>,
 }
 
+impl Caches {
+    /// Returns whether this host borrows so that a cache can shrink.
+    pub(super) fn is_borrowing(&self) -> bool {
+        self.loan.is_some()
+    }
+}
+
 /// A cache that can shrink.
 #[derive(Clone, Copy, Debug)]
 struct Candidate<'a> {
@@ -96,7 +103,7 @@ impl Node {
         let chosen = if gives { self.largest() } else { None };
         let relieves = gives && (chosen.is_some() || self.is_busy());
         self.controller.note_relief(relieves);
-        if self.is_busy() {
+        if self.is_busy() || self.belonging.has_left {
             return;
         }
         if let Some((chosen, others)) = chosen {

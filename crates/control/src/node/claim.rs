@@ -44,13 +44,16 @@ impl Node {
     /// # Errors
     /// If the agent knows nothing of its memory yet.
     pub(super) fn shortage(&self, claim: &Claim) -> Result<Option<Shortage>, Problem> {
+        let mut after = self.controller.own().clone();
+        claim.add_to(&mut after);
+        let (before, after) = (self.controller.ledger(), self.controller.ledger_with(after));
+        if (after.local(), after.overcommitted) == (before.local(), before.overcommitted) {
+            return Ok(None);
+        }
         if self.controller.memory().total == Bytes::ZERO {
             let error = "the agent has only just started, and has not read its memory yet";
             return Err(Problem { error: error.to_owned(), help: Some("try again".to_owned()) });
         }
-        let mut after = self.controller.own().clone();
-        claim.add_to(&mut after);
-        let (before, after) = (self.controller.ledger(), self.controller.ledger_with(after));
         Ok(Shortage::between(&before, &after, self.controller.recallable()))
     }
 

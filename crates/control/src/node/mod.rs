@@ -38,7 +38,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 
 pub use drain::Left;
 pub use input::{
@@ -107,8 +107,6 @@ struct Own {
 struct Belonging {
     /// Time of the last attempt to settle leases with former peers.
     parted: Option<Duration>,
-    /// The order to leave that waits, and when it came.
-    leaving: Option<(Ticket, Duration)>,
     /// Whether this host has left the cluster: it neither lends nor borrows any more.
     has_left: bool,
 }
@@ -215,8 +213,13 @@ impl Node {
             Input::Reclaim(bytes) => self.step(Event::Reclaim { bytes }),
             Input::Leave { ticket } => self.leave(ticket),
         }
-        self.leave_if_settled();
         std::mem::take(&mut self.outputs)
+    }
+
+    /// Returns whether this host has promised memory to the VM or the region of this name, which no
+    /// reading may show yet.
+    pub fn has_claim(&self, name: &RegionName) -> bool {
+        self.own.claims.has(name)
     }
 
     /// Returns the controller, for the status.

@@ -126,6 +126,9 @@ pub enum Answer {
     Claimed,
     /// To the order to leave the cluster: this host shares no memory, and will not.
     Left,
+    /// To the order to leave the cluster: not yet. What prevents it may end by itself within
+    /// moments.
+    Tied(Problem),
     /// To an order: it failed.
     Failed(Problem),
 }

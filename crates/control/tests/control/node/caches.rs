@@ -1,7 +1,7 @@
 //! Tests of local caches whose size the node chooses: they shrink under overload, and grow later.
 
 use aquifer_control::ledger::{AutoCache, OwnMemory, RegionMemory};
-use aquifer_control::node::{Input, Output, Readings, Work};
+use aquifer_control::node::{Answer, Input, Output, Readings, Work};
 use aquifer_control::{Action, Event, Message, Owner};
 use aquifer_page::{Bytes, Group, LeaseId, RegionName, VolumeId};
 use proptest::prelude::*;
@@ -73,6 +73,21 @@ impl Shell {
             _ => None,
         });
         sent.collect()
+    }
+}
+
+#[test]
+fn a_host_leaves_after_the_loan_for_a_cache_and_makes_no_other() {
+    let local = [leaseless(region("items", 1024))];
+    let mut shell = Shell::new();
+    assert!(shell.shows_caches(90, &local).told("borrows 2GiB for region items"));
+    assert_eq!(shell.leave().tie(), "this host is about to borrow or to return memory");
+    // Nobody lends.
+    shell.offers(&[]);
+    assert_eq!(shell.leave().answer(), Answer::Left);
+    for _ in 0..100 {
+        shell.shows_caches(90, &local);
+        assert!(!shell.told("borrows") && !shell.asks_offers());
     }
 }
 

@@ -1,8 +1,11 @@
 //! Tests of the order to leave the cluster.
 
-use aquifer_control::node::{Answer, Said};
+use std::collections::BTreeSet;
+
+use aquifer_control::ledger::{Claim, Purpose};
+use aquifer_control::node::{Answer, Input, Said};
 use aquifer_control::{Action, Message, Reason};
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, Group, VolumeId};
 
 use super::Shell;
 use crate::host::{bor_fin, req};
@@ -22,14 +25,42 @@ fn a_host_with_pages_elsewhere_or_of_others_stays() {
 }
 
 #[test]
-fn a_host_that_is_about_to_borrow_leaves_when_it_has_not() {
+fn a_host_that_is_about_to_borrow_stays_until_it_has_not() {
     let mut shell = Shell::new();
     shell.period(20).borrow(1);
-    assert_eq!(shell.leave().answers(), [], "it asks for offers");
-    assert_eq!(shell.offers(&[("b", 4)]).answers(), [], "it asks b");
+    let about = "this host is about to borrow or to return memory";
+    assert_eq!(shell.leave().tie(), about, "it asks for offers");
+    shell.offers(&[("b", 4)]);
+    assert_eq!(shell.leave().tie(), about, "it asks b");
     let ended = shell.after(9).period(20).answers();
-    assert_eq!(ended, [(1, Answer::NobodyLends(Bytes::gib(1))), (2, Answer::Left)]);
-    assert_eq!(shell.period(20).answers(), [], "it answers once");
+    assert_eq!(ended, [(1, Answer::NobodyLends(Bytes::gib(1)))]);
+    assert_eq!(shell.leave().answer(), Answer::Left);
+}
+
+#[test]
+fn a_host_that_expects_a_vm_stays() {
+    let about = "a VM or a region is about to begin on this host";
+    let mut shell = Shell::new();
+    let (volume, leases) = (VolumeId(7), BTreeSet::from([super::LEASE]));
+    shell.period(20).input(Input::Expect { volume, leases });
+    assert_eq!(shell.leave().tie(), about);
+    assert_eq!(shell.input(Input::Miss { volume }).leave().answer(), Answer::Left);
+
+    let mut shell = Shell::new();
+    let claim = Claim {
+        name: "web".parse().unwrap(),
+        purpose: Purpose::Cache,
+        group: Group::default(),
+        bytes: Bytes::mib(1),
+        reserve: Bytes::ZERO,
+    };
+    let ticket = shell.period(20).ticket();
+    shell.input(Input::Claim { claim: claim.clone(), overcommit: false, ticket });
+    assert_eq!(shell.leave().tie(), about);
+    let ticket = shell.ticket();
+    let ended = Claim { bytes: Bytes::ZERO, ..claim };
+    shell.input(Input::Claim { claim: ended, overcommit: false, ticket });
+    assert_eq!(shell.leave().answer(), Answer::Left);
 }
 
 #[test]

@@ -208,6 +208,14 @@ impl Shell {
         }
     }
 
+    /// Returns what keeps this host in its cluster for the moment, by the only answer.
+    fn tie(&self) -> String {
+        match self.answer() {
+            Answer::Tied(problem) => problem.error,
+            other => panic!("the host should stay for a moment, not {other:?}"),
+        }
+    }
+
     fn notices(&self) -> Vec<(EventKind, String)> {
         let notices = self.outputs.iter().filter_map(|output| match output {
             Output::Notice(notice) => Some((notice.kind, notice.what.clone())),
