@@ -290,7 +290,7 @@ const GROUPS: &[Key] = &[
         "scan",
         "boolean",
         "true",
-        "whether the agent runs `aquifer serve dedup` for each group with regions here",
+        "whether the agent runs `aquifer serve dedup` for each group with two regions here",
     ),
 ];
 

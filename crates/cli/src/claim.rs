@@ -36,8 +36,14 @@ impl Overcommit {
     ///
     /// # Errors
     /// If the agent refuses; the failure has its numbers and the ways out.
-    pub(crate) fn claim(self, common: &Common, what: &str, claim: Claim) -> Result<Claimed> {
-        let agent = Socket::of_environment().agent(common)?;
+    pub(crate) fn claim(
+        self,
+        common: &Common,
+        socket: &Socket,
+        what: &str,
+        claim: Claim,
+    ) -> Result<Claimed> {
+        let agent = socket.clone().agent(common)?;
         if !agent.is_there() {
             return Ok(Claimed(None));
         }

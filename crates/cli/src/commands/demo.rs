@@ -60,7 +60,7 @@ pub const MANUAL: Manual = Manual {
          machine may swap to them too while it runs. 'region': the requirements of 'aquifer \
          region', and memcached. 'migrate': those of 'aquifer vm', ip(8), and a kernel for the \
          guest. 'resize' and 'groups': QEMU, modprobe(8), xz(1), and a kernel for the guests with \
-         its modules.",
+         its modules; 'groups' and 'resize --pool' also those of 'aquifer region'.",
     )],
     see_also: &["aquifer-serve-agent(1)"],
     ..Manual::NONE

@@ -246,10 +246,10 @@ impl Create {
         let _progress = Progress::spinner(what());
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
-        let claim = cached.claim(&name, size, size);
+        let (claim, socket) = (cached.claim(&name, size, size), cached.socket().clone());
         let plan = cached.plan(common, (name.clone(), None), size)?;
         // After the plan, as lenders may take longer to answer than a claim counts.
-        let claimed = overcommit.claim(common, &what(), claim)?;
+        let claimed = overcommit.claim(common, &socket, &what(), claim)?;
         let files = Files::new(&directory, &name);
         let create = |spec: &RegionSpec| client::create(&exe, &directory, spec).or_fail(what);
         let status = plan.make(create, || _ = client::remove(&files))?;

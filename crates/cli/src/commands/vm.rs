@@ -46,8 +46,9 @@ use crate::table::table;
 
 /// Manage VMs with elastic memory
 ///
-/// A VM's memory is a region with the VM's name, which exists while the VM runs. All of it begins
-/// in RAM of this host. The distribution's QEMU runs the VM. The guest frees memory through its
+/// By default a VM's memory is a region with the VM's name, which exists while the VM runs, and
+/// begins in RAM of this host. --cache SIZE limits that RAM; with --cache none the memory is QEMU's
+/// own. The distribution's QEMU runs the VM. The guest frees memory through its
 /// balloon device, which also reports free pages.
 #[derive(Debug, Args)]
 pub struct Vm {
@@ -143,10 +144,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("aquifer vm show db", "Show its state, where its memory is, and fault times"),
         ("aquifer region resize db --cache 1G", "Free half of its local RAM now"),
         ("socat - unix:/run/aquifer/vms/db/serial", "Connect to its serial port"),
-        (
-            "aquifer vm migrate db --to c",
-            "Migrate it to host c, a peer of this host, in about a second",
-        ),
+        ("aquifer vm migrate db --to c", "Migrate it to host c, a peer of this host"),
         ("aquifer vm stop db", "Power it off"),
     ],
     notes: &[
@@ -160,11 +158,12 @@ pub(super) const MANUAL: Manual = Manual {
             "Migration",
             "Both hosts must run agents that are peers, and the destination's agent needs \
              'accept = true' under [vms]. Both hosts must reach the VM's lenders, and its disks at \
-             the same paths. The VM's memory stays in the pool: only dirty pages of the local \
-             cache and device state move. Until the VM runs at the destination, ^C or a failure \
-             leaves it here, untouched. The source records the hand-over, then tells the \
-             destination. If the link drops at that moment, the VM stays paused there until the \
-             hosts connect again, or an operator decides ('vm resume --force').",
+             the same paths. Pages at lenders stay there; dirty pages of the cache and device \
+             state move. A VM without lenders takes all its memory along. Until the VM runs at the \
+             destination, ^C or a failure leaves it here, untouched. The source records the \
+             hand-over, then tells the destination. If the link drops at that moment, the VM \
+             stays paused there until the hosts connect again, or an operator decides ('vm \
+             resume --force').",
         ),
         (
             "Limits",
@@ -173,7 +172,11 @@ pub(super) const MANUAL: Manual = Manual {
              host's page cache, whatever cache= says, or the group's cache with --cached-disk \
              ('serve disk-cache'). A VM with cached disks cannot migrate.",
         ),
-        ("Requirements", "The requirements of 'aquifer region', and QEMU 7.0 or later."),
+        (
+            "Requirements",
+            "The requirements of 'aquifer region', and QEMU 7.0 or later. With --cache none, \
+             Linux 5.10 suffices.",
+        ),
     ],
     files: &[
         ("/var/lib/aquifer/vms/NAME.toml", "the definition of a VM"),

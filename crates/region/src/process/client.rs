@@ -202,8 +202,8 @@ pub fn limits(directory: &Path) -> Result<Limits, RegionError> {
 /// Waits until all caches are within it.
 ///
 /// # Errors
-/// [`RegionError`]. If a region does not answer, the others are within the limit. Repeat the call
-/// for that region.
+/// [`RegionError`], which names each region whose cache is not within the limit. The others are.
+/// Repeat the call once those regions can follow it.
 pub fn limit(
     directory: &Path,
     group: Option<&Group>,
@@ -221,12 +221,15 @@ pub fn limit(
             format!("the limit is too small: {} regions need at least 256KiB each", specs.len());
         return Err(RegionError::Misuse(why));
     };
-    let mut failed = None;
+    let mut failed = Vec::new();
     for (name, most) in wanted {
-        let asked = done(&Files::new(directory, &name), &Request::Quota { most });
-        failed = asked.err().or(failed);
+        match done(&Files::new(directory, &name), &Request::Quota { most }) {
+            Ok(()) => {}
+            Err(RegionError::Refused(why)) => failed.push(format!("region '{name}': {why}")),
+            Err(error) => failed.push(error.to_string()),
+        }
     }
-    failed.map_or_else(|| limits(directory), Err)
+    if failed.is_empty() { limits(directory) } else { Err(RegionError::Refused(failed.join("; "))) }
 }
 
 /// Takes a part of another region's quota, which then is at most `most`. For engines, so its

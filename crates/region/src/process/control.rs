@@ -82,12 +82,17 @@ impl Serving {
 
     /// Changes the limit of the cache. `auto` is that of [`Request::ResizeCache`].
     fn resize_cache(&self, cache: Bytes, auto: Option<bool>) -> Result<(), RegionError> {
-        // Both first: the next engine must not begin with a limit that stops its programs.
+        // First: the next engine must not begin with a limit that stops its programs.
+        self.engine.may_change()?;
         self.engine.may_limit(cache)?;
         if cache < lock(&self.spec).size {
             self.engine.watch()?;
         }
-        let before = lock(&self.spec).cache;
+        let had = self.engine.cache();
+        let before = {
+            let spec = lock(&self.spec);
+            (spec.cache, spec.auto)
+        };
         // Recorded for a later engine. The lock is not held while pages leave, as other requests
         // read the specification.
         let spec = self.note(|spec| {
@@ -99,10 +104,11 @@ impl Serving {
             Ok(())
         })?;
         self.member.have(&spec, cache).inspect_err(|_| {
-            // The last lease left meanwhile, and the engine keeps its limit. So must the next one.
-            if cache < spec.size && self.engine.cache() >= spec.size {
+            // The engine keeps its limit, as when the last lease left meanwhile. So must the next
+            // one.
+            if self.engine.cache() == had {
                 let restored = self.note(|spec| {
-                    spec.cache = before;
+                    (spec.cache, spec.auto) = before;
                     Ok(())
                 });
                 if let Err(error) = restored {

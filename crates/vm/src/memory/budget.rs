@@ -349,11 +349,26 @@ impl Budget {
     /// [`VmError::NoRoom`] if the increase is not free; [`VmError::Misuse`] if the operator sizes
     /// the cache of a VM with a reserve.
     pub fn cache(&self, vm: &RegionName, cache: Bytes, by: By) -> Result<(), VmError> {
+        self.resize(vm, |share| share.with_cache(cache, by))
+    }
+
+    /// Notes the same before a change of the cache, during which the VM may still have what it has.
+    ///
+    /// # Errors
+    /// As [`Budget::cache`].
+    pub fn cache_and_before(&self, vm: &RegionName, cache: Bytes, by: By) -> Result<(), VmError> {
+        self.resize(vm, |share| {
+            let resized = share.with_cache(cache, by);
+            let (local, cache) = (resized.local.max(share.local), resized.cache.max(share.cache));
+            Share { local, cache, ..resized }
+        })
+    }
+
+    fn resize(&self, vm: &RegionName, change: impl Fn(&Share) -> Share) -> Result<(), VmError> {
         self.change(|book, all| {
-            let local = |share: &Share| share.with_cache(cache, by).local;
-            let share =
-                book.with_room(vm, all, |share| local(share).saturating_sub(share.local))?;
-            let mut resized = share.with_cache(cache, by);
+            let grows = |share: &Share| change(share).local.saturating_sub(share.local);
+            let share = book.with_room(vm, all, grows)?;
+            let mut resized = change(share);
             resized.keep(share.full_reserve)?;
             *share = Share { reserve: share.reserve, ..resized };
             Ok(())

@@ -217,7 +217,7 @@ pub fn resize_cache(files: &Files, cache: Bytes, by: By) -> Result<(), VmError> 
     let budget = Budget::of(files.run_dir());
     let before = regions::record(&region)?.cache;
     // The budget never notes less than the VM has.
-    budget.cache(files.name(), before.max(cache), by)?;
+    budget.cache_and_before(files.name(), cache, by)?;
     let resized = regions::resize_cache(&region, cache, by);
     // An engine may keep a limit that it has not reached, and another party may have set one.
     let now = regions::record(&region)?;

@@ -35,7 +35,8 @@ pub(crate) struct Cached {
     group: Group,
     /// Lender of its pages, as in 'aquifer volume attach'; repeat for more
     ///
-    /// Without it, this host's agent borrows the memory from other hosts.
+    /// Without it, this host's agent borrows from other hosts: at once with a size of --cache, and
+    /// with 'auto' while this host is short of memory.
     #[arg(long = "lender", value_name = "URI")]
     lenders: Vec<LenderUri>,
     /// Eviction policy: round-robin, clock, fifo, random or sieve
@@ -57,7 +58,7 @@ pub(crate) struct Cached {
     /// Emulate a link that delays each page by TIME
     ///
     /// The delay applies in both directions. Without --lender pages stay in this host's RAM until
-    /// the engine ends. Default: no emulation.
+    /// the engine ends, and --cache must be a size. Default: no emulation.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     emulate_link: Option<Duration>,
     /// Let the emulated link carry one page at a time
@@ -241,6 +242,11 @@ impl Cached {
             self.group,
             groups.file(&self.group).display()
         )))
+    }
+
+    /// Returns the socket of this host's agent.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
     }
 
     /// Returns the size of the cache.

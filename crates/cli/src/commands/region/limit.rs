@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use aquifer_page::{Bytes, Group};
+use aquifer_region::RegionError;
 use aquifer_region::process::{Limits, client};
 use clap::Args;
 
@@ -47,7 +48,15 @@ impl SetLimit {
         let what = || "limiting the caches of regions";
         let directory = directory(common)?;
         let _progress = Progress::spinner(what().to_owned());
-        let limits = client::limit(&directory, self.group.as_ref(), self.cache.0).or_fail(what)?;
+        let limited = client::limit(&directory, self.group.as_ref(), self.cache.0);
+        let in_force = matches!(limited, Err(RegionError::Refused(_)));
+        let limits = limited.or_fail(what).map_err(|failure| match in_force {
+            true => failure.help(
+                "the limit is in force for all other regions; remove it with --cache none, or \
+                 repeat the command",
+            ),
+            false => failure,
+        })?;
         output::answer(common.json, &limits, text)
     }
 }

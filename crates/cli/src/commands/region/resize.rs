@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::RegionName;
+use aquifer_api::order::{Claim, ClaimPurpose};
+use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::client::By;
 use aquifer_region::process::{Files, client};
 use aquifer_vm::process::client as vms;
@@ -12,6 +13,7 @@ use clap::Args;
 use super::cached::CacheSize;
 use super::{Which, done, plan};
 use crate::agent_call::Socket;
+use crate::claim::Overcommit;
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail as _, Result};
 use crate::progress::Progress;
@@ -34,22 +36,24 @@ pub struct Resize {
     #[arg(long, value_name = "SIZE")]
     cache: CacheSize,
     #[command(flatten)]
+    overcommit: Overcommit,
+    #[command(flatten)]
     socket: Socket,
 }
 
 impl Resize {
     pub(super) fn run(self, common: &Common) -> Result<()> {
-        let Self { name, cache, socket } = self;
+        let Self { name, cache, overcommit, socket } = self;
         let what = || format!("resizing the cache of region '{name}'");
         let files = Which { name: name.clone() }.files(common)?;
         let _progress = Progress::spinner(what());
-        set_cache(common, &socket, &files, cache)?;
+        set_cache(common, &socket, &files, cache, overcommit)?;
         done(common, name, "resized")
     }
 }
 
-/// Sets the limit of a region's cache. First borrows for a region that has nothing at lenders, if
-/// pages must leave.
+/// Sets the limit of a region's cache. First asks this host's agent for the RAM, and borrows for a
+/// region that has nothing at lenders, if pages must leave.
 ///
 /// # Errors
 /// If the agent or the engine refuses.
@@ -58,6 +62,7 @@ pub(crate) fn set_cache(
     socket: &Socket,
     files: &Files,
     cache: CacheSize,
+    overcommit: Overcommit,
 ) -> Result<()> {
     let name = files.name();
     let what = || format!("resizing the cache of region '{name}'");
@@ -70,14 +75,30 @@ pub(crate) fn set_cache(
         };
     };
     let spec = client::record(files).or_fail(what)?;
+    let claim = Claim {
+        name: name.clone(),
+        purpose: ClaimPurpose::Cache,
+        group: spec.group.clone(),
+        bytes: cache.min(spec.size),
+        reserve: Bytes::ZERO,
+        pid: None,
+        overcommit: false,
+    };
+    let ask = || overcommit.claim(common, socket, &what(), claim.clone());
+    let mut claimed = ask()?;
     if spec.began_local && cache < spec.size && spec.leased() < spec.size {
         plan::borrow(common, socket.clone(), &spec)?;
         await_leases(files)?;
+        // The loan may have taken longer than a claim counts.
+        claimed.keep();
+        claimed = ask()?;
     }
     match vm {
         Some(vm) => vms::resize_cache(&vm, cache, By::Operator).or_fail(what),
         None => client::resize_cache(files, cache, By::Operator).or_fail(what),
-    }
+    }?;
+    claimed.keep();
+    Ok(())
 }
 
 /// Waits until the agent has added leases that suffice to the region.

@@ -27,8 +27,8 @@ const LINGER: Duration = Duration::from_secs(5);
 /// While it runs, it compares pages and keeps equal ones once, copy-on-write. A write to a shared
 /// page costs a copy. Pages stay shared after it ends.
 ///
-/// The host's agent runs one for each group (`scan` in its configuration). A second one of a group
-/// is refused.
+/// The host's agent runs one for each group with two regions here (`scan` in its configuration). A
+/// second one of a group is refused.
 #[derive(Debug, Args)]
 pub(super) struct Dedup {
     /// Name of the group

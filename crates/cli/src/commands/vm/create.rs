@@ -22,9 +22,9 @@ use crate::output;
 /// Writes the definition VM_DIR/NAME.toml, and starts the VM. This host's agent starts the VM again
 /// when the host boots, and when QEMU fails. --memory suffices; arguments after '--' go to QEMU.
 ///
-/// The VM's memory is a region. All of it begins in RAM of this host; while the host is short of
-/// memory, its agent borrows from other hosts, and moves cold pages there. --cache SIZE fixes the
-/// RAM that the region takes here, and --lender names its lenders.
+/// By default the VM's memory is a region. All of it begins in RAM of this host; while the host is
+/// short of memory, its agent borrows from other hosts, and moves cold pages there. --cache SIZE
+/// fixes the RAM that the region takes here, and --lender names its lenders.
 #[derive(Debug, Args)]
 pub struct Create {
     /// Name of the VM, of its definition and of its region

@@ -13,6 +13,7 @@ use aquifer_vm::{Accelerator, Backing, VmSpec};
 use clap::{Args, ValueEnum};
 
 use super::limits::Bounds;
+use crate::agent_call::Socket;
 use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
 use crate::commands::region::{self, CacheSize, Cached, MaybeCached};
@@ -128,6 +129,11 @@ impl Guest {
         self.cached.0.as_ref().map(Cached::cache)
     }
 
+    /// Returns whether the host promises memory that it lacks.
+    pub(super) fn overcommit(&self) -> Overcommit {
+        self.overcommit
+    }
+
     /// Returns whether the VM's memory is a region.
     pub(super) fn is_pooled(&self) -> bool {
         self.cached.0.is_some()
@@ -177,8 +183,10 @@ impl Guest {
             .map(|cached| cached.plan(common, (name.clone(), owner), max_memory))
             .transpose()?;
         // After the plan, as lenders may take longer to answer than a claim counts.
-        let claimed =
-            claim.map(|claim| self.overcommit.claim(common, &what(), claim)).transpose()?;
+        let socket = Socket::of_environment();
+        let claimed = claim
+            .map(|claim| self.overcommit.claim(common, &socket, &what(), claim))
+            .transpose()?;
         let backing = match region {
             Some(_) => Backing::Region,
             None => Backing::Local { huge: self.huge_pages },

@@ -11,6 +11,7 @@ use aquifer_vm::process::{Files, client};
 use clap::Args;
 use serde::Serialize;
 
+use crate::agent_call::Socket;
 use crate::claim::Overcommit;
 use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
@@ -88,7 +89,8 @@ impl Resize {
             urgent: false,
             stages: self.stages,
         };
-        let claimed = self.overcommit.claim(common, &what(), self.claim())?;
+        let socket = Socket::of_environment();
+        let claimed = self.overcommit.claim(common, &socket, &what(), self.claim())?;
         let exe = std::env::current_exe().or_fail(what)?;
         let tell = |size: Bytes| progress.say(format!("{}: it has {size} now", what()));
         let resized = client::resize(&exe, files, &order, tell);

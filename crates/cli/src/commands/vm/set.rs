@@ -12,7 +12,7 @@ use clap::{ArgAction, Args};
 use serde::Serialize;
 
 use super::limits;
-use super::options::{self, Changes};
+use super::options::{self, Changes, Options};
 use super::place::Place;
 use crate::agent_call::Socket;
 use crate::commands::region;
@@ -93,6 +93,7 @@ impl Set {
             return Err(Failure::new(what(), format!("it has {}", elsewhere.describe()))
                 .help(format!("change it on host {}", elsewhere.host)));
         }
+        let former = options::read(&before.vm, &held.file())?;
         let mut vm = before.vm.clone();
         vm.extend(given.clone());
         let options = options::read(&vm, &held.file())?;
@@ -122,19 +123,34 @@ impl Set {
         };
         // First: if the VM refuses, the definition stays as it is.
         let limited = applied.iter().any(|key| LIMITS.contains(&key.as_str()));
-        let limit = || client::limit(&files, &limits).or_fail(what);
+        let limit = |limits: &Limits| match limited {
+            true => client::limit(&files, limits).or_fail(what),
+            false => Ok(()),
+        };
+        let resized = applied.iter().any(|key| key == CACHE);
+        let resize = |options: &Options| match (resized, options.guest.cache()) {
+            (true, Some(cache)) => {
+                let (socket, overcommit) = (Socket::of_environment(), options.guest.overcommit());
+                region::set_cache(place.common, &socket, &files.region(), cache, overcommit)
+            }
+            _ => Ok(()),
+        };
+        let undo = |undone: Result<()>| {
+            undone.unwrap_or_else(|failure| failure.warn(place.common.json));
+        };
         // No reserve stands beside a cache of a fixed size: an end of the reserve comes first, and
         // a beginning last.
-        if limited && limits.reserve == Bytes::ZERO {
-            limit()?;
-        }
-        if applied.iter().any(|key| key == CACHE)
-            && let Some(cache) = options.guest.cache()
-        {
-            region::set_cache(place.common, &Socket::of_environment(), &files.region(), cache)?;
-        }
-        if limited && limits.reserve > Bytes::ZERO {
-            limit()?;
+        match limits.reserve {
+            Bytes::ZERO => {
+                limit(&limits)?;
+                resize(&options).inspect_err(|_| {
+                    undo(former.guest.limits().and_then(|limits| limit(&limits)))
+                })?;
+            }
+            _ => {
+                resize(&options)?;
+                limit(&limits).inspect_err(|_| undo(resize(&former)))?;
+            }
         }
         held.write(&after).or_fail(what)?;
         now.extend(applied);

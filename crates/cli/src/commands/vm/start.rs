@@ -24,9 +24,9 @@ const ONCE: [&str; 2] = ["take_over", "overcommit"];
 /// Returns when QEMU runs. The VM has a serial port, a balloon, a port for 'aquifer-guest run', the
 /// named disks, and no other device: no network and no display. Arguments after '--' go to QEMU.
 ///
-/// The VM's memory is a region. All of it begins in RAM of this host; while the host is short of
-/// memory, its agent borrows from other hosts, and moves cold pages there. --cache SIZE fixes the
-/// RAM that the region takes here, and --lender names its lenders.
+/// By default the VM's memory is a region. All of it begins in RAM of this host; while the host is
+/// short of memory, its agent borrows from other hosts, and moves cold pages there. --cache SIZE
+/// fixes the RAM that the region takes here, and --lender names its lenders.
 #[derive(Debug, Args)]
 pub struct Start {
     /// Name of the VM and of its region

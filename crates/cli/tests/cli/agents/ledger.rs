@@ -135,6 +135,15 @@ fn a_region_gets_no_memory_that_is_lent() {
     scene.done(&[&create[..], &["--overcommit"]].concat());
     wait_until("the cache counts", || scene.ledger().cache_floor == Bytes::mib(96));
     assert!(scene.ledger().overcommitted > Bytes::ZERO);
+    // A larger cache asks as well. A smaller one takes nothing.
+    let resize = |cache| ["region", "resize", "items", "--cache", cache];
+    let refused = Answer::of(&mut host.inside(&resize("128M")));
+    refused.must_fail(1, &["cache of region 'items'", "MiB of this host's RAM", "--overcommit"]);
+    assert_eq!(scene.ledger().cache_floor, Bytes::mib(96));
+    scene.done(&resize("64M"));
+    wait_until("the smaller cache counts", || scene.ledger().cache_floor == Bytes::mib(64));
+    scene.done(&[&resize("128M")[..], &["--overcommit"]].concat());
+    wait_until("the larger cache counts", || scene.ledger().cache_floor == Bytes::mib(128));
     scene.done(&["region", "rm", "items"]);
     wait_until("the cache is free", || scene.ledger().cache_floor == Bytes::ZERO);
 
@@ -211,8 +220,12 @@ fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     let words = ["--memory", "512M", "--max-memory", "1G", "--accel", "tcg"];
     scene.done(&[&["vm", "start", "db"][..], &words].concat());
     wait_until("the VM counts", || scene.ledger().cache_floor == Bytes::mib(512));
-    run(&["vm", "resize", "db", "--memory", "1G"])
-        .must_fail(1, &["resizing VM 'db'", "it takes 512MiB of this", lent, "--overcommit"]);
+    // Until a reading shows the VM, the whole size counts.
+    wait_until("the agent refuses what the VM has not", || {
+        let refused = run(&["vm", "resize", "db", "--memory", "1G"]);
+        refused.must_fail(1, &["resizing VM 'db'", lent, "--overcommit"]);
+        refused.stderr.contains("it takes 512MiB of this")
+    });
     scene.done(&["vm", "stop", "--force", "db"]);
     wait_until("that VM is gone", || scene.ledger().cache_floor == Bytes::ZERO);
 }

@@ -18,6 +18,13 @@ const PACE: Duration = Duration::from_millis(100);
 /// How long other regions may take to make room for a new one.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+fn no_room(why: &str) -> RegionError {
+    RegionError::Misuse(format!(
+        "the shared cache limit leaves no room for the region, as {why}; change it with 'aquifer \
+         region set-limit'"
+    ))
+}
+
 /// A region and the quota of its cache.
 #[derive(Debug)]
 pub(in crate::process) struct Member {
@@ -53,13 +60,14 @@ impl Member {
             match more {
                 More::Quota(more) => quota = more,
                 More::Ask(other, most) if Instant::now() < deadline => {
-                    client::take_quota(&Files::new(self.files.directory(), &other), most)?;
+                    let files = Files::new(self.files.directory(), &other);
+                    client::take_quota(&files, most).map_err(|error| {
+                        let why = format!("region '{other}' cannot give a part of it: {error}");
+                        no_room(&why)
+                    })?;
                 }
                 More::Ask(..) | More::Nothing => {
-                    let why = "the shared cache limit leaves no room for the region";
-                    return Err(RegionError::Misuse(format!(
-                        "{why}; change it with 'aquifer region set-limit'"
-                    )));
+                    return Err(no_room("other regions need all of it"));
                 }
             }
         }

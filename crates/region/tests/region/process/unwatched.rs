@@ -68,6 +68,12 @@ fn the_kernel_alone_serves_a_region_that_fits_its_cache() {
     let refused = served.resize(CACHE).unwrap_err();
     assert!(refused.contains("too little memory at lenders"), "{refused}");
     assert_eq!(served.status().usage.cache, status.usage.size);
+    // A limit of all regions together cannot be met either, and says by which region.
+    let file = served.files.region();
+    let directory = file.parent().unwrap();
+    let limited = client::limit(directory, None, Some(CACHE)).unwrap_err().to_string();
+    let name = &served.status().spec.name;
+    assert!(limited.starts_with(&format!("region '{name}': the region has too")), "{limited}");
     served.has(0..USED, 1);
 }
 

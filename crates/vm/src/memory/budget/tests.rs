@@ -129,6 +129,13 @@ fn a_vm_with_a_cache_of_the_agents_choice_counts_by_size() {
     let fixed = budget.cache(&vm, Bytes::mib(700), By::Operator);
     assert!(matches!(fixed, Err(VmError::Misuse(_))), "{fixed:?}");
     budget.promise(&vm, Bytes::ZERO).unwrap();
+    // Its limit so far is larger than the budget has left, but bounds what it does not use.
+    budget.cache_and_before(&vm, Bytes::mib(200), By::Operator).unwrap();
+    assert_eq!(local(&budget), (640, 384, 0), "until the pages have left");
+    budget.cache(&vm, Bytes::mib(200), By::Operator).unwrap();
+    assert_eq!(local(&budget), (200, 824, 0));
+    budget.cache_and_before(&vm, Bytes::mib(700), By::Operator).unwrap();
+    assert_eq!(local(&budget), (700, 324, 0));
     budget.cache(&vm, Bytes::mib(700), By::Operator).unwrap();
     assert_eq!(local(&budget), (700, 324, 0));
     budget.grow(&vm, Bytes::mib(128), false).unwrap();
