@@ -178,8 +178,11 @@ impl Cell<'_> {
             Step::Create => Before::Nothing(site.of(self.here).starts(VM).unwrap_or_default()),
             _ => Before::Runs(site.of(self.here).ticks(VM)?, site.of(self.here).starts(VM)?),
         };
+        // A VM grows in milliseconds: a search for the process then may take longer.
+        let known = if self.step == Step::Grow { Some(self.process()?) } else { None };
+        let size = recorded_size(self.site.of(self.here));
         let mut command = self.begin()?;
-        let process = self.wait_for_the_moment(&mut command)?;
+        let process = self.wait_for_the_moment(&mut command, known, &size)?;
         process.map_or(Ok(()), end)?;
         site.start_agents()?;
         let output = ended(command)?;
@@ -248,15 +251,19 @@ impl Cell<'_> {
         }
     }
 
-    /// Waits for the middle of the step, and returns the process that is to die; `None` if the step
-    /// was over sooner.
-    fn wait_for_the_moment(&self, command: &mut Child) -> Result<Option<u32>> {
-        let before = recorded_size(self.site.of(self.here));
+    /// Waits for the middle of the step, and returns the process that is to die: the known one, if
+    /// there is one. Returns `None` if the step was over sooner.
+    fn wait_for_the_moment(
+        &self,
+        command: &mut Child,
+        known: Option<u32>,
+        size_before: &str,
+    ) -> Result<Option<u32>> {
         let (mut is_middle, deadline) = (false, Instant::now() + TIMEOUT);
         loop {
-            is_middle = is_middle || self.is_in_the_middle(&before);
+            is_middle = is_middle || self.is_in_the_middle(size_before);
             // The destination's processes come one after the other.
-            let process = if is_middle { self.process().ok() } else { None };
+            let process = if is_middle { known.or_else(|| self.process().ok()) } else { None };
             if command.try_wait()?.is_some() {
                 return Ok(None);
             }
@@ -364,5 +371,8 @@ fn end(process: u32) -> Result<()> {
 const ALIVE: [char; 6] = ['R', 'S', 'D', 'T', 't', 'I'];
 
 fn recorded_size(host: &Host) -> String {
-    host.done(&["vm", "show", VM]).map(|vm| vm["share"].to_string()).unwrap_or_default()
+    // The budget of the host's VMs. A command would take longer than the VM takes to grow.
+    let budget = fs::read_to_string(host.state().join("guests.json")).unwrap_or_default();
+    let budget: serde_json::Value = serde_json::from_str(&budget).unwrap_or_default();
+    budget["vms"][VM].to_string()
 }
