@@ -4,7 +4,7 @@ use std::path::Path;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_control::balance::{Config, Move};
-use aquifer_page::{Bytes, Group};
+use aquifer_page::Bytes;
 use aquifer_vm::VmError;
 use aquifer_vm::memory::{Balancing, GrowthLimit, Moved, Resized, Room};
 use tokio::runtime;
@@ -47,15 +47,7 @@ impl GrowthLimit for Limit {
     }
 
     fn admits(&self, is: &Move) -> bool {
-        let order = Claim {
-            name: is.vm.clone(),
-            purpose: ClaimPurpose::Vm,
-            group: Group::default(),
-            bytes: is.to,
-            reserve: Bytes::ZERO,
-            pid: None,
-            overcommit: false,
-        };
+        let order = Claim::new(is.vm.clone(), ClaimPurpose::Vm, is.to);
         let admitted = self.handle.ask(|reply| Command::Claim { order, reply });
         let refusal = self.runtime.block_on(admitted).and_then(|admitted| admitted).err();
         if let Some(refusal) = &refusal {

@@ -239,6 +239,14 @@ pub struct Claim {
     pub overcommit: bool,
 }
 
+impl Claim {
+    /// Makes the claim of something that exists, without group and reserve.
+    pub fn new(name: RegionName, purpose: ClaimPurpose, bytes: Bytes) -> Self {
+        let (group, reserve) = (Group::default(), Bytes::ZERO);
+        Self { name, purpose, group, bytes, reserve, pid: None, overcommit: false }
+    }
+}
+
 /// What claimed memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -57,7 +57,7 @@ impl Driver {
             (Some(pid), _) => self.parts.own.counts(*pid),
             (None, ClaimPurpose::Vm) => own.growing().any(|(known, _)| known == name),
             (None, ClaimPurpose::Cache) => {
-                own.regions.iter().any(|known| known.name == *name) || self.node.has_claim(name)
+                own.regions.iter().any(|known| known.name == *name) || self.node.has_promised(name)
             }
         }
     }

@@ -90,6 +90,11 @@ impl Driver {
         memory: RegionSpec,
         reply: Sender<Result<RegionSpec, Problem>>,
     ) {
+        if self.node.has_left() {
+            let error = "this host leaves its cluster".to_owned();
+            _ = reply.send(Err(Problem { error, help: None }));
+            return;
+        }
         let (volume, leases) = self.parts.borrower.expect_region(&memory);
         if !leases.is_empty() {
             self.input(Input::Expect { volume, leases });

@@ -78,9 +78,9 @@ impl Claims {
         });
     }
 
-    /// Returns whether a claim for the VM or the region of this name counts.
-    pub fn has(&self, name: &RegionName) -> bool {
-        self.0.keys().any(|(_, claimed)| claimed == name)
+    /// Returns whether a claim for this thing counts.
+    pub fn has(&self, purpose: Purpose, name: &RegionName) -> bool {
+        self.0.contains_key(&(purpose, name.clone()))
     }
 
     /// Returns whether no claim counts.

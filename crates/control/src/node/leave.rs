@@ -21,36 +21,31 @@ impl Node {
         let (lent, volumes) = (controller.lent().len(), controller.volumes());
         let (swap, regions): (Vec<_>, Vec<_>) =
             volumes.into_iter().partition(|volume| volume.owner.is_swap());
-        let passing = |error: String, help: &str| {
-            Some(Answer::Tied(Problem { error, help: Some(help.to_owned()) }))
-        };
         if lent + swap.len() > 0 {
             let error = format!("this host lends {lent} leases and borrows {} volumes", swap.len());
-            return Some(failed(
-                error,
-                Some("run 'aquifer host drain' and 'aquifer host return' first"),
-            ));
+            let help = "run 'aquifer host drain' and 'aquifer host return' first";
+            return Some(failed(error, Some(help)));
         }
-        if let [region, ..] = &regions[..]
-            && let Some(name) = region.owner.region()
-        {
-            let count = regions.len();
-            let error = format!("{count} regions hold memory of other hosts, such as {name}");
-            return passing(error, "run 'aquifer region rm', or 'aquifer vm stop' for a VM, first");
-        }
-        let help = "wait until 'aquifer status' shows that it is done";
-        if controller.is_asking()
+        let moves = controller.is_asking()
             || controller.pending_releases() > 0
             || self.orders.is_borrowing()
             || !self.orders.requests.is_empty()
-            || self.caches.is_borrowing()
+            || self.caches.is_borrowing();
+        // The memory of what begins may be at lenders.
+        let begins = controller.expects() || !self.own.claims.is_empty();
+        let wait = "wait until 'aquifer status' shows that it is done";
+        let (error, help) = if let Some(region) = regions.iter().find_map(|one| one.owner.region())
         {
-            let error = "this host is about to borrow or to return memory".to_owned();
-            return passing(error, help);
-        }
-        // The VM's memory may be at lenders.
-        (controller.expects() || !self.own.claims.is_empty())
-            .then(|| "a VM or a region is about to begin on this host".to_owned())
-            .and_then(|error| passing(error, help))
+            let error =
+                format!("{} regions hold memory of other hosts, such as {region}", regions.len());
+            (error, "run 'aquifer region rm', or 'aquifer vm stop' for a VM, first")
+        } else if moves {
+            ("this host is about to borrow or to return memory".to_owned(), wait)
+        } else if begins {
+            ("a VM or a region is about to begin on this host".to_owned(), wait)
+        } else {
+            return None;
+        };
+        Some(Answer::Tied(Problem { error, help: Some(help.to_owned()) }))
     }
 }

@@ -49,7 +49,7 @@ pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
 
-use crate::ledger::{Claims, Ledger, OwnMemory};
+use crate::ledger::{Claims, Ledger, OwnMemory, Purpose};
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
 use caches::Caches;
 use moves::Moves;
@@ -216,10 +216,15 @@ impl Node {
         std::mem::take(&mut self.outputs)
     }
 
-    /// Returns whether this host has promised memory to the VM or the region of this name, which no
-    /// reading may show yet.
-    pub fn has_claim(&self, name: &RegionName) -> bool {
-        self.own.claims.has(name)
+    /// Returns whether this host has promised memory for the cache of this region, which its
+    /// readings may not show yet.
+    pub fn has_promised(&self, region: &RegionName) -> bool {
+        self.own.claims.has(Purpose::Cache, region)
+    }
+
+    /// Returns whether this host has left its cluster.
+    pub fn has_left(&self) -> bool {
+        self.belonging.has_left
     }
 
     /// Returns the controller, for the status.

@@ -204,18 +204,12 @@ impl Cached {
     ///
     /// With `in_use`, the region's programs use at most that much of it at first.
     pub(crate) fn claim(&self, name: &RegionName, size: Bytes, in_use: Bytes) -> Claim {
-        Claim {
-            name: name.clone(),
-            purpose: ClaimPurpose::Cache,
-            group: self.group.clone(),
-            bytes: match self.cache {
-                CacheSize::Auto => in_use.min(size),
-                CacheSize::Bytes(cache) => cache.min(size),
-            },
-            reserve: Bytes::ZERO,
-            pid: Some(std::process::id()),
-            overcommit: false,
-        }
+        let most = match self.cache {
+            CacheSize::Auto => in_use,
+            CacheSize::Bytes(cache) => cache,
+        };
+        let (group, pid) = (self.group.clone(), Some(std::process::id()));
+        Claim { group, pid, ..Claim::new(name.clone(), ClaimPurpose::Cache, most.min(size)) }
     }
 
     /// Refuses a group that this host does not know: a VM in it would share with no other.

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_page::{Bytes, RegionName};
+use aquifer_page::RegionName;
 use aquifer_region::process::client::By;
 use aquifer_region::process::{Files, client};
 use aquifer_vm::process::client as vms;
@@ -75,16 +75,11 @@ pub(crate) fn set_cache(
         };
     };
     let spec = client::record(files).or_fail(what)?;
-    let claim = Claim {
-        name: name.clone(),
-        purpose: ClaimPurpose::Cache,
-        group: spec.group.clone(),
-        bytes: cache.min(spec.size),
-        reserve: Bytes::ZERO,
-        pid: None,
-        overcommit: false,
+    let ask = || {
+        let group = spec.group.clone();
+        let claim = Claim::new(name.clone(), ClaimPurpose::Cache, cache.min(spec.size));
+        overcommit.claim(common, socket, &what(), Claim { group, ..claim })
     };
-    let ask = || overcommit.claim(common, socket, &what(), claim.clone());
     let mut claimed = ask()?;
     if spec.began_local && cache < spec.size && spec.leased() < spec.size {
         plan::borrow(common, socket.clone(), &spec)?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::RegionSpec;
 use aquifer_region_client::Userfault;
 use aquifer_vm::memory::{Limits, UNLIMITED};
@@ -238,13 +238,6 @@ fn require_regions(what: impl FnOnce() -> String) -> Result<()> {
 
 /// Returns the claim for the memory of a VM that the command is about to start.
 fn claim(name: &RegionName, bytes: Bytes, reserve: Bytes) -> Claim {
-    Claim {
-        name: name.clone(),
-        purpose: ClaimPurpose::Vm,
-        group: Group::default(),
-        bytes,
-        reserve,
-        pid: Some(std::process::id()),
-        overcommit: false,
-    }
+    let pid = Some(std::process::id());
+    Claim { reserve, pid, ..Claim::new(name.clone(), ClaimPurpose::Vm, bytes) }
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::memory::{Direction, Order, Resized, Short, Spread, Times};
 use aquifer_vm::process::{Files, client};
 use clap::Args;
@@ -67,15 +67,7 @@ impl Resize {
     /// Returns the claim for the new size. The agent counts it if it counts the VM: one with a
     /// cache of a fixed size takes no RAM of this host beyond that.
     fn claim(&self) -> Claim {
-        Claim {
-            name: self.name.clone(),
-            purpose: ClaimPurpose::Vm,
-            group: Group::default(),
-            bytes: self.memory,
-            reserve: Bytes::ZERO,
-            pid: None,
-            overcommit: false,
-        }
+        Claim::new(self.name.clone(), ClaimPurpose::Vm, self.memory)
     }
 
     pub(super) fn run(self, common: &Common, files: &Files) -> Result<ExitCode> {

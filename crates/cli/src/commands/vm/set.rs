@@ -93,7 +93,7 @@ impl Set {
             return Err(Failure::new(what(), format!("it has {}", elsewhere.describe()))
                 .help(format!("change it on host {}", elsewhere.host)));
         }
-        let former = options::read(&before.vm, &held.file())?;
+        let former = before.vm.clone();
         let mut vm = before.vm.clone();
         vm.extend(given.clone());
         let options = options::read(&vm, &held.file())?;
@@ -135,22 +135,18 @@ impl Set {
             }
             _ => Ok(()),
         };
-        let undo = |undone: Result<()>| {
+        let undo = |undone: &dyn Fn(&Options) -> Result<()>| {
+            let undone = options::read(&former, &held.file()).and_then(|former| undone(&former));
             undone.unwrap_or_else(|failure| failure.warn(place.common.json));
         };
         // No reserve stands beside a cache of a fixed size: an end of the reserve comes first, and
         // a beginning last.
-        match limits.reserve {
-            Bytes::ZERO => {
-                limit(&limits)?;
-                resize(&options).inspect_err(|_| {
-                    undo(former.guest.limits().and_then(|limits| limit(&limits)))
-                })?;
-            }
-            _ => {
-                resize(&options)?;
-                limit(&limits).inspect_err(|_| undo(resize(&former)))?;
-            }
+        if limits.reserve == Bytes::ZERO {
+            limit(&limits)?;
+            resize(&options).inspect_err(|_| undo(&|former| limit(&former.guest.limits()?)))?;
+        } else {
+            resize(&options)?;
+            limit(&limits).inspect_err(|_| undo(&resize))?;
         }
         held.write(&after).or_fail(what)?;
         now.extend(applied);

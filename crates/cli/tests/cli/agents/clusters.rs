@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_api::status::{EventKind, Peer, Standing};
 use aquifer_page::Bytes;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::framework::stranger::{connect, until_closed};
 use super::framework::{
@@ -204,6 +204,41 @@ fn a_host_that_leaves_is_gone_and_its_name_is_free() {
     cluster.forget("c");
     cluster.join("c");
     wait_until("b knows the new c", || knows(&cluster["b"], "c", Standing::Up));
+}
+
+#[test]
+fn a_host_whose_lender_is_silent_leaves_once_that_answers() {
+    if lacks_rights() {
+        return;
+    }
+    let keeps = |name| Spec::new(name).set("lend", "enabled", false);
+    let mut cluster = Cluster::created(keeps("a"));
+    cluster.join(Spec::new("b").memory(Bytes::mib(512)));
+    cluster.join(keeps("c"));
+    let (b, c) = (&cluster["b"], &cluster["c"]);
+    wait_until("c knows what b can lend", || {
+        peers(c).iter().any(|peer| peer.host.as_str() == "b" && peer.spare > Some(Bytes::ZERO))
+    });
+    let create = ["region", "create", "items", "--size", "96M", "--cache", "16M"];
+    assert_eq!(Answer::of(&mut c.aquifer(&create)).code, Some(0));
+    let b_agent = Pid::from_raw(b.status().pid.cast_signed()).unwrap();
+    kill_process(b_agent, Signal::STOP).unwrap();
+    assert_eq!(Answer::of(&mut c.aquifer(&["region", "rm", "items"])).code, Some(0));
+    let leave = || {
+        let mut leave = c.aquifer(&["cluster", "leave", "--config"]);
+        leave.arg(c.config());
+        leave
+    };
+    Answer::of(&mut leave()).must_fail(1, &["this host is about to borrow or to return memory"]);
+    // An operator who gives up does not leave half of the order done.
+    let mut given_up = leave().spawn().unwrap();
+    kill_process(Pid::from_child(&given_up), Signal::INT).unwrap();
+    assert!(!given_up.wait().unwrap().success());
+    assert!(c.ended().is_none() && c.dir().join("tls/host.pem").exists());
+    kill_process(b_agent, Signal::CONT).unwrap();
+    wait_until("b has its memory back", || b.is_free());
+    assert_eq!(Answer::of(&mut leave()).code, Some(0));
+    wait_until("the agent of c ends", || c.ended().is_some());
 }
 
 #[test]
