@@ -230,7 +230,7 @@ fn a_host_whose_lender_is_silent_leaves_once_that_answers() {
         leave
     };
     Answer::of(&mut leave()).must_fail(1, &["this host is about to borrow or to return memory"]);
-    // An operator who gives up does not leave half of the order done.
+    // Ctrl-C leaves nothing half done.
     let mut given_up = leave().spawn().unwrap();
     kill_process(Pid::from_child(&given_up), Signal::INT).unwrap();
     assert!(!given_up.wait().unwrap().success());
