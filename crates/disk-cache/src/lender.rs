@@ -5,6 +5,8 @@
 //! page with another hash from the disk. The lender cannot read the pages: each is encrypted for
 //! its place, with a key that only this host has.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex};
@@ -34,6 +36,10 @@ const REST: Duration = Duration::from_secs(1);
 
 /// Most pages in the queue. Further pages are not sent.
 const QUEUE: usize = 1024;
+
+/// Most ranges that wait until the lender drops them. Further ranges stay there until their disk is
+/// closed.
+const FORGOTTEN: usize = 1024;
 
 /// Most tasks of one batch.
 const BATCH: usize = 64;
@@ -82,6 +88,18 @@ struct Counts {
 struct Known {
     pages: unsync::Cache<Key, Is, UnitWeighter, DefaultHashBuilder>,
     next: u64,
+    /// The range of each disk within which the lender may keep pages, also pages that this host no
+    /// longer knows: `pages` is bounded, and a batch may fail after some of it arrived.
+    reach: HashMap<u32, Range<u64>>,
+    /// The ranges that the lender must drop.
+    forgotten: Vec<Forgotten>,
+}
+
+/// Consecutive pages that this host will not read again.
+#[derive(Clone, Copy)]
+struct Forgotten {
+    first: Key,
+    pages: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -95,8 +113,16 @@ struct Is {
 
 /// A task of the sending thread.
 enum Task {
-    Keep { key: Key, number: u64, page: Box<[u8]> },
-    Forget { first: Key, pages: u64 },
+    Keep(Keep),
+    /// Lets the lender drop the forgotten pages.
+    Forget,
+}
+
+/// A page to be sent.
+struct Keep {
+    key: Key,
+    number: u64,
+    page: Box<[u8]>,
 }
 
 impl fmt::Debug for PageLender {
@@ -116,10 +142,11 @@ impl PageLender {
         let hash = DefaultHashBuilder::default();
         // Starts with no capacity, and grows on demand.
         let pages = unsync::Cache::with(0, pages, UnitWeighter, hash, Default::default());
+        let known = Known { pages, next: 0, reach: HashMap::new(), forgotten: Vec::new() };
         let place = LeaseId::random();
         let inner = Arc::new(Inner {
             target: Arc::new(target),
-            known: Mutex::new(Known { pages, next: 0 }),
+            known: Mutex::new(known),
             idle: Mutex::default(),
             is_up: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -172,10 +199,13 @@ impl PageLender {
         known.next += 1;
         known.pages.insert(key, Is { hash: hash(*seed, &page), number, there: false });
         queued.fetch_add(1, Ordering::Relaxed);
-        if !self.tell(Task::Keep { key, number, page }) {
+        if !self.tell(Task::Keep(Keep { key, number, page })) {
             queued.fetch_sub(1, Ordering::Relaxed);
             known.pages.remove(&key);
+            return;
         }
+        let reach = known.reach.entry(key.disk).or_insert(key.page..key.page);
+        *reach = reach.start.min(key.page)..reach.end.max(key.page + 1);
     }
 
     /// Forgets a page that is about to change.
@@ -187,28 +217,27 @@ impl PageLender {
     pub(super) fn give_back(&self, first: Key, pages: u64) {
         let range = first.page..first.page.saturating_add(pages);
         let mut known = lock(&self.inner.known);
-        let gone: Vec<_> = if pages <= known.pages.len() as u64 {
-            range
-                .filter(|page| known.pages.remove(&Key { page: *page, ..first }).is_some())
-                .collect()
+        if pages <= known.pages.len() as u64 {
+            for page in range.clone() {
+                known.pages.remove(&Key { page, ..first });
+            }
         } else {
-            let is_meant = |key: &Key| key.disk == first.disk && range.contains(&key.page);
-            let gone = known
-                .pages
-                .iter()
-                .map(|(key, _)| *key)
-                .filter(is_meant)
-                .map(|key| key.page)
-                .collect();
-            known.pages.retain(|key, _| !is_meant(key));
-            gone
-        };
-        if let Some((start, last)) = gone.iter().min().zip(gone.iter().max()) {
-            self.tell(Task::Forget {
-                first: Key { page: *start, ..first },
-                pages: last + 1 - start,
-            });
+            known.pages.retain(|key, _| key.disk != first.disk || !range.contains(&key.page));
         }
+        let Some(reach) = known.reach.get(&first.disk) else { return };
+        let gone = range.start.max(reach.start)..range.end.min(reach.end);
+        let is_all = gone == *reach;
+        if gone.is_empty() || !is_all && known.forgotten.len() >= FORGOTTEN {
+            return;
+        }
+        if is_all {
+            known.reach.remove(&first.disk);
+        }
+        let first = Key { page: gone.start, ..first };
+        known.forgotten.push(Forgotten { first, pages: gone.end - gone.start });
+        drop(known);
+        // The thread of a full queue looks soon by itself.
+        self.tell(Task::Forget);
     }
 
     fn tell(&self, task: Task) -> bool {
@@ -243,13 +272,9 @@ impl Inner {
             keys().take(pages).map(is).collect::<Option<Vec<_>>>()
         };
         let Some(known) = known else { return false };
-        let Some(mut connection) = self.connection() else { return false };
-        match connection.read(place(first), into) {
-            Ok(()) => lock(&self.idle).push(connection),
-            Err(error) => {
-                self.fail(&error);
-                return false;
-            }
+        let read = self.with_connection(|connection| connection.read(place(first), into));
+        if read.is_none() {
+            return false;
         }
         let mut all = true;
         for ((key, is), page) in keys().zip(known).zip(into.chunks_exact_mut(PAGE_SIZE)) {
@@ -325,16 +350,24 @@ impl Inner {
                 self.is_full.store(false, Ordering::Relaxed);
             }
             let first = match tasks.recv_timeout(REST) {
-                Ok(task) => task,
-                Err(RecvTimeoutError::Timeout) => continue,
+                Ok(task) => Some(task),
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let mut batch: Vec<_> =
-                std::iter::once(first).chain(tasks.try_iter().take(BATCH - 1)).collect();
-            let pages = batch.iter().filter(|task| matches!(task, Task::Keep { .. })).count();
-            self.queued.fetch_sub(pages as u64, Ordering::Relaxed);
+            let mut batch: Vec<_> = first
+                .into_iter()
+                .chain(tasks.try_iter().take(BATCH - 1))
+                .filter_map(|task| match task {
+                    Task::Keep(keep) => Some(keep),
+                    Task::Forget => None,
+                })
+                .collect();
+            self.queued.fetch_sub(batch.len() as u64, Ordering::Relaxed);
+            // A page of the batch that was forgotten before is no longer known, and one that was
+            // evicted again after it was forgotten is written after the lender dropped it.
+            let trimmed = self.forget_all();
             let was_full = self.is_full.load(Ordering::Relaxed);
-            let sent = !was_full && self.send_all(&mut batch);
+            let sent = trimmed && !was_full && self.send_all(&mut batch);
             if !was_full && self.is_full.load(Ordering::Relaxed) {
                 rests = Instant::now();
             }
@@ -342,53 +375,93 @@ impl Inner {
         }
     }
 
-    /// Performs a batch of tasks; returns whether all succeeded.
-    fn send_all(&self, batch: &mut [Task]) -> bool {
-        let Some(mut connection) = self.connection() else { return false };
-        let current = |key: &Key, number: u64| {
-            lock(&self.known).pages.peek(key).is_some_and(|is| is.number == number)
-        };
-        let mut operations = Vec::new();
-        for task in batch {
-            match task {
-                Task::Keep { key, number, page } if current(key, *number) => {
-                    let offset = place(*key);
-                    if let Some(cipher) = &self.cipher {
-                        cipher.encrypt(offset, page);
-                    }
-                    operations.push(Operation::Write { offset, from: page });
-                }
-                Task::Keep { .. } => {}
-                // Pages that cannot be released there are written again before they are read.
-                Task::Forget { .. } if !connection.can_trim() => {}
-                Task::Forget { first, pages } => {
-                    for page in (first.page..first.page + *pages).step_by(LONGEST as usize) {
-                        let length = (LONGEST.min(first.page + *pages - page) * PAGE) as u32;
-                        operations.push(Operation::Trim {
-                            offset: place(Key { page, ..*first }),
-                            length,
-                        });
-                    }
-                }
-            }
+    /// Lets the lender drop the pages that were forgotten, also while it is full; returns whether
+    /// it did. A lender that fails is asked again once it answers.
+    fn forget_all(&self) -> bool {
+        let forgotten = std::mem::take(&mut lock(&self.known).forgotten);
+        if forgotten.is_empty() {
+            return true;
         }
-        match connection.run(&mut operations) {
-            Err(error) if !error.is_no_space() => {
-                self.fail(&error);
-                false
+        let done = self.with_connection(|connection| {
+            // The lender drops the pages when the connections end, or writes over them.
+            if !connection.can_trim() {
+                return Ok(());
             }
-            done => {
+            let mut trims = Vec::new();
+            for Forgotten { first, pages } in &forgotten {
+                let end = first.page + *pages;
+                for page in (first.page..end).step_by(LONGEST as usize) {
+                    let length = (LONGEST.min(end - page) * PAGE) as u32;
+                    trims.push(Operation::Trim { offset: place(Key { page, ..*first }), length });
+                }
+            }
+            match connection.run(&mut trims) {
+                Err(error) if !error.ends_connection() => {
+                    tracing::debug!("{error}: the lender keeps pages that nobody reads");
+                    Ok(())
+                }
+                done => done,
+            }
+        });
+        if done.is_none() {
+            lock(&self.known).forgotten.extend(forgotten);
+        }
+        done.is_some()
+    }
+
+    /// Sends the pages of a batch that are still known; returns whether the lender keeps all of
+    /// them.
+    fn send_all(&self, batch: &mut [Keep]) -> bool {
+        let current = |keep: &&mut Keep| {
+            lock(&self.known).pages.peek(&keep.key).is_some_and(|is| is.number == keep.number)
+        };
+        let mut writes: Vec<_> = batch
+            .iter_mut()
+            .filter(current)
+            .map(|Keep { key, page, .. }| {
+                let offset = place(*key);
+                if let Some(cipher) = &self.cipher {
+                    cipher.encrypt(offset, page);
+                }
+                Operation::Write { offset, from: page }
+            })
+            .collect();
+        if writes.is_empty() {
+            return true;
+        }
+        let mut is_full = false;
+        let sent = self.with_connection(|connection| match connection.run(&mut writes) {
+            Err(error) if error.is_no_space() => {
+                is_full = true;
+                Ok(())
+            }
+            done => done,
+        });
+        self.is_full.store(is_full, Ordering::Relaxed);
+        sent.is_some() && !is_full
+    }
+
+    /// Calls `run` with a connection; returns `None` if the lender does not answer.
+    fn with_connection<T>(
+        &self,
+        run: impl FnOnce(&mut Connection) -> Result<T, NbdError>,
+    ) -> Option<T> {
+        let mut connection = self.connection()?;
+        match run(&mut connection) {
+            Ok(done) => {
                 lock(&self.idle).push(connection);
-                self.is_full.store(done.is_err(), Ordering::Relaxed);
-                done.is_ok()
+                Some(done)
+            }
+            Err(error) => {
+                self.fail(&error);
+                None
             }
         }
     }
 
     /// Marks the pages of a batch as arrived, or forgets them.
-    fn done(&self, batch: &[Task], sent: bool) {
-        for task in batch {
-            let Task::Keep { key, number, .. } = task else { continue };
+    fn done(&self, batch: &[Keep], sent: bool) {
+        for Keep { key, number, .. } in batch {
             if !sent {
                 self.gone(*key, *number);
                 continue;

@@ -135,6 +135,99 @@ fn a_lender_serves_its_group_and_keeps_borrowers_apart() {
     assert!(one.write(0, &[3; PAGE_SIZE]).unwrap_err().is_no_space());
 }
 
+/// A lender that takes a number of pages and then says that it is full.
+#[derive(Debug, Default)]
+struct Small {
+    pages: Mutex<HashMap<u64, Vec<u8>>>,
+    most: usize,
+    refused: AtomicU64,
+}
+
+impl Disk for Small {
+    fn size(&self) -> Bytes {
+        Bytes(1 << 62)
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let pages = self.pages.lock().unwrap();
+        for (number, page) in (offset / PAGE..).zip(into.chunks_exact_mut(PAGE_SIZE)) {
+            match pages.get(&number) {
+                Some(kept) => page.copy_from_slice(kept),
+                None => page.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        let mut pages = self.pages.lock().unwrap();
+        if pages.len() >= self.most {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        pages.insert(offset / PAGE, from.to_vec());
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
+        let gone = offset / PAGE..(offset + length) / PAGE;
+        self.pages.lock().unwrap().retain(|page, _| !gone.contains(page));
+        Ok(())
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Lends(Arc<dyn Disk>);
+
+impl Connections for Lends {}
+
+impl Exports for Lends {
+    fn open(&self, _: &str, _: &Peer) -> Result<Storage, Refused> {
+        Ok(Storage::Disk(self.0.clone()))
+    }
+
+    fn list(&self, _: &Peer) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_full_lender_drops_all_pages_of_a_closed_disk() {
+    if !is_root() {
+        return;
+    }
+    // Of a batch of 64 pages, some arrive before the lender refuses one.
+    let small = Arc::new(Small { most: 100, ..Small::default() });
+    let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+    let exports = Arc::new(Lends(small.clone()));
+    let server = Server::bind(&address, Security::Plain, exports).unwrap();
+    let here = borrowing(server.address(), Bytes::ZERO);
+    let (path, content) = here.disk("disk", 4 << 20);
+    for _ in 0..3 {
+        let mut client = here.connect(&path);
+        let (mut read, before) = (vec![0; 4 << 20], small.refused.load(Ordering::Relaxed));
+        until(|| {
+            client.read(0, &mut read).unwrap();
+            small.refused.load(Ordering::Relaxed) > before
+        });
+        assert!(read == content);
+        drop(client);
+        until(|| small.pages.lock().unwrap().is_empty());
+    }
+    assert_eq!(lender(&here).wrong_bytes, Bytes::ZERO);
+}
+
 /// A lender that returns wrong pages, and inspects those it receives.
 #[derive(Debug, Default)]
 struct Liar {
@@ -199,20 +292,6 @@ impl Disk for Liar {
     }
 }
 
-struct Lying(Arc<Liar>);
-
-impl Connections for Lying {}
-
-impl Exports for Lying {
-    fn open(&self, _: &str, _: &Peer) -> Result<Storage, Refused> {
-        Ok(Storage::Disk(self.0.clone()))
-    }
-
-    fn list(&self, _: &Peer) -> Vec<String> {
-        Vec::new()
-    }
-}
-
 #[test]
 fn a_lender_that_lies_is_found_out_and_can_read_nothing() {
     if !is_root() {
@@ -220,7 +299,7 @@ fn a_lender_that_lies_is_found_out_and_can_read_nothing() {
     }
     let liar = Arc::new(Liar::default());
     let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
-    let server = Server::bind(&address, Security::Plain, Arc::new(Lying(liar.clone()))).unwrap();
+    let server = Server::bind(&address, Security::Plain, Arc::new(Lends(liar.clone()))).unwrap();
     let here = borrowing(server.address(), Bytes::mib(1));
     // Some returned pages are right, some wrong and some missing, and clients still read their own
     // bytes.
