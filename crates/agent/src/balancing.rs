@@ -1,6 +1,7 @@
 //! The agent's balancer, which moves memory between this host's VMs, within the ledger.
 
 use std::path::Path;
+use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_control::balance::{Config, Move};
@@ -9,7 +10,7 @@ use aquifer_vm::VmError;
 use aquifer_vm::memory::{Balancing, GrowthLimit, Moved, Resized, Room};
 use tokio::runtime;
 
-use crate::background::{Background, GLANCE};
+use crate::background::Background;
 use crate::driver::{Command, Handle, Journal};
 
 /// Starts the balancer's thread. Dropping the result leaves resizes in progress to the VMs'
@@ -26,10 +27,12 @@ pub(crate) fn start(
 ) -> Result<Background, VmError> {
     let balancing = Balancing::new(state, exe, config.clone())?;
     // A resize may have freed memory: the next round hands that memory out at once.
-    let rest = |balancing: &mut Balancing| balancing.wait(GLANCE).inspect(log).is_some();
+    let rest = |balancing: &mut Balancing, at_most: Duration| {
+        balancing.wait(at_most).iter().for_each(log);
+    };
     let limit = Limit { handle, runtime: runtime::Handle::current() };
     let work = move |balancing: &mut Balancing| balance(balancing, &journal, &limit);
-    Background::start("balancer", balancing, work, rest)
+    Background::start_with_rest("balancer", balancing, work, rest)
         .map_err(|source| VmError::Io { what: "cannot start a thread".to_owned(), source })
 }
 

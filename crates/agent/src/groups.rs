@@ -4,7 +4,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::thread;
 
 use aquifer_api::Problem;
 use aquifer_api::group::Group;
@@ -14,7 +13,7 @@ use aquifer_group::scanning::{self, Scanning};
 use aquifer_group::{Agreement, Agreements};
 use aquifer_page::{Bytes, lock};
 
-use crate::background::{Background, GLANCE};
+use crate::background::Background;
 use crate::config::GroupsConfig;
 use crate::driver::Journal;
 
@@ -40,12 +39,8 @@ impl Groups {
     pub(crate) fn balance(&self, state: &Path, journal: Journal) -> io::Result<Background> {
         let balancing = Balancing::new(state, self.agreements.clone());
         let groups = self.clone();
-        let rest = |_: &mut Balancing| {
-            thread::sleep(GLANCE);
-            false
-        };
         let work = move |balancing: &mut Balancing| groups.step(balancing, &journal);
-        Background::start("groups", balancing, work, rest)
+        Background::start("groups", balancing, work)
     }
 
     /// Keeps the groups' scanners running until the caller drops the result. The scanners then go
@@ -60,12 +55,8 @@ impl Groups {
         journal: Journal,
     ) -> io::Result<Background> {
         let scanning = Scanning::new(exe, state, self.agreements.clone(), self.scans);
-        let rest = |_: &mut Scanning| {
-            thread::sleep(GLANCE);
-            false
-        };
         let work = move |scanning: &mut Scanning| keep_scanners(scanning, &journal);
-        Background::start("scanners", scanning, work, rest)
+        Background::start("scanners", scanning, work)
     }
 
     fn step(&self, balancing: &mut Balancing, journal: &Journal) {

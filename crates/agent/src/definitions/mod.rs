@@ -11,7 +11,6 @@ mod supervising;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_api::status::EventKind;
@@ -21,7 +20,7 @@ use aquifer_vm::definition::{Definition, DefinitionError, Definitions};
 use aquifer_vm::process::{Ended, Files, NextStart, ended};
 use tokio::runtime;
 
-use crate::background::{Background, GLANCE};
+use crate::background::Background;
 use crate::config::Config;
 use crate::driver::{Command, Handle, Journal};
 use crate::events::Events;
@@ -73,11 +72,7 @@ impl Starter {
     /// # Errors
     /// If the thread cannot start.
     pub(crate) fn start(self) -> io::Result<Background> {
-        let rest = |_: &mut Self| {
-            thread::sleep(GLANCE);
-            false
-        };
-        Background::start("vm-starts", self, Self::step, rest)
+        Background::start("vm-starts", self, Self::step)
     }
 
     /// Returns whether this host drains. An agent that ends starts nothing more, either.
