@@ -9,8 +9,9 @@ use aquifer_api::Problem;
 use aquifer_api::group::Group;
 use aquifer_api::status::GroupScanner;
 use aquifer_group::balance::{Balanced, Balancing};
+use aquifer_group::caching::Caching;
 use aquifer_group::scanning::{self, Scanning};
-use aquifer_group::{Agreement, Agreements};
+use aquifer_group::{Agreement, Agreements, News};
 use aquifer_page::{Bytes, lock};
 
 use crate::background::Background;
@@ -43,20 +44,30 @@ impl Groups {
         Background::start("groups", balancing, work)
     }
 
-    /// Keeps the groups' scanners running until the caller drops the result. The scanners then go
-    /// on, and the next agent finds them.
+    /// Keeps the groups' scanners and disk caches running until the caller drops the result. They
+    /// then go on, and the next agent finds them.
     ///
     /// # Errors
     /// If the thread cannot start.
-    pub(crate) fn scan(
+    pub(crate) fn serve(
         &self,
         exe: &Path,
         state: &Path,
         journal: Journal,
     ) -> io::Result<Background> {
         let scanning = Scanning::new(exe, state, self.agreements.clone(), self.scans);
-        let work = move |scanning: &mut Scanning| keep_scanners(scanning, &journal);
-        Background::start("scanners", scanning, work)
+        let caching = Caching::new(exe, state, self.agreements.clone());
+        let work = move |(scanning, caching): &mut (Scanning, Caching)| {
+            match scanning.step() {
+                Ok(news) => tell(news, &journal),
+                Err(error) => tracing::warn!("cannot look at the groups' scanners: {error}"),
+            }
+            match caching.step() {
+                Ok(news) => tell(news, &journal),
+                Err(error) => tracing::warn!("cannot look at the groups' disk caches: {error}"),
+            }
+        };
+        Background::start("group-helpers", (scanning, caching), work)
     }
 
     fn step(&self, balancing: &mut Balancing, journal: &Journal) {
@@ -104,11 +115,7 @@ impl Groups {
     }
 }
 
-fn keep_scanners(scanning: &mut Scanning, journal: &Journal) {
-    let news = match scanning.step() {
-        Ok(news) => news,
-        Err(error) => return tracing::warn!("cannot look at the groups' scanners: {error}"),
-    };
+fn tell(news: Vec<News>, journal: &Journal) {
     for news in news {
         match news.failed {
             true => tracing::warn!(group = %news.group, "{}", news.what),

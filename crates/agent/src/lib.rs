@@ -186,8 +186,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let groups = Groups::new(&config.groups);
     let hands_out = config.groups.balance.then(|| groups.balance(&config.state, journal.clone()));
     let _hands_out = hands_out.transpose().map_err(start_error)?;
-    let scans = groups.scan(&exe, &config.state, journal.clone());
-    let _scans = scans.map_err(start_error)?;
+    let helpers = groups.serve(&exe, &config.state, journal.clone());
+    let _helpers = helpers.map_err(start_error)?;
     let borrower =
         Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut signals = Signals::new()?;

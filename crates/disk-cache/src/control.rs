@@ -1,7 +1,7 @@
 //! The control socket of a disk cache: one JSON object a line, one request a connection.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,10 @@ enum Request {
     /// Sets the most memory that the cache may have.
     Resize {
         size: Bytes,
+    },
+    /// Unlocks a disk whose VM has moved to another host.
+    Release {
+        disk: PathBuf,
     },
 }
 
@@ -76,6 +80,21 @@ pub fn resize(
     ask(regions_dir, group, &Request::Resize { size }, ANSWERING)
 }
 
+/// Unlocks a disk, and drops its pages: its VM has moved to another host. If that VM runs here
+/// again, its first write locks the disk again. Returns the cache's status; `None` if there is
+/// none.
+///
+/// # Errors
+/// [`CacheError::Io`] if the cache does not answer; [`CacheError::Refused`] if the disk cannot be
+/// unlocked.
+pub fn release(
+    regions_dir: &Path,
+    group: &Group,
+    disk: &Path,
+) -> Result<Option<CacheStatus>, CacheError> {
+    ask(regions_dir, group, &Request::Release { disk: disk.to_owned() }, ANSWERING)
+}
+
 fn ask(
     regions_dir: &Path,
     group: &Group,
@@ -97,6 +116,7 @@ fn ask(
 pub(super) trait Asked: Send + Sync + 'static {
     fn status(&self) -> CacheStatus;
     fn resize(&self, size: Bytes);
+    fn release(&self, disk: &Path) -> io::Result<()>;
 }
 
 /// Serves the socket, replacing a stale one. The caller holds the group's cache lock.
@@ -104,9 +124,19 @@ pub(super) trait Asked: Send + Sync + 'static {
 /// Each client sends a single request at once, so that the next need not wait long.
 pub(super) fn serve(path: &Path, asked: Arc<impl Asked>) -> io::Result<Serving> {
     ControlSocket::bind(path)?.serve_in_turn(TIMEOUT, move |request, client: &Client| {
-        if let Request::Resize { size } = request {
-            asked.resize(size);
+        let done = match request {
+            Request::Status => Ok(()),
+            Request::Resize { size } => {
+                asked.resize(size);
+                Ok(())
+            }
+            Request::Release { disk } => asked.release(&disk).map_err(|error| {
+                format!("the disk cache cannot unlock {}: {error}", disk.display())
+            }),
+        };
+        match done {
+            Ok(()) => client.answer(&Response::Status(asked.status())),
+            Err(error) => client.answer(&Response::Failed { error }),
         }
-        client.answer(&Response::Status(asked.status()))
     })
 }

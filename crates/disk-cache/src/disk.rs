@@ -1,11 +1,13 @@
 //! A disk, read and written through the cache.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aquifer_nbd::server::{self, Zeroes};
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE, lock};
 
 use super::file::{DiskFile, MOST, with_buffer};
 use super::pages::{Key, Pages};
@@ -26,31 +28,83 @@ pub(super) struct Traffic {
     pub(super) written: AtomicU64,
 }
 
+/// How long the first write to the disk of an arriving VM waits for the host that it came from.
+const TAKING: Duration = Duration::from_secs(60);
+
+/// Pause between two attempts to lock a disk.
+const AGAIN: Duration = Duration::from_millis(10);
+
 /// A disk that is served.
 ///
 /// A cached page equals the file's, except while a writer holds the lock of its part. So a cached
-/// page can be read without the lock.
+/// page can be read without the lock. No page of a disk that is not held is cached.
 #[derive(Debug)]
 pub(super) struct Disk {
     number: u32,
     file: DiskFile,
     read_only: bool,
+    /// Whether the file is locked. It changes only under the lock of a part: to true under one of
+    /// them, and to false under all.
+    held: AtomicBool,
+    /// Excludes others that lock the file.
+    taking: Mutex<()>,
     pages: Arc<Pages>,
     traffic: Arc<Traffic>,
     parts: [RwLock<()>; LOCKS as usize],
 }
 
 impl Disk {
-    /// Makes a disk. `number` must not have been used for another one.
+    /// Makes a disk. `number` must not have been used for another one. Unless it is `held`, its
+    /// first write locks the file.
     pub(super) fn new(
         number: u32,
         file: DiskFile,
-        read_only: bool,
+        (read_only, held): (bool, bool),
         pages: Arc<Pages>,
         traffic: Arc<Traffic>,
     ) -> Self {
         let parts = [const { RwLock::new(()) }; LOCKS as usize];
-        Self { number, file, read_only, pages, traffic, parts }
+        let (held, taking) = (AtomicBool::new(held), Mutex::new(()));
+        Self { number, file, read_only, held, taking, pages, traffic, parts }
+    }
+
+    /// Returns whether this cache has locked the file.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Locks the file for a writer that holds the lock of a part. The host that the VM came from
+    /// unlocks it once the VM is here.
+    fn take(&self) -> io::Result<()> {
+        if self.is_held() {
+            return Ok(());
+        }
+        let _taking = lock(&self.taking);
+        let deadline = Instant::now() + TAKING;
+        while !self.is_held() {
+            match self.file.lock() {
+                Ok(()) => self.held.store(true, Ordering::Release),
+                Err(error)
+                    if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
+                {
+                    thread::sleep(AGAIN);
+                }
+                Err(error) => {
+                    tracing::error!("a VM cannot write to its disk: {error}");
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Unlocks the file and drops all pages: the VM has moved to another host. A later write locks
+    /// the file again.
+    pub(super) fn release(&self) -> io::Result<()> {
+        let _locked = self.all_for_writing(0, u64::MAX);
+        self.held.store(false, Ordering::Release);
+        self.forget();
+        self.file.unlock()
     }
 
     fn key(&self, page: u64) -> Key {
@@ -104,11 +158,15 @@ impl Disk {
         let whole = around(at, into.len());
         let _locked = self.for_reading(at);
         with_buffer(((whole.1 - whole.0) / PAGE) as usize, |buffer| {
-            if !self.pages.read_remote(self.key(whole.0 / PAGE), buffer) {
+            // It is the same for all pages of this call: they were read before it can change.
+            let held = self.is_held();
+            if !held || !self.pages.read_remote(self.key(whole.0 / PAGE), buffer) {
                 self.file.read(whole.0, buffer)?;
             }
             for (page, data) in (whole.0 / PAGE..).zip(buffer.chunks_exact(PAGE_SIZE)) {
-                self.pages.put(self.key(page), data);
+                if held {
+                    self.pages.put(self.key(page), data);
+                }
             }
             into.copy_from_slice(&buffer[(at - whole.0) as usize..][..into.len()]);
             Ok(())
@@ -118,6 +176,7 @@ impl Disk {
     fn write_part(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let whole = around(at, from.len());
         let _locked = self.for_writing(at);
+        self.take()?;
         self.write_locked(whole, at, from)
     }
 
@@ -154,6 +213,7 @@ impl Disk {
     /// Zeroes whole pages without writing them, if the file system can.
     fn zero(&self, start: u64, end: u64, hole: bool) -> io::Result<()> {
         let _locked = self.all_for_writing(start, end);
+        self.take()?;
         let zeroed = self.file.zero(start, end - start, hole);
         self.pages.forget(self.key(start / PAGE), (end - start) / PAGE);
         zeroed
@@ -176,7 +236,8 @@ impl Disk {
     /// be used afterwards.
     pub(super) fn close(&self) {
         self.forget();
-        self.file.let_go();
+        // Closing the file releases the locks at the latest.
+        let _ = self.file.unlock();
     }
 }
 

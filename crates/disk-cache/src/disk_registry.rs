@@ -14,7 +14,7 @@ use super::disk::{Disk, Traffic};
 use super::file::{DiskFile, Identity, identity};
 use super::lender::PageLender;
 use super::pages::Pages;
-use super::{DiskStatus, READ_ONLY};
+use super::{ARRIVING, DiskStatus, READ_ONLY};
 
 /// The open disks, by the identity of their files. The first client opens a disk. When the last
 /// client is gone, the disk is closed and its pages are dropped, so that later changes by others
@@ -69,6 +69,7 @@ impl DiskRegistry {
         let status = |entry: &Entry| DiskStatus {
             path: entry.path.clone(),
             read_only: entry.writer.is_none(),
+            held: entry.disk.is_held(),
             connections: entry.connections,
         };
         let mut disks: Vec<_> = open.disks.values().map(status).collect();
@@ -76,7 +77,23 @@ impl DiskRegistry {
         disks
     }
 
-    fn open(self: &Arc<Self>, path: &Path, writer: Option<Option<u32>>) -> Result<Handle, String> {
+    /// Unlocks a disk whose VM has moved to another host. A disk that is not open is not locked.
+    pub(super) fn release(&self, path: &Path) -> io::Result<()> {
+        let identity = identity(&fs::metadata(path)?);
+        let disk = {
+            let open = lock(&self.open);
+            let entry = open.disks.get(&identity).filter(|entry| entry.writer.is_some());
+            entry.map(|entry| entry.disk.clone())
+        };
+        disk.map_or(Ok(()), |disk| disk.release())
+    }
+
+    /// Opens a disk, and locks it unless its VM is `arriving`.
+    fn open(
+        self: &Arc<Self>,
+        path: &Path,
+        (writer, arriving): (Option<Option<u32>>, bool),
+    ) -> Result<Handle, String> {
         let mut open = lock(&self.open);
         let cannot = |error: io::Error| format!("cannot open {}: {error}", path.display());
         let identity = identity(&fs::metadata(path).map_err(cannot)?);
@@ -88,12 +105,16 @@ impl DiskRegistry {
             return Ok(Handle { disk: entry.disk.clone(), identity, registry: self.clone() });
         }
         let file = DiskFile::open(path, writer.is_none()).map_err(cannot)?;
+        if !arriving {
+            file.lock().map_err(cannot)?;
+        }
         // The path may name another file by now.
         let identity = file.identity().map_err(cannot)?;
         let number = open.next;
         open.next = number.checked_add(1).ok_or("too many disks were opened: restart the cache")?;
         let (pages, traffic) = (self.pages.clone(), self.traffic.clone());
-        let disk = Arc::new(Disk::new(number, file, writer.is_none(), pages, traffic));
+        let (read_only, held) = (writer.is_none(), !arriving);
+        let disk = Arc::new(Disk::new(number, file, (read_only, held), pages, traffic));
         let entry = Entry { disk: disk.clone(), path: path.to_owned(), writer, connections: 1 };
         open.disks.insert(identity, entry);
         Ok(Handle { disk, identity, registry: self.clone() })
@@ -130,14 +151,18 @@ impl Connections for Disks {}
 
 impl Exports for Disks {
     fn open(&self, name: &str, peer: &Peer) -> Result<Storage, Refused> {
-        let (path, writer) = match name.strip_prefix(READ_ONLY) {
-            Some(path) => (path, None),
-            None => (name, Some(peer.process)),
+        let (path, writer, arriving) = match name.strip_prefix(READ_ONLY) {
+            Some(path) => (path, None, false),
+            None => {
+                let path = name.strip_prefix(ARRIVING);
+                (path.unwrap_or(name), Some(peer.process), path.is_some())
+            }
         };
         if !path.starts_with('/') {
             return Err(Refused::Unknown(name.to_owned()));
         }
-        let handle = self.0.open(Path::new(path), writer).map_err(Refused::Forbidden)?;
+        let handle =
+            self.0.open(Path::new(path), (writer, arriving)).map_err(Refused::Forbidden)?;
         Ok(Storage::Disk(Arc::new(handle)))
     }
 

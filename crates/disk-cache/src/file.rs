@@ -60,14 +60,14 @@ pub(super) struct DiskFile {
     /// `None` if the file system has no direct I/O.
     direct: Option<File>,
     plain: File,
+    read_only: bool,
     size: u64,
     /// Whether the file may be shorter than `size`, and grows.
     grows: bool,
 }
 
 impl DiskFile {
-    /// Opens a disk and locks it. No other process may write it meanwhile or, unless `read_only`,
-    /// read it.
+    /// Opens a disk. The caller [locks](Self::lock) it before it writes, or keeps what it reads.
     pub(super) fn open(path: &Path, read_only: bool) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(!read_only);
@@ -76,7 +76,6 @@ impl DiskFile {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::other("it is neither a file nor a block device"));
         }
-        lock(&plain, read_only)?;
         let length = seek(&plain, rustix::fs::SeekFrom::End(0))?;
         let room =
             if kind.is_file() && path.extension().is_some_and(|is| is == "qcow2") && !read_only {
@@ -85,7 +84,8 @@ impl DiskFile {
                 0
             };
         let direct = options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok();
-        let this = Self { direct, plain, size: length.max(room), grows: room > length };
+        let (size, grows) = (length.max(room), room > length);
+        let this = Self { direct, plain, read_only, size, grows };
         Ok(if this.takes_direct() { this } else { Self { direct: None, ..this } })
     }
 
@@ -103,10 +103,19 @@ impl DiskFile {
         Ok(identity(&self.plain.metadata()?))
     }
 
-    /// Releases the locks before the file is closed.
-    pub(super) fn let_go(&self) {
-        // Closing the file releases them at the latest.
-        let _ = sys::unlock(&self.plain);
+    /// Locks the disk: no other process may write it from now on or, unless this one only reads,
+    /// read it.
+    ///
+    /// # Errors
+    /// [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process has it open; the system's.
+    pub(super) fn lock(&self) -> io::Result<()> {
+        // Another process that tries meanwhile must not see half of the locks for long.
+        lock(&self.plain, self.read_only).inspect_err(|_| _ = self.unlock())
+    }
+
+    /// Releases the locks; closing the file does so at the latest.
+    pub(super) fn unlock(&self) -> io::Result<()> {
+        sys::unlock(&self.plain)
     }
 
     /// Returns the handle for a range of whole pages, and whether it is direct. The last page may

@@ -40,11 +40,15 @@ use aquifer_transport::Address;
 use aquifer_transport::serving::ListenError;
 use serde::{Deserialize, Serialize};
 
-pub use control::{resize, status, status_within};
+pub use control::{release, resize, status, status_within};
 pub use service::Service;
 
 /// Prefix of the names of read-only exports. Other exports are writable, by one process.
 pub const READ_ONLY: &str = "ro:";
+
+/// Prefix of the names of exports for a VM that another host moves here. Until its first write, the
+/// disk is neither locked nor cached: the other host may still write to it.
+pub const ARRIVING: &str = "arriving:";
 
 /// The options of a cache.
 #[derive(Clone, Debug)]
@@ -158,6 +162,9 @@ pub struct DiskStatus {
     pub path: PathBuf,
     /// Whether the disk is read-only.
     pub read_only: bool,
+    /// Whether this cache has locked the disk, and caches its pages. The disk of a VM that moves is
+    /// locked on one host at a time.
+    pub held: bool,
     /// Number of open connections.
     pub connections: u64,
 }

@@ -136,6 +136,10 @@ impl Asked for Inner {
             }
         }
     }
+
+    fn release(&self, disk: &Path) -> io::Result<()> {
+        self.registry.release(disk)
+    }
 }
 
 impl Drop for Service {

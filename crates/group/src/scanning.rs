@@ -17,16 +17,14 @@ use aquifer_page::Group;
 use aquifer_region::process::{GroupFiles, client as regions};
 use rustix::process::Pid;
 
+use crate::News;
 use crate::agreement::{Agreement, Agreements, GroupError};
+use crate::pause::Pause;
 
 pub use aquifer_dedup::RunningScanner as Found;
 
 /// The number of regions that may share pages with each other.
 const SOME: usize = 2;
-
-/// The pause before a scanner that died starts again: at first, and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Returns the running scanners of the host whose processes have their files in `run_dir`.
 ///
@@ -40,17 +38,6 @@ pub fn all(run_dir: &Path) -> io::Result<Vec<(Group, RunningScanner)>> {
         all.extend(running.map(|running| (group, running)));
     }
     Ok(all)
-}
-
-/// A change of a group's scanner.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScanNews {
-    /// The group.
-    pub group: Group,
-    /// One sentence, for the log and for `aquifer why`.
-    pub what: String,
-    /// Whether it is a failure.
-    pub failed: bool,
 }
 
 /// The scanners of this host's groups.
@@ -72,8 +59,7 @@ struct Kept {
     found: Option<Pid>,
     /// The scanner that was told to end.
     ends: Option<Pid>,
-    /// The last pause, and its end.
-    pause: Option<(Duration, Instant)>,
+    pause: Pause,
 }
 
 /// What a group needs now.
@@ -98,7 +84,7 @@ impl Scanning {
     ///
     /// # Errors
     /// [`GroupError`] if the agreements or the regions cannot be listed. No scanner ends then.
-    pub fn step(&mut self) -> Result<Vec<ScanNews>, GroupError> {
+    pub fn step(&mut self) -> Result<Vec<News>, GroupError> {
         let directory = self.run_dir.join("regions");
         let agreements: BTreeMap<_, _> = self.agreements.each()?.into_iter().collect();
         let members = Members::count(&directory)?;
@@ -163,7 +149,7 @@ impl Kept {
     }
 
     /// Takes note of the end of the scanner that this agent started.
-    fn reap(&mut self, group: &Group, files: &ScannerFiles, news: &mut Vec<ScanNews>) {
+    fn reap(&mut self, group: &Group, files: &ScannerFiles, news: &mut Vec<News>) {
         let Some((child, since)) = &mut self.child else { return };
         let status = match child.try_wait() {
             Ok(None) => return,
@@ -178,25 +164,17 @@ impl Kept {
         self.child = None;
         if was_told || status.is_some_and(|status| status.success()) {
             // It also ends by itself when the group has no region left.
-            self.pause = None;
+            self.pause.forget();
             return;
         }
-        let pause = self.next_pause(lived);
-        self.pause = Some((pause, Instant::now() + pause));
+        let pause = self.pause.begin(lived);
         let why = status.map_or_else(String::new, |status| last_words(files, status));
         let pause = humantime::format_duration(pause);
-        news.push(ScanNews {
+        news.push(News {
             group: group.clone(),
             what: format!("starts another scanner for group {group} in {pause}: {why}"),
             failed: true,
         });
-    }
-
-    fn next_pause(&self, lived: Duration) -> Duration {
-        match self.pause {
-            Some((last, _)) if lived < LONGEST_PAUSE => (last * 2).min(LONGEST_PAUSE),
-            _ => FIRST_PAUSE,
-        }
     }
 
     fn step(
@@ -204,10 +182,10 @@ impl Kept {
         group: &Group,
         (files, running, need): (&ScannerFiles, Option<RunningScanner>, Need),
         start: impl FnOnce() -> io::Result<Child>,
-        news: &mut Vec<ScanNews>,
+        news: &mut Vec<News>,
     ) {
         let mut tell = |what: String, failed: bool| {
-            news.push(ScanNews { group: group.clone(), what, failed });
+            news.push(News { group: group.clone(), what, failed });
         };
         match (need, running) {
             (Need::Unknown, _) => {}
@@ -232,8 +210,7 @@ impl Kept {
             }
             (Need::Scanner(_), None) => {
                 self.found = None;
-                let is_due = self.pause.is_none_or(|(_, until)| Instant::now() >= until);
-                if self.child.is_some() || !is_due {
+                if self.child.is_some() || !self.pause.is_over() {
                     return;
                 }
                 match start() {
@@ -243,8 +220,7 @@ impl Kept {
                         self.child = Some((child, Instant::now()));
                     }
                     Err(error) => {
-                        let pause = self.next_pause(Duration::ZERO);
-                        self.pause = Some((pause, Instant::now() + pause));
+                        self.pause.begin(Duration::ZERO);
                         tell(format!("cannot start a scanner for group {group}: {error}"), true);
                     }
                 }
@@ -256,7 +232,10 @@ impl Kept {
                     self.end(group, (files, running.pid, why), &mut tell);
                 }
             }
-            (Need::None(_), None) => (self.found, self.ends, self.pause) = (None, None, None),
+            (Need::None(_), None) => {
+                (self.found, self.ends) = (None, None);
+                self.pause.forget();
+            }
         }
     }
 
@@ -368,18 +347,5 @@ mod tests {
         assert!(matches!(gone, Need::None(why) if why.contains("agreement")), "{gone:?}");
         scanning.scans = false;
         assert!(!gets(&scanning, Some(2), true));
-    }
-
-    #[test]
-    fn pauses_grow_until_a_scanner_lives() {
-        let mut kept = Kept::default();
-        let mut pauses = Vec::new();
-        for _ in 0..8 {
-            let pause = kept.next_pause(Duration::ZERO);
-            kept.pause = Some((pause, Instant::now()));
-            pauses.push(pause.as_secs());
-        }
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!(kept.next_pause(LONGEST_PAUSE), FIRST_PAUSE);
     }
 }

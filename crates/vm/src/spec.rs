@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_disk_cache::ARRIVING;
 use aquifer_guest_agent::message::PORT;
 use aquifer_page::{Bytes, HUGE_PAGE_SIZE, RegionName};
 use aquifer_region_client::window;
@@ -352,7 +353,7 @@ impl VmSpec {
             qemu.arg("-drive").arg(with(format!("if=virtio,format={format}"), &[("file", disk)]));
         }
         for (number, disk) in self.cached_disks.iter().enumerate() {
-            cached_disk(&mut qemu, number, disk, cache);
+            cached_disk(&mut qemu, number, (disk, comes), cache);
         }
         for (option, value) in [("-kernel", &self.kernel), ("-initrd", &self.initrd)] {
             if let Some(value) = value {
@@ -414,15 +415,19 @@ fn is_qcow2(disk: &Path) -> bool {
 /// How long QEMU waits for a killed disk cache to come back: practically for ever.
 const RECONNECT_SECONDS: u32 = u32::MAX;
 
-/// Adds a disk that QEMU reaches through the NBD server at the socket `cache`.
-fn cached_disk(qemu: &mut Command, number: usize, disk: &Path, cache: &Path) {
+/// Adds a disk that QEMU reaches through the NBD server at the socket `cache`. While a VM `comes`
+/// from another host, that host still writes to the disk.
+fn cached_disk(qemu: &mut Command, number: usize, (disk, comes): (&Path, bool), cache: &Path) {
+    let mut export = OsString::from(if comes { ARRIVING } else { "" });
+    export.push(disk);
     let id = format!("aquifer-cached-{number}");
     let node = if is_qcow2(disk) { format!("{id}-file") } else { id.clone() };
     let options = format!(
         "driver=nbd,node-name={node},discard=unmap,server.type=unix,\
          reconnect-delay={RECONNECT_SECONDS}"
     );
-    qemu.arg("-blockdev").arg(with(options, &[("server.path", cache), ("export", disk)]));
+    qemu.arg("-blockdev")
+        .arg(with(options, &[("server.path", cache), ("export", export.as_ref())]));
     if node != id {
         qemu.args(["-blockdev", &format!("driver=qcow2,node-name={id},discard=unmap,file={node}")]);
     }

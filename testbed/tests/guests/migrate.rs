@@ -4,6 +4,7 @@
 //! Needs root and userfaultfd on this machine. `AQUIFER_MOVES` sets how often the VM moves (default
 //! 6). `AQUIFER_MATRIX=all` tests every failure in every phase, `left` only those of post-copy.
 
+mod disks;
 mod hosts;
 
 use std::fs;

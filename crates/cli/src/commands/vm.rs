@@ -170,7 +170,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Not supported: host devices that write to guest memory (vfio, vhost-user, \
              vhost-vdpa), locked memory (-overcommit mem-lock=on), and direct I/O. Disks use this \
              host's page cache, whatever cache= says, or the group's cache with --cached-disk \
-             ('serve disk-cache'). A VM with cached disks cannot migrate.",
+             ('serve disk-cache').",
         ),
         (
             "Requirements",

@@ -111,6 +111,22 @@ impl Drop for Cache {
 }
 
 #[test]
+fn a_cache_ends_once_no_vm_needs_it() {
+    if !is_root() {
+        return;
+    }
+    let host = Host::new();
+    let disk = host.dir.path().join("disk");
+    fs::write(&disk, vec![1; 1 << 20]).unwrap();
+    let (mut cache, _) = Cache::start_with(&host, &["--until-unused", "5s"]);
+    let client = host.connect(&disk);
+    assert_eq!(cache.0.ended_within(Duration::from_secs(6)), None);
+    drop(client);
+    let ended = cache.0.ended_within(Duration::from_secs(60)).unwrap();
+    assert!(ended.success() && !host.has_mounts());
+}
+
+#[test]
 fn written_data_is_there_after_a_cache_is_killed_and_restarted() {
     if !is_root() {
         return;

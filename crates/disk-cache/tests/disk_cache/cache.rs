@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 
-use aquifer_disk_cache::{self as cache, CacheError, Options, READ_ONLY, Service};
+use aquifer_disk_cache::{self as cache, ARRIVING, CacheError, Options, READ_ONLY, Service};
 use aquifer_page::{Bytes, Group};
 
 use crate::common::{Here, is_root, seconds, until, work};
@@ -162,4 +162,66 @@ fn there_is_one_cache_of_a_group_and_nothing_is_left_of_it() {
     here.service = None;
     assert_eq!(cache::status(&here.regions(), &here.group).unwrap(), None);
     assert!(!here.has_mounts());
+}
+
+#[test]
+fn a_disk_moves_from_one_cache_to_another_with_its_vm() {
+    if !is_root() {
+        return;
+    }
+    let (from, to) = (Here::new(Bytes::mib(8)), Here::new(Bytes::mib(8)));
+    let (path, mut content) = from.disk("disk", 1 << 20);
+    let arriving = format!("{ARRIVING}{}", path.display());
+    let release = |here: &Here| {
+        cache::release(&here.regions(), &here.group, &path).unwrap().unwrap().disks[0].held
+    };
+    let mut source = from.connect(&path);
+    // As for any other process, the disk is locked, but not for a VM that comes from there.
+    let refused = to.export(path.to_str().unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("another process has it open"), "{refused}");
+    let mut destination = to.export(&arriving).unwrap();
+    let mut read = vec![0; content.len()];
+    for round in 1..4 {
+        source.write(round * 4096 + 7, &[round as u8; 9000]).unwrap();
+        content[round as usize * 4096 + 7..][..9000].fill(round as u8);
+        destination.read(0, &mut read).unwrap();
+        assert!(read == content, "round {round}");
+    }
+    assert_eq!((to.status().used, to.status().disks[0].held), (Bytes::ZERO, false));
+    // The first write waits until the source lets go.
+    let writing = std::thread::spawn(move || {
+        destination.write(5, &[9; 5000]).unwrap();
+        destination
+    });
+    let mut source_read = vec![0; content.len()];
+    source.write(512 << 10, &[4; 4096]).unwrap();
+    content[512 << 10..][..4096].fill(4);
+    source.read(0, &mut source_read).unwrap();
+    assert!(source_read == content && !to.status().disks[0].held);
+    assert!(!release(&from));
+    assert_eq!(from.status().used, Bytes::ZERO);
+    let mut destination = writing.join().unwrap();
+    content[5..][..5000].fill(9);
+    for _ in 0..2 {
+        destination.read(0, &mut read).unwrap();
+        assert!(read == content);
+    }
+    assert!(to.status().disks[0].held && to.status().hits >= 256);
+    // The source's QEMU is still connected, and sees what the destination writes.
+    source.read(0, &mut source_read).unwrap();
+    assert!(source_read == content);
+    // The VM runs at the source again.
+    assert!(!release(&to));
+    source.write(0, &[8; 100]).unwrap();
+    content[..100].fill(8);
+    destination.read(0, &mut read).unwrap();
+    assert!(read == content && from.status().disks[0].held);
+    assert!(!release(&from), "the word comes twice");
+    assert!(!release(&from));
+    // No disk that is not open is locked.
+    drop(destination);
+    until(|| to.status().disks.is_empty());
+    cache::release(&to.regions(), &to.group, &path).unwrap().unwrap();
+    let none = cache::release(&to.regions(), &to.group, &path.with_extension("none"));
+    assert!(none.unwrap_err().to_string().contains("cannot unlock"));
 }

@@ -284,7 +284,9 @@ impl Taking<'_> {
         let _ = std::fs::remove_file(&path);
         let uri = format!("unix:{}", path.display());
         let qmp = self.qmp()?;
-        let capabilities = [json!({ "capability": "x-ignore-shared", "state": true })];
+        let capability = |name: &str| json!({ "capability": name, "state": true });
+        // The disks stay the source's until QEMU resumes the VM.
+        let capabilities = [capability("x-ignore-shared"), capability("late-block-activate")];
         qmp.execute("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
         qmp.execute("migrate-incoming", json!({ "uri": uri }))?;
         let fail = || VmError::io("QEMU does not receive the VM");

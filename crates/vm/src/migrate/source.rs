@@ -20,7 +20,7 @@ use super::postcopy;
 use super::wire::Wire;
 use crate::definition::{self, Held};
 use crate::error::VmError;
-use crate::process::Files;
+use crate::process::{Files, release_disks};
 use crate::qmp::Qmp;
 
 /// Timeout of an answer of QEMU.
@@ -382,6 +382,7 @@ impl Move<'_> {
         // First: if this host loses power, it must not start the VM that the other host has.
         undo.definition.map_or(Ok(()), |definition| definition.leave(&handed_over))?;
         self.files.set_handed_over(Some(handed_over))?;
+        release_disks(self.files);
         // Too late to cancel.
         let _ = self.phase("giving away");
         let own = Message::CommitOwnership { runs };

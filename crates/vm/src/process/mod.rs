@@ -3,6 +3,7 @@
 
 pub mod client;
 mod control_server;
+mod disks;
 mod ended;
 mod files;
 mod logs;
@@ -16,6 +17,8 @@ mod standing;
 mod stop;
 mod supervisor_call;
 
+pub(crate) use disks::release as release_disks;
+pub use disks::{cache_needed, has_cache};
 pub use ended::{Cause, Ended, ended};
 pub use files::Files;
 pub use message::{Origin, State, VmStatus};

@@ -5,13 +5,12 @@ use std::fs;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use aquifer_control_socket::first_word::{self, say};
-use aquifer_control_socket::is_listening;
 use aquifer_page::RegionName;
 use aquifer_procfs::end_oom_exemption;
 use aquifer_region::RegionError;
@@ -20,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::control_server::ControlServer;
+use super::disks;
 use super::ended::Found;
 use super::files::Files;
 use super::logs::Bounding;
@@ -29,7 +29,6 @@ use crate::error::VmError;
 use crate::memory::Budget;
 use crate::migrate::{self, Incoming, Outcome, Wire};
 use crate::qmp::Qmp;
-use crate::spec::VmSpec;
 
 /// The signal for a system call that the seccomp filter forbids (signal(7), x86).
 const SIGSYS: i32 = 31;
@@ -157,6 +156,9 @@ fn adopt(files: &Files, pid: u32) -> Result<(), VmError> {
     let fetching = fetch(files, None, None)?;
     // The process id may have been reused; only QEMU answers here.
     Qmp::connect(&files.control(), TIMEOUT)?;
+    if files.is_handed_over() {
+        disks::release(files);
+    }
     control.serve_postcopy();
     control.settle();
     let bounding = Bounding::start(files).map_err(fail())?;
@@ -200,26 +202,10 @@ fn start(files: &Files, record: &Record) -> Result<Child, VmError> {
         fs::hard_link(&region, &window)
             .map_err(VmError::io(format!("cannot make {}", window.display())))?;
     }
-    let cache = cache_of(files, spec)?;
+    let cache = disks::cache_of(files, spec)?;
     let mut qemu = spec.command(files, &region, &cache, record.incoming.is_some());
     qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
     qemu.spawn().map_err(VmError::io(format!("cannot run {}", spec.qemu.display())))
-}
-
-/// Returns the socket of the group's disk cache, if the VM needs that.
-fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, VmError> {
-    if spec.cached_disks.is_empty() {
-        return Ok(PathBuf::new());
-    }
-    let group = regions::record(&files.region())?.group;
-    let cache = files.group(&group).cache_disks();
-    if !is_listening(&cache) {
-        return Err(VmError::Misuse(format!(
-            "no disk cache of group '{group}' runs on this host: start it with \
-             'aquifer serve disk-cache {group}'"
-        )));
-    }
-    Ok(cache)
 }
 
 fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), VmError> {

@@ -59,9 +59,6 @@ pub(super) fn movable(record: &Record) -> Result<&VmSpec, Obstacle> {
         Origin::Adopted { .. } => return Err(Obstacle::Adopted),
         origin => in_a_region(origin).ok_or(Obstacle::LocalMemory)?,
     };
-    if !vm.cached_disks.is_empty() {
-        return Err(Obstacle::CachedDisks);
-    }
     match record {
         Record { handed_over: Some(handed_over), .. } => {
             Err(Obstacle::HandedOver(handed_over.to.clone()))
@@ -113,7 +110,7 @@ mod tests {
         let local = VmSpec { backing: Backing::Local { huge: None }, ..pooled() };
         assert_eq!(obstacle(&runs(&local)), Some(Obstacle::LocalMemory));
         let cached = VmSpec { cached_disks: vec!["a.img".into()], ..pooled() };
-        assert_eq!(obstacle(&runs(&cached)), Some(Obstacle::CachedDisks));
+        assert_eq!(obstacle(&runs(&cached)), None);
         let adopted = Record::new(Origin::Adopted { qmp: "qmp".into(), agent: None });
         assert_eq!(obstacle(&adopted), Some(Obstacle::Adopted));
     }

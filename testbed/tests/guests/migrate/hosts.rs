@@ -105,7 +105,12 @@ impl Hosts {
 
     /// Starts a VM on host a that is busy with its memory.
     pub fn start(&self, name: &str) -> Result<()> {
-        self.start_with(name, Some(VM_CACHE), &["--lender", self.lender.uri()])
+        self.start_pooled(name, &[])
+    }
+
+    /// Does the same with more options.
+    pub fn start_pooled(&self, name: &str, more: &[&str]) -> Result<()> {
+        self.start_with(name, Some(VM_CACHE), &[&["--lender", self.lender.uri()], more].concat())
     }
 
     /// Starts a VM on host a with all of its memory there, and without a lender.

@@ -161,9 +161,11 @@ pub fn ended(command: Child) -> Result<Output> {
 /// The kernel and the first programs of a guest that only checks and rewrites its memory.
 pub fn busy_guest(dir: &Path) -> Result<Parts> {
     let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
-    let spec = Spec::new("guest")
-        .file(example("demo", "churn"), "/bin/churn")
-        .modules(["virtio_mem", "virtio_balloon"]);
+    let spec = Spec::new("guest").file(example("demo", "churn"), "/bin/churn").modules([
+        "virtio_mem",
+        "virtio_balloon",
+        "virtio_blk",
+    ]);
     spec.file(first, "/bin/churn.sh").parts(dir)
 }
 

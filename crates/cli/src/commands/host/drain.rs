@@ -55,8 +55,8 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "VMs that stay",
-            "A VM with '--cache none', huge pages or cached disks, or an adopted one, cannot move: \
-             stop it, or leave it. If no host takes a VM, for lack of room or because processors \
+            "A VM with '--cache none' or huge pages, or an adopted one, cannot move: stop it, or \
+             leave it. If no host takes a VM, for lack of room or because processors \
              differ, the agent tries again at least once a minute, and the command waits. Run it \
              again for an attempt at once.",
         ),

@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_dedup::join_cgroup;
 use aquifer_disk_cache::{CacheStatus, LenderStatus, Options, Service};
 use aquifer_group::GroupEncryption;
 use aquifer_nbd::Uri;
 use aquifer_page::{Bytes, Group};
+use aquifer_procfs::end_oom_exemption;
 use aquifer_transport::Address;
+use aquifer_vm::process::{cache_needed, client as vms};
 use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -66,9 +68,17 @@ pub(super) struct DiskCache {
     /// By default the command prints it once.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     report: Option<Duration>,
+    /// End once no VM has needed the cache for this time
+    ///
+    /// The agent sets it for a cache that it starts. By default the cache runs until a signal.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    until_unused: Option<Duration>,
     #[command(flatten)]
     groups: Groups,
 }
+
+/// Most time between two looks for VMs.
+const LOOK: Duration = Duration::from_secs(10);
 
 impl DiskCache {
     pub(super) fn run(self, common: &Common) -> Result<()> {
@@ -87,6 +97,10 @@ impl DiskCache {
         if let Some(cgroup) = &self.cgroup.or(agreement.cgroup) {
             join_cgroup(cgroup).or_fail(|| format!("joining {}", cgroup.display()))?;
         }
+        if self.until_unused.is_some() {
+            // An agent is exempt, and its children inherit that.
+            end_oom_exemption().or_fail(what)?;
+        }
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).or_fail(what)?;
         let (tell, told) = mpsc::channel();
         let waiting = thread::Builder::new().name("signals".to_owned());
@@ -99,15 +113,37 @@ impl DiskCache {
             .or_fail(what)?;
         let service =
             Service::start(&directory(common)?, self.name.clone(), options).or_fail(what)?;
-        let every = self.report.unwrap_or(Duration::MAX);
-        // The first report tells a waiting process that the cache serves.
+        // The reader may be gone.
         let report = || _ = output::answer(common.json, &service.status(), text);
+        // The first report tells a waiting process that the cache serves.
         report();
+        let look = self.until_unused.map_or(Duration::MAX, |time| LOOK.min(time / 4));
+        let every = self.report.unwrap_or(Duration::MAX).min(look);
+        let (mut reported, mut used) = (Instant::now(), Instant::now());
         while told.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-            report();
+            if self.report.is_some_and(|every| reported.elapsed() >= every) {
+                report();
+                reported = Instant::now();
+            }
+            let Some(most) = self.until_unused else { continue };
+            if is_needed(common, &self.name, &service.status()) {
+                used = Instant::now();
+            } else if used.elapsed() >= most {
+                break;
+            }
         }
         Ok(())
     }
+}
+
+/// Returns whether a VM of this host uses a group's cache, or is about to.
+fn is_needed(common: &Common, group: &Group, status: &CacheStatus) -> bool {
+    if !status.disks.is_empty() {
+        return true;
+    }
+    // VMs that cannot be listed may need it.
+    let Ok(vms) = vms::list(&common.run_dir) else { return true };
+    vms.iter().any(|vm| cache_needed(vm).as_ref() == Some(group))
 }
 
 /// Describes a cache's state for people.

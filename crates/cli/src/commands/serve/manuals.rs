@@ -68,15 +68,19 @@ const DISK_CACHE: Manual = Manual {
     notes: &[(
         "Limits",
         "It serves the disks of VMs that start with 'vm start --group NAME --cached-disk FILE', \
-         for as long as it runs. With a size of 0 it caches nothing. The cache holds only clean \
-         pages and can shrink at once: a guest's write reaches the disk before the guest is told \
-         that it is done. You may kill and restart it; guests wait meanwhile, indefinitely. One VM \
-         may write a disk, or any number may read it. Its index costs 1/50 of the cached memory, \
-         and each connection up to 33 MiB. If the OOM killer ends it, guests wait until it \
-         restarts: run it under systemd with Restart=always and an OOMScoreAdjust.",
+         for as long as it runs. An agent starts one for a VM that finds none, with the defaults; \
+         run it yourself for other options. With a size of 0 it caches nothing. The cache holds \
+         only clean pages and can shrink at once: a guest's write reaches the disk before the \
+         guest is told that it is done. You may kill and restart it; guests wait meanwhile, \
+         indefinitely. One VM may write a disk, or any number may read it. Its index costs 1/50 of \
+         the cached memory, and each connection up to 33 MiB. If the OOM killer ends it, guests \
+         wait until it restarts: run it under systemd with Restart=always and an OOMScoreAdjust.",
     )],
     files: &[
-        ("/run/aquifer/regions/@NAME/cache.nbd", "disks over NBD by path (ro:PATH is read-only)"),
+        (
+            "/run/aquifer/regions/@NAME/cache.nbd",
+            "disks over NBD by path (ro:PATH for reading, arriving:PATH for a VM that moves here)",
+        ),
         ("/run/aquifer/regions/@NAME/cache.control", "control socket, for 'serve reprovision'"),
     ],
     see_also: &["aquifer-group(1)", "aquifer-serve-reprovision(1)"],

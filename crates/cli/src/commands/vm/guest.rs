@@ -54,8 +54,8 @@ pub(super) struct Guest {
     disks: Vec<PathBuf>,
     /// Disk behind the group's disk cache; repeat for more
     ///
-    /// 'aquifer serve disk-cache' must serve the VM's group here. These disks follow those of
-    /// --disk. A VM with cached disks cannot migrate.
+    /// The agent runs the cache while a VM needs it; without an agent, run 'aquifer serve
+    /// disk-cache'. These disks follow those of --disk.
     #[arg(long = "cached-disk", value_name = "FILE")]
     cached_disks: Vec<PathBuf>,
     /// Linux kernel to boot; default the disk's boot loader

@@ -25,8 +25,6 @@ pub enum Obstacle {
     LocalMemory,
     /// Another program started it.
     Adopted,
-    /// It has cached disks.
-    CachedDisks,
     /// Its QEMU starts.
     Starts,
     /// It may still belong to this host, from which it arrives.
@@ -42,7 +40,7 @@ pub enum Obstacle {
 impl Obstacle {
     /// Returns whether the obstacle ends without an operator.
     pub fn passes(&self) -> bool {
-        !matches!(self, Self::LocalMemory | Self::Adopted | Self::CachedDisks)
+        !matches!(self, Self::LocalMemory | Self::Adopted)
     }
 
     /// Returns whether a move of the VM is in progress, or may be.
@@ -58,10 +56,6 @@ impl fmt::Display for Obstacle {
                 f.write_str("its memory is no region: it has '--cache none' or huge pages")
             }
             Self::Adopted => f.write_str("its memory is no region, because it was adopted"),
-            Self::CachedDisks => f.write_str(
-                "it has cached disks: the destination's cache could read a disk while this host \
-                 still writes to it",
-            ),
             Self::Starts => f.write_str("it starts"),
             Self::Arrives(from) => write!(f, "it arrives from host {from}"),
             Self::HandedOver(to) => {

@@ -1,0 +1,107 @@
+//! A VM that moves while it writes to a disk, which its group's cache serves on each host.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use aquifer_testbed::wait_until;
+use rustix::process::Signal;
+
+use super::{Hosts, lacks_root};
+use crate::support::{TIMEOUT, kill, process_like, step};
+
+/// The guest writes blocks of this size in turn.
+const BLOCK: usize = 65536;
+const BLOCKS: u64 = 64;
+
+#[test]
+fn a_vm_moves_with_its_cached_disk() -> Result<()> {
+    if lacks_root() {
+        return Ok(());
+    }
+    let hosts = Hosts::new()?;
+    hosts.done("a", &["group", "create", "blue"])?;
+    // These hosts have no cluster whose agents pass agreements on.
+    let [from, to] = ["a", "b"].map(|host| hosts.of(host).dir().join("groups"));
+    let copied = Command::new("cp").arg("-a").args([from, to]).status()?;
+    ensure!(copied.success(), "the agreement could not be copied");
+    let disk = hosts.run_dir("a").with_file_name("disk.qcow2");
+    let mut image = Command::new("qemu-img");
+    let size = (BLOCK as u64 * BLOCKS).to_string();
+    let made = image.args(["create", "-q", "-f", "qcow2"]).arg(&disk).arg(size).status()?;
+    ensure!(made.success(), "qemu-img did not create an image");
+    let path = disk.to_str().context("the path is not UTF-8")?;
+    // Nobody starts the caches: the agents do.
+    hosts.start_pooled("one", &["--group", "blue", "--cached-disk", path])?;
+    goes_on(&hosts, "a")?;
+    for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "instant")] {
+        let moved = hosts.done(
+            from,
+            &["vm", "migrate", "one", "--to", to, "--mode", mode, "--max-downtime", "5s"],
+        )?;
+        let round = goes_on(&hosts, to)?;
+        step(&format!("{from} to {to}, round {round} of the disk: {moved}"));
+        let held = &hosts.done(to, &["group", "show", "blue"])?["cache"]["disks"][0]["held"];
+        ensure!(held == true, "the disk is not locked: {held}");
+        kill(cache(&hosts, from)?, Signal::TERM)?;
+        wait_until("the source host is empty", TIMEOUT, || hosts.is_empty(from))?;
+    }
+    step("kill the cache, which the agent starts again");
+    kill(cache(&hosts, "b")?, Signal::KILL)?;
+    let round = goes_on(&hosts, "b")?;
+    let memory = hosts.goes_on("b", "one")?;
+    ensure!(memory[2] == 0, "{memory:?}");
+    hosts.done("b", &["vm", "stop", "one", "--force"])?;
+    for host in ["a", "b"] {
+        if let Ok(cache) = cache(&hosts, host) {
+            kill(cache, Signal::TERM)?;
+        }
+    }
+    verify(&disk, round)
+}
+
+/// Returns the process of a host's disk cache.
+fn cache(hosts: &Hosts, host: &str) -> Result<u32> {
+    process_like(&format!("{} serve disk-cache", hosts.run_dir(host).display()))
+}
+
+/// Waits until the guest has written some more blocks on this host; returns the last one.
+fn goes_on(hosts: &Hosts, host: &str) -> Result<u64> {
+    let console = hosts.run_dir(host).join("vms/one/console.log");
+    let (mut first, mut last) = (None, 0);
+    wait_until("the guest writes to its disk", TIMEOUT, || {
+        let console = fs::read(&console).context("cannot read the VM's console log")?;
+        let console = String::from_utf8_lossy(&console).into_owned();
+        let said = console.lines().rev().skip(1).find_map(|line| {
+            let (round, wrong) = line.trim().strip_prefix("disk ")?.split_once(' ')?;
+            Some((round.parse::<u64>().ok()?, wrong.parse::<u64>().ok()?))
+        });
+        let Some((round, wrong)) = said else { return Ok(false) };
+        ensure!(wrong == 0, "{wrong} blocks were wrong by round {round}");
+        last = round;
+        // The guest may have written the first block on the host that it came from.
+        Ok(round > *first.get_or_insert(round) + 5)
+    })?;
+    Ok(last)
+}
+
+/// Checks the blocks of the last rounds. The guest may have gone on for less than a turn.
+fn verify(disk: &Path, round: u64) -> Result<()> {
+    let raw = disk.with_extension("raw");
+    let converted =
+        Command::new("qemu-img").args(["convert", "-O", "raw"]).args([disk, &raw]).status()?;
+    ensure!(converted.success(), "qemu-img does not read the image");
+    let content = fs::read(&raw)?;
+    let block = |round: u64| -> Vec<u8> {
+        format!("{round}\n").into_bytes().into_iter().cycle().take(BLOCK).collect()
+    };
+    let newest = (round..round + BLOCKS)
+        .rfind(|round| content.chunks(BLOCK).nth((round % BLOCKS) as usize) == Some(&block(*round)))
+        .context("the last block is not on the disk")?;
+    for round in newest.saturating_sub(BLOCKS - 2).max(1)..=newest {
+        let at = (round % BLOCKS) as usize * BLOCK;
+        ensure!(content[at..at + BLOCK] == block(round), "the block of round {round} is wrong");
+    }
+    Ok(())
+}
