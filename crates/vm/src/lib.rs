@@ -11,11 +11,13 @@ mod error;
 pub mod initrd;
 pub mod memory;
 pub mod migrate;
+mod node;
 pub mod process;
 mod qmp;
 mod spec;
 
 pub use error::VmError;
 pub use initrd::Initrd;
+pub use node::NodeChoice;
 pub use qmp::Qmp;
 pub use spec::{Accelerator, Backing, VmSpec};

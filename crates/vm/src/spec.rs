@@ -17,6 +17,7 @@ use aquifer_region_client::window;
 use serde::{Deserialize, Serialize};
 
 use crate::error::VmError;
+use crate::node::NodeChoice;
 use crate::process::Files;
 
 /// The engine that executes the guest's code.
@@ -155,6 +156,9 @@ pub struct VmSpec {
     pub backing: Backing,
     /// Number of vCPUs.
     pub cpus: u32,
+    /// NUMA node of the host.
+    #[serde(default)]
+    pub node: NodeChoice,
     /// Accelerator.
     pub accelerator: Accelerator,
     /// The processor model, as QEMU's `-cpu` takes it; the host must offer all of its features.
@@ -209,6 +213,19 @@ const GROWTH: &str = "aquifer-growth";
 /// QEMU's id of that device's memory backend.
 const GROWN: &str = "growth";
 
+/// What a guest uses on a host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    /// The file of its memory, if that is a region.
+    pub(crate) region: &'a Path,
+    /// The socket of its group's disk cache, if it has cached disks.
+    pub(crate) cache: &'a Path,
+    /// The NUMA node near which the kernel places its memory, while that has room.
+    pub(crate) node: Option<u32>,
+    /// Whether QEMU waits for an incoming migration.
+    pub(crate) comes: bool,
+}
+
 impl VmSpec {
     /// The smallest step of a resize.
     pub const BLOCK: Bytes = Bytes::mib(2);
@@ -221,6 +238,7 @@ impl VmSpec {
             max_memory: memory,
             backing,
             cpus: 1,
+            node: NodeChoice::Auto,
             accelerator: Accelerator::Tcg,
             cpu: None,
             machine: "q35".to_owned(),
@@ -280,17 +298,10 @@ impl VmSpec {
         Ok(())
     }
 
-    /// Builds the command that runs QEMU with this guest. `region` is the file of its memory, and
-    /// `cache` the socket of its group's disk cache. With `comes`, QEMU waits for an incoming
-    /// migration.
-    pub(crate) fn command(
-        &self,
-        files: &Files,
-        region: &Path,
-        cache: &Path,
-        comes: bool,
-    ) -> Command {
+    /// Builds the command that runs QEMU with this guest.
+    pub(crate) fn command(&self, files: &Files, place: &Place<'_>) -> Command {
         let Self { name, memory, .. } = self;
+        let Place { region, cache, comes, .. } = *place;
         let mut qemu = Command::new(&self.qemu);
         if self.backing == Backing::Region {
             qemu.env("LD_PRELOAD", &self.preload);
@@ -305,7 +316,7 @@ impl VmSpec {
             qemu.args(SANDBOX);
         }
         qemu.args(["-smp", &self.cpus.to_string()]);
-        qemu.arg("-object").arg(self.backend("ram", *memory, region));
+        qemu.arg("-object").arg(self.backend("ram", *memory, region, place.node));
         if self.growth() == Bytes::ZERO {
             qemu.args(["-m", &format!("{}M", memory.0 >> 20)]);
         } else {
@@ -313,7 +324,7 @@ impl VmSpec {
             let room = memory.saturating_add(self.growth()).saturating_add(Bytes::gib(1));
             qemu.args(["-m", &format!("{}M,slots=1,maxmem={}M", memory.0 >> 20, room.0 >> 20)]);
             let window = self.window(region).unwrap_or_else(|| region.to_owned());
-            qemu.arg("-object").arg(self.backend(GROWN, self.growth(), &window));
+            qemu.arg("-object").arg(self.backend(GROWN, self.growth(), &window, place.node));
             let huge = self.huge().is_some();
             // With `prealloc`, a lack of huge pages shows when they are plugged, and not at the
             // first touch.
@@ -387,8 +398,10 @@ impl VmSpec {
 
     /// Returns the memory backend's argument. QEMU neither preallocates the memory nor dumps it
     /// with a core.
-    fn backend(&self, id: &str, size: Bytes, region: &Path) -> OsString {
-        let common = format!("id={id},size={},share=on,prealloc=off,dump=off", size.0);
+    fn backend(&self, id: &str, size: Bytes, region: &Path, node: Option<u32>) -> OsString {
+        let near =
+            node.map_or(String::new(), |node| format!(",host-nodes={node},policy=preferred"));
+        let common = format!("id={id},size={},share=on,prealloc=off,dump=off{near}", size.0);
         match self.backing {
             Backing::Region => {
                 // The kernel maps huge pages only at addresses that are multiples of their size.
@@ -477,6 +490,10 @@ mod tests {
         }
     }
 
+    fn place<'a>(region: &'a str, cache: &'a str) -> Place<'a> {
+        Place { region: Path::new(region), cache: Path::new(cache), node: None, comes: false }
+    }
+
     #[test]
     fn arguments_that_would_lose_memory_are_refused_with_a_reason() {
         for extra in [
@@ -500,8 +517,7 @@ mod tests {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
         let arguments = |spec: &VmSpec| {
             spec.check().unwrap();
-            let command =
-                spec.command(&files, Path::new("/run/regions/one"), Path::new("/run/nbd"), false);
+            let command = spec.command(&files, &place("/run/regions/one", "/run/nbd"));
             command
                 .get_args()
                 .map(|argument| argument.to_str().unwrap().to_owned())
@@ -530,7 +546,7 @@ mod tests {
     fn a_qemu_is_in_its_sandbox_unless_the_operator_has_another() {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
         let values = |spec: &VmSpec, option: &str| {
-            let command = spec.command(&files, Path::new("/r"), Path::new("/c"), false);
+            let command = spec.command(&files, &place("/r", "/c"));
             let words: Vec<_> =
                 command.get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
             let given = words.iter().zip(&words[1..]).filter(|(word, _)| *word == option);
@@ -553,12 +569,7 @@ mod tests {
     #[test]
     fn a_comma_in_a_path_does_not_end_it() {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
-        let command = spec(&[]).command(
-            &files,
-            Path::new("/run/re,gions/one"),
-            Path::new("/run/n,bd"),
-            false,
-        );
+        let command = spec(&[]).command(&files, &place("/run/re,gions/one", "/run/n,bd"));
         let arguments: Vec<_> =
             command.get_args().map(|argument| argument.to_str().unwrap()).collect();
         assert!(arguments.contains(&"if=virtio,format=qcow2,file=/a,,b.qcow2"), "{arguments:?}");

@@ -424,7 +424,8 @@ fn text(files: &Files, status: &VmStatus) -> String {
         line("awaited", format!("{left}of its memory, from host {}", source.host));
     }
     if let Some(pid) = status.pid {
-        line("qemu", format!("process {pid}"));
+        let on = status.node.map_or(String::new(), |node| format!(" on NUMA node {node}"));
+        line("qemu", format!("process {pid}{on}"));
     }
     if let (Some(serial), Some(console)) = (&status.serial, &status.console) {
         line("serial", format!("{} (output: {})", serial.display(), console.display()));

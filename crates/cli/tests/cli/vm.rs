@@ -185,3 +185,31 @@ fn a_vm_whose_supervisor_was_killed_records_its_end_once() {
     let [end] = &all.as_array().unwrap()[..] else { panic!("{all}") };
     assert!(end.to_string().contains("vm stop --force") && end["status"].is_null(), "{end}");
 }
+
+#[test]
+fn a_vm_uses_the_numa_node_that_it_is_given() {
+    let Some(host) = Host::new() else { return };
+    if !fs::exists("/sys/devices/system/node/node0/cpulist").unwrap() {
+        eprintln!("skipped: needs a kernel with NUMA");
+        return;
+    }
+    for (name, more, file) in
+        [("pooled", &[][..], "/regions/pooled"), ("local", &["--cache", "none"], "/memfd:")]
+    {
+        let qemu = host.start(name, &[&["--node", "0"][..], more].concat());
+        assert_eq!(host.done(&["vm", "show", name])["node"], 0);
+        let shown = aquifer(host.dir()).args(["vm", "show", name]).output().unwrap();
+        assert!(stdout(&shown).contains(" on NUMA node 0"), "{}", stdout(&shown));
+        // As numa(7) shows it: addresses, policy, file.
+        let maps = fs::read_to_string(format!("/proc/{qemu}/numa_maps")).unwrap();
+        let memory: Vec<_> = maps.lines().filter(|map| map.contains(file)).collect();
+        let is_near = |map: &&str| map.contains(" prefer") && map.contains(":0 file=");
+        assert!(!memory.is_empty() && memory.iter().all(is_near), "{memory:?}");
+    }
+    let words = ["vm", "start", "far", "--memory", "32M", "--accel", "tcg", "--node", "4000"];
+    let refused = aquifer(host.dir()).args(words).output().unwrap();
+    let why = stderr(&refused);
+    assert!(!refused.status.success() && why.contains("no NUMA node 4000"), "{why}");
+    let all = host.done(&["vm", "list"]);
+    assert_eq!(all.as_array().unwrap().len(), 2, "{all}");
+}

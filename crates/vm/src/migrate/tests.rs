@@ -23,6 +23,7 @@ use super::source::release;
 use super::wire::Wire;
 use crate::process::Files;
 use crate::qmp::Qmp;
+use crate::spec::Place;
 use crate::{Backing, VmSpec};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -51,7 +52,9 @@ impl Qemu {
         let files = Files::new(run_dir, &spec.name);
         fs::create_dir_all(files.qmp().parent().unwrap()).unwrap();
         write(&files, spec, incoming);
-        let mut command = spec.command(&files, Path::new(""), Path::new(""), incoming.is_some());
+        let none = Path::new("");
+        let place = Place { region: none, cache: none, node: None, comes: incoming.is_some() };
+        let mut command = spec.command(&files, &place);
         let child = command.stdin(Stdio::null()).spawn();
         let Ok(child) = child else {
             eprintln!("skipped: needs {}", spec.qemu.display());

@@ -494,7 +494,8 @@ pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, VmError> {
 /// # Errors
 /// [`VmError`] if its files cannot be read.
 pub fn status(files: &Files) -> Result<VmStatus, VmError> {
-    let Record { origin, pid, ended, incoming, handed_over, awaiting_source, .. } = files.read()?;
+    let Record { origin, pid, node, ended, incoming, handed_over, awaiting_source, .. } =
+        files.read()?;
     let asked = Qmp::connect(&files.control(), ANSWERING)
         .and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {
@@ -520,6 +521,7 @@ pub fn status(files: &Files) -> Result<VmStatus, VmError> {
         host,
         state,
         pid,
+        node,
         qmp,
         serial,
         console,

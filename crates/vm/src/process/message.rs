@@ -36,6 +36,9 @@ pub(super) struct Record {
     pub(super) definition: Option<PathBuf>,
     /// QEMU's process, once it runs.
     pub(super) pid: Option<u32>,
+    /// The NUMA node that it runs on, if one was chosen.
+    #[serde(default)]
+    pub(super) node: Option<u32>,
     /// QEMU's exit status, if it failed.
     pub(super) ended: Option<String>,
     /// Set while the VM arrives from another host, which owns the VM until it hands it over.
@@ -59,6 +62,7 @@ impl Record {
             origin,
             definition: None,
             pid: None,
+            node: None,
             ended: None,
             incoming: None,
             handed_over: None,
@@ -103,6 +107,9 @@ pub struct VmStatus {
     pub state: State,
     /// QEMU's process.
     pub pid: Option<u32>,
+    /// The NUMA node whose memory and processors the VM uses; none if the kernel chooses them.
+    #[serde(default)]
+    pub node: Option<u32>,
     /// A monitor (QMP) for other programs; of an adopted VM, the monitor by which it was adopted.
     pub qmp: PathBuf,
     /// The guest's serial port, a socket. An adopted VM has none here.

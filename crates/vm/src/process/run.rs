@@ -28,7 +28,9 @@ use crate::definition::{self, Definitions};
 use crate::error::VmError;
 use crate::memory::Budget;
 use crate::migrate::{self, Incoming, Outcome, Wire};
+use crate::node::{Need, start_on};
 use crate::qmp::Qmp;
+use crate::spec::{Backing, Place, VmSpec};
 
 /// The signal for a system call that the seccomp filter forbids (signal(7), x86).
 const SIGSYS: i32 = 31;
@@ -67,13 +69,13 @@ fn supervise(files: &Files) -> Result<(), VmError> {
         return adopt(files, pid);
     }
     let bounding = Bounding::start(files).map_err(fail())?;
-    let mut qemu = start(files, &record)?;
+    let (mut qemu, node) = start(files, &record)?;
     if let Err(error) = wait_until_it_answers(files, &mut qemu) {
         let _ = qemu.kill();
         let _ = qemu.wait();
         return Err(error);
     }
-    let record = Record { pid: Some(qemu.id()), ..record };
+    let record = Record { pid: Some(qemu.id()), node, ..record };
     files.write(&record)?;
     let mut fetching = None;
     match &record.incoming {
@@ -191,7 +193,8 @@ fn take_in(
     migrate::take_in(files, incoming, listener, qemu, &mut note)
 }
 
-fn start(files: &Files, record: &Record) -> Result<Child, VmError> {
+/// Starts QEMU. Returns it with its NUMA node, if one was chosen.
+fn start(files: &Files, record: &Record) -> Result<(Child, Option<u32>), VmError> {
     let log = first_word::open_log(&files.log()).map_err(VmError::io("cannot start QEMU"))?;
     let copy = log.try_clone().map_err(VmError::io("cannot open the log twice"))?;
     let Origin::Started(spec) = &record.origin else {
@@ -203,9 +206,27 @@ fn start(files: &Files, record: &Record) -> Result<Child, VmError> {
             .map_err(VmError::io(format!("cannot make {}", window.display())))?;
     }
     let cache = disks::cache_of(files, spec)?;
-    let mut qemu = spec.command(files, &region, &cache, record.incoming.is_some());
+    let comes = record.incoming.is_some();
+    let choice = if comes { spec.node.elsewhere() } else { spec.node };
+    let node = choice.choose(need(files, spec)?)?;
+    let number = node.as_ref().map(|node| node.number);
+    let place = Place { region: &region, cache: &cache, node: number, comes };
+    let mut qemu = spec.command(files, &place);
     qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
-    qemu.spawn().map_err(VmError::io(format!("cannot run {}", spec.qemu.display())))
+    let started = start_on(node.as_ref(), || qemu.spawn());
+    let qemu = started
+        .and_then(|started| started)
+        .map_err(VmError::io(format!("cannot run {}", spec.qemu.display())))?;
+    Ok((qemu, number))
+}
+
+/// Returns what a VM takes of this host.
+fn need(files: &Files, spec: &VmSpec) -> Result<Need, VmError> {
+    let (memory, huge_pages) = match spec.backing {
+        Backing::Region => (regions::record(&files.region())?.cache.min(spec.memory), None),
+        Backing::Local { huge } => (spec.memory, huge),
+    };
+    Ok(Need { memory, huge_pages, cpus: spec.cpus })
 }
 
 fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), VmError> {

@@ -9,7 +9,7 @@ use aquifer_region_client::Userfault;
 use aquifer_vm::memory::{Limits, UNLIMITED};
 use aquifer_vm::process::client::{self, NewVm};
 use aquifer_vm::process::{Files, VmStatus};
-use aquifer_vm::{Accelerator, Backing, VmSpec};
+use aquifer_vm::{Accelerator, Backing, NodeChoice, VmSpec};
 use clap::{Args, ValueEnum};
 
 use super::limits::Bounds;
@@ -47,6 +47,13 @@ pub(super) struct Guest {
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1)]
     cpus: u32,
+    /// NUMA node whose memory and CPUs the VM uses: its number, 'auto' or 'any'
+    ///
+    /// 'auto' takes the node with the most available memory on which the VM fits, 'any' leaves the
+    /// choice to the kernel. QEMU's threads stay on the node's CPUs. Memory that the node lacks
+    /// comes from others. After a move to another host, a number counts as 'auto'.
+    #[arg(long, value_name = "NODE", default_value_t)]
+    node: NodeChoice,
     /// Disk: a file or block device; repeat for more
     ///
     /// The format is qcow2 if the name ends in .qcow2, else raw.
@@ -197,6 +204,7 @@ impl Guest {
             max_memory,
             backing,
             cpus: self.cpus,
+            node: self.node,
             accelerator: self.accel.choose(&self.qemu, &self.machine),
             cpu: self.cpu,
             machine: self.machine,

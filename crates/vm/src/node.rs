@@ -1,0 +1,212 @@
+//! The NUMA node whose memory and processors a VM uses.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+use aquifer_page::Bytes;
+use aquifer_procfs::{Node, nodes};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+
+use crate::error::VmError;
+
+/// The choice of a VM's node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum NodeChoice {
+    /// The node with the most available memory, if the VM fits on one.
+    #[default]
+    Auto,
+    /// None: the kernel chooses the place of each page and of each vCPU.
+    Any,
+    /// This one.
+    Number(u32),
+}
+
+impl FromStr for NodeChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "any" => Ok(Self::Any),
+            number => number
+                .parse()
+                .map(Self::Number)
+                .map_err(|_| format!("'{text}' is neither 'auto', 'any' nor a node's number")),
+        }
+    }
+}
+
+impl TryFrom<String> for NodeChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<NodeChoice> for String {
+    fn from(choice: NodeChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+impl fmt::Display for NodeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Any => f.write_str("any"),
+            Self::Number(number) => write!(f, "{number}"),
+        }
+    }
+}
+
+/// What a VM needs of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    /// RAM of this host.
+    pub(crate) memory: Bytes,
+    /// Size of the huge pages that it consists of, if any.
+    pub(crate) huge_pages: Option<Bytes>,
+    /// Number of vCPUs.
+    pub(crate) cpus: u32,
+}
+
+impl NodeChoice {
+    /// Returns the choice on another host, where the nodes have other numbers.
+    pub(crate) fn elsewhere(self) -> Self {
+        if let Self::Number(_) = self { Self::Auto } else { self }
+    }
+
+    /// Chooses among this host's nodes, by the processors that this process may use. `None` leaves
+    /// the choice to the kernel.
+    ///
+    /// # Errors
+    /// [`VmError::Misuse`] if there is no node of that number with processors.
+    pub(crate) fn choose(self, need: Need) -> Result<Option<Node>, VmError> {
+        if self == Self::Any {
+            return Ok(None);
+        }
+        let found =
+            nodes(need.huge_pages).and_then(|nodes| Ok(usable(nodes, &sched_getaffinity(None)?)));
+        match (self, found) {
+            (_, Ok(nodes)) => self.among(nodes, need),
+            (Self::Number(_), Err(error)) => Err(VmError::io("cannot list the NUMA nodes")(error)),
+            (_, Err(error)) => {
+                tracing::warn!("the kernel chooses the VM's NUMA node: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    fn among(self, mut nodes: Vec<Node>, need: Need) -> Result<Option<Node>, VmError> {
+        match self {
+            Self::Number(number) => {
+                let numbers: Vec<_> = nodes.iter().map(|node| node.number.to_string()).collect();
+                let found = nodes.into_iter().find(|node| node.number == number);
+                found.map(Some).ok_or_else(|| {
+                    let numbers = numbers.join(", ");
+                    VmError::Misuse(format!(
+                        "this host has no NUMA node {number} with processors that the VM may use, \
+                         but these: {numbers}. Give one of them with --node, or 'auto'"
+                    ))
+                })
+            }
+            Self::Auto if nodes.len() > 1 => {
+                nodes.retain(|node| {
+                    node.available >= need.memory && node.processors.len() >= need.cpus as usize
+                });
+                Ok(nodes.into_iter().max_by_key(|node| node.available))
+            }
+            Self::Auto | Self::Any => Ok(None),
+        }
+    }
+}
+
+/// Returns the nodes with processors among these, without their other processors.
+fn usable(mut nodes: Vec<Node>, processors: &CpuSet) -> Vec<Node> {
+    let may_use = |number: &u32| {
+        let number = *number as usize;
+        number < CpuSet::MAX_CPU && processors.is_set(number)
+    };
+    nodes.iter_mut().for_each(|node| node.processors.retain(may_use));
+    nodes.retain(|node| !node.processors.is_empty());
+    nodes
+}
+
+/// Runs `start` on the processors of a node. The processes that it starts stay there.
+pub(crate) fn start_on<T>(node: Option<&Node>, start: impl FnOnce() -> T) -> io::Result<T> {
+    let Some(node) = node else { return Ok(start()) };
+    let before = sched_getaffinity(None)?;
+    let mut processors = CpuSet::new();
+    node.processors.iter().for_each(|number| processors.set(*number as usize));
+    sched_setaffinity(None, &processors)?;
+    let started = start();
+    sched_setaffinity(None, &before)?;
+    Ok(started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEED: Need = Need { memory: Bytes::gib(4), huge_pages: None, cpus: 2 };
+
+    fn node(number: u32, processors: &[u32], gib: u64) -> Node {
+        Node { number, processors: processors.to_vec(), available: Bytes::gib(gib) }
+    }
+
+    fn chosen(choice: NodeChoice, nodes: &[Node]) -> Option<u32> {
+        choice.among(nodes.to_vec(), NEED).unwrap().map(|node| node.number)
+    }
+
+    #[test]
+    fn the_node_with_most_memory_is_chosen_if_the_vm_fits() {
+        let nodes = [node(0, &[0, 1], 5), node(1, &[2, 3], 6), node(2, &[4], 9)];
+        assert_eq!(chosen(NodeChoice::Auto, &nodes), Some(1));
+        assert_eq!(chosen(NodeChoice::Auto, &nodes[..1]), None, "the only node");
+        assert_eq!(chosen(NodeChoice::Any, &nodes), None);
+        assert_eq!(chosen(NodeChoice::Number(2), &nodes), Some(2));
+        let small = [node(0, &[0, 1], 3), node(1, &[2, 3], 2)];
+        assert_eq!(chosen(NodeChoice::Auto, &small), None, "the VM fits on no node");
+        let refused = NodeChoice::Number(7).among(nodes.to_vec(), NEED).unwrap_err().to_string();
+        assert!(refused.contains("no NUMA node 7") && refused.contains("0, 1, 2"), "{refused}");
+    }
+
+    #[test]
+    fn only_processors_that_the_process_may_use_count() {
+        let mut processors = CpuSet::new();
+        [1, 2, 3].iter().for_each(|number| processors.set(*number));
+        let nodes = vec![node(0, &[0, 1], 1), node(1, &[0, 4, 4096], 1), node(2, &[2, 3], 1)];
+        let expected = [node(0, &[1], 1), node(2, &[2, 3], 1)];
+        assert_eq!(usable(nodes, &processors), expected);
+    }
+
+    #[test]
+    fn a_process_stays_on_the_node_on_which_it_starts() {
+        let before = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|number| before.is_set(*number)).unwrap();
+        let node = node(0, &[first as u32], 1);
+        let start = || {
+            let status = std::process::Command::new("grep")
+                .args(["Cpus_allowed_list", "/proc/self/status"])
+                .output();
+            String::from_utf8(status.unwrap().stdout).unwrap()
+        };
+        let allowed = start_on(Some(&node), start).unwrap();
+        assert_eq!(allowed.split_whitespace().nth(1).unwrap(), first.to_string());
+        assert!(sched_getaffinity(None).unwrap() == before);
+        assert_eq!(start_on(None, || 1).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_choice_is_written_as_it_is_read() {
+        for choice in [NodeChoice::Auto, NodeChoice::Any, NodeChoice::Number(3)] {
+            let json = serde_json::to_string(&choice).unwrap();
+            assert_eq!(serde_json::from_str::<NodeChoice>(&json).unwrap(), choice);
+        }
+        assert!("-1".parse::<NodeChoice>().unwrap_err().contains("neither 'auto'"));
+    }
+}
