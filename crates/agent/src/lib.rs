@@ -19,6 +19,7 @@
 //! pages that it lends from files that outlive it.
 
 mod agreements;
+mod alarm;
 mod background;
 mod balancing;
 pub mod borrower;

@@ -11,8 +11,8 @@ mod pressure;
 pub mod process;
 pub mod swaps;
 
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use aquifer_page::Bytes;
@@ -24,8 +24,12 @@ pub use oom_score::{EXEMPT, end_oom_exemption, set_oom_score};
 pub use pressure::{arm_trigger, pressure};
 
 /// Reads a file as text.
+///
+/// The kernel counts anew for each read(2) of such a file, so the buffer is large enough for one.
 pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
-    fs::read_to_string(&path).map_err(|error| {
+    let mut text = String::with_capacity(8 << 10);
+    let done = File::open(&path).and_then(|mut file| file.read_to_string(&mut text));
+    done.map(|_| text).map_err(|error| {
         let path = path.as_ref().display();
         io::Error::new(error.kind(), format!("cannot read {path}: {error}"))
     })

@@ -118,16 +118,21 @@ impl Passing {
 
     /// Reads the files if they changed, and tells the other hosts if that is news.
     async fn look(&self) {
-        let inner = self.0.clone();
-        let looked = tokio::task::spawn_blocking(move || inner.look()).await;
-        let looked = looked.map_err(|error| error.to_string());
-        let looked = looked.and_then(|looked| looked.map_err(|error| error.to_string()));
-        let failed = looked.err();
+        // Without a change this is a few system calls, less than another thread costs.
+        let files = files(&self.0.agreements);
+        let is_as_before = self.state().is_as(&files);
+        let failed = if is_as_before { None } else { self.survey(files).await.err() };
         let before = std::mem::replace(&mut self.state().failed, failed.clone());
         // Only the first of equal failures: there is one each second.
         if let Some(error) = failed.filter(|failed| before.as_ref() != Some(failed)) {
             tracing::warn!("cannot read the groups' agreements: {error}");
         }
+    }
+
+    async fn survey(&self, files: Files) -> Result<(), String> {
+        let inner = self.0.clone();
+        let surveyed = tokio::task::spawn_blocking(move || inner.survey(files)).await;
+        surveyed.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
     fn next(&self) -> Next {
@@ -191,11 +196,7 @@ impl Passing {
 }
 
 impl Inner {
-    fn look(&self) -> Result<(), GroupError> {
-        let files = files(&self.agreements);
-        if lock(&self.state).is_as(&files) {
-            return Ok(());
-        }
+    fn survey(&self, files: Files) -> Result<(), GroupError> {
         let catalog = lock(&self.state).catalog.clone();
         let survey = self.agreements.survey(&self.own, &self.regions, &catalog)?;
         let mut state = lock(&self.state);

@@ -12,9 +12,10 @@ use aquifer_page::{Bytes, HostName, LeaseId, lock};
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::{ClusterDir, ClusterError};
+use crate::alarm::Alarm;
 use crate::config::Config;
 use crate::driver::{Command, Handle};
 use crate::events::Events;
@@ -28,6 +29,9 @@ const FAREWELL: Duration = Duration::from_millis(200);
 
 /// The agent follows news at once if a host comes or goes, and else after this time.
 const FOLLOW: Duration = Duration::from_secs(1);
+
+/// The time between two looks for due timers, at least.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// This host's part in the gossip of its cluster.
 #[derive(Clone, Debug)]
@@ -48,6 +52,7 @@ pub(crate) struct Started {
     contacts: BTreeMap<HostName, SocketAddr>,
     socket: UdpSocket,
     machine: aquifer_membership::Gossip,
+    alarm: Alarm,
     spare: watch::Receiver<Bytes>,
     agreements: watch::Receiver<u64>,
     leave: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
@@ -92,6 +97,7 @@ impl Gossip {
         let socket = UdpSocket::bind(listen)
             .await
             .map_err(|error| format!("cannot listen on {listen} (UDP): {error}"))?;
+        let alarm = Alarm::new().map_err(|error| format!("cannot make a timer: {error}"))?;
         let clock = u64::try_from(wall().as_millis()).unwrap_or(u64::MAX);
         // Without its files, a host finds the others as a new one does: from them.
         let life = dir.next_life(clock).unwrap_or_else(|error| warned(&error, clock));
@@ -115,6 +121,7 @@ impl Gossip {
             contacts,
             socket,
             machine,
+            alarm,
             spare: spares,
             agreements: digests,
             leave: leaves,
@@ -164,7 +171,7 @@ impl Started {
         let mut buffer = vec![0; LARGEST];
         let mut complained = HashSet::new();
         loop {
-            let wakes_at = self.machine.wakes_at().map(|at| self.begun + at);
+            let wakes_at = self.machine.wakes_at().map(|at| (self.begun + coarse(at)).into_std());
             let outputs = tokio::select! {
                 received = self.socket.recv_from(&mut buffer) => match received {
                     Ok((length, from)) => {
@@ -183,7 +190,7 @@ impl Started {
                         Vec::new()
                     }
                 },
-                () = sleep_until(wakes_at.unwrap_or_else(far)), if wakes_at.is_some() => {
+                () = self.alarm.wait(wakes_at) => {
                     let now = self.now();
                     self.machine.tick(now)
                 }
@@ -351,10 +358,12 @@ fn follow(known: &Known) -> (HostName, Follow) {
     (known.member.host.clone(), follow)
 }
 
-fn wall() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+/// Returns the next time at which the state machine may look: those close together become one.
+fn coarse(at: Duration) -> Duration {
+    let look = LOOK.as_nanos() as u64;
+    Duration::from_nanos((at.as_nanos() as u64).next_multiple_of(look))
 }
 
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(3600)
+fn wall() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

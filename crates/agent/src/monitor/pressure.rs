@@ -9,8 +9,8 @@
 //! memory. `/proc/vmstat` leaves out reclaim at a cgroup's limit, and `memory.events.local` of a
 //! cgroup counts only its own limits.
 
-use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use aquifer_procfs::{arm_trigger, fields, pressure, read};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::sys::watch_priority;
+use crate::sys::watch;
 
 /// A watcher of one pressure file.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Pressure {
     threshold: f64,
     last: (Instant, Duration),
     shortage: Shortage,
-    trigger: Option<AsyncFd<File>>,
+    trigger: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Pressure {
@@ -126,9 +126,9 @@ fn sum(path: &Path, is_meant: impl Fn(&str) -> bool) -> u64 {
 }
 
 /// Arms a trigger for `threshold` of a 2 s window.
-fn arm(path: &Path, threshold: f64) -> io::Result<AsyncFd<File>> {
+fn arm(path: &Path, threshold: f64) -> io::Result<AsyncFd<OwnedFd>> {
     const WINDOW: Duration = Duration::from_secs(2);
-    watch_priority(arm_trigger(path, WINDOW.mul_f64(threshold), WINDOW)?)
+    watch(arm_trigger(path, WINDOW.mul_f64(threshold), WINDOW)?, Interest::PRIORITY)
 }
 
 fn stalled(path: &Path) -> io::Result<Duration> {
