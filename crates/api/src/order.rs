@@ -207,12 +207,13 @@ pub struct Left {
     pub io_timeout_ms: Option<u64>,
 }
 
-/// Promise memory of this host to a VM or a region, before it gets the memory. The agent refuses if
-/// the memory is promised already. The promise ends if no VM or region shows within a minute.
+/// Promise memory of this host to a VM, a region or an export, before it gets the memory. The agent
+/// refuses if the memory is promised already. The promise ends if none of that name shows within a
+/// minute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// The VM or the region.
+    /// The VM, the region, or the export: `export-` and the id of its process.
     #[schema(value_type = schema::Name)]
     pub name: RegionName,
     /// What the memory is for.
@@ -221,16 +222,16 @@ pub struct Claim {
     #[serde(default)]
     #[schema(value_type = schema::Name)]
     pub group: Group,
-    /// All memory of the VM, or the region's whole cache. Zero ends the claim of a command that
-    /// failed.
+    /// All memory of the VM, the region's whole cache, or the export's maximum. Zero ends the claim
+    /// of a command that failed.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
     /// The memory beyond that which only this VM gets. Default: none.
     #[serde(default)]
     #[schema(value_type = schema::Size)]
     pub reserve: Bytes,
-    /// The process that makes the VM or the region. Absent if that exists. An agent that watches a
-    /// cgroup counts only what processes of the cgroup make.
+    /// The process that makes the VM, the region or the export. Absent if that exists. An agent
+    /// that watches a cgroup counts only what processes of the cgroup make.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = "uint32", maximum = 4_294_967_295_u64)]
     pub pid: Option<u32>,
@@ -255,6 +256,8 @@ pub enum ClaimPurpose {
     Vm,
     /// The local cache of a region.
     Cache,
+    /// The pages of an export made by hand.
+    Export,
 }
 
 /// Prepare another host to receive a VM of this host.

@@ -1,4 +1,4 @@
-//! Requests for memory of VMs and regions of this host.
+//! Requests for memory of VMs, regions and exports of this host.
 
 use aquifer_api::Problem;
 use aquifer_api::order::{Claim, ClaimPurpose};
@@ -23,6 +23,7 @@ impl Driver {
         let purpose = match purpose {
             ClaimPurpose::Vm => ledger::Purpose::Vm,
             ClaimPurpose::Cache => ledger::Purpose::Cache,
+            ClaimPurpose::Export => ledger::Purpose::Export,
         };
         let claim = ledger::Claim { name, purpose, group, bytes, reserve };
         self.input(Input::Claim { claim, overcommit, ticket });
@@ -59,6 +60,7 @@ impl Driver {
             (None, ClaimPurpose::Cache) => {
                 own.regions.iter().any(|known| known.name == *name) || self.node.has_promised(name)
             }
+            (None, ClaimPurpose::Export) => own.exports.iter().any(|known| known.name == *name),
         }
     }
 }

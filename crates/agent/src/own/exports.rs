@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_control::ledger::ExportMemory;
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, RegionName};
 use aquifer_store::LeaseRecord;
 
 use super::Members;
@@ -13,20 +13,19 @@ use super::Members;
 /// Returns the exports that run on this host. Each marks itself in `run_dir/exports`.
 pub(super) fn read(run_dir: &Path, members: &Members) -> Vec<ExportMemory> {
     let marks = fs::read_dir(run_dir.join("exports")).into_iter().flatten().flatten();
-    let living = marks.map(|mark| mark.path()).filter(|mark| is_counted(mark, members));
-    living.filter_map(|mark| Some(export(&store_of(&mark)?))).collect()
+    let export = |mark: PathBuf| {
+        let name = mark.file_name()?.to_str()?.strip_suffix(".lock")?;
+        let pid = name.strip_prefix("export-")?.parse().ok()?;
+        let counts = is_locked(&mark) && members.has([pid]);
+        counts.then(|| Some(export(name.parse().ok()?, &store_of(&mark)?)))?
+    };
+    marks.filter_map(|mark| export(mark.path())).collect()
 }
 
-/// Returns whether the mark is of a living export that counts.
-fn is_counted(mark: &Path, members: &Members) -> bool {
-    let name = mark.file_name().and_then(|name| name.to_str());
-    let pid =
-        name.and_then(|name| name.strip_prefix("export-")?.strip_suffix(".lock")?.parse().ok());
-    let Some(pid) = pid else { return false };
-    // The kernel drops the lock when the export ends.
-    let is_locked = File::open(mark)
-        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)));
-    is_locked && members.has([pid])
+/// Returns whether the export of a mark lives. The kernel drops the lock when it ends.
+fn is_locked(mark: &Path) -> bool {
+    File::open(mark)
+        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// Returns the directory of an export's pages: its own, on the first line of the mark, or the
@@ -36,8 +35,8 @@ fn store_of(mark: &Path) -> Option<PathBuf> {
     note.lines().find(|line| !line.is_empty()).map(PathBuf::from)
 }
 
-fn export(store: &Path) -> ExportMemory {
-    let mut export = ExportMemory { capacity: Bytes::ZERO, stored: Bytes::ZERO };
+fn export(name: RegionName, store: &Path) -> ExportMemory {
+    let mut export = ExportMemory { name, capacity: Bytes::ZERO, stored: Bytes::ZERO };
     for file in fs::read_dir(store).into_iter().flatten().flatten() {
         let path = file.path();
         if path.extension().is_some_and(|extension| extension == "json") {
@@ -84,9 +83,9 @@ mod tests {
         let held = File::open(&mark).unwrap();
         held.lock().unwrap();
         let found = read(dir.path(), &all);
-        let [ExportMemory { capacity, stored }] = found[..] else { panic!("{found:?}") };
-        assert_eq!(capacity, Bytes::gib(6));
-        assert!(stored > Bytes::ZERO);
+        let [ExportMemory { name, capacity, stored }] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((name.as_str(), *capacity), ("export-7", Bytes::gib(6)));
+        assert!(*stored > Bytes::ZERO);
         assert_eq!(read(dir.path(), &Members(Some([8].into()))), [], "in another cgroup");
         assert_eq!(read(dir.path(), &Members(Some([7].into()))).len(), 1);
     }

@@ -1,4 +1,5 @@
-//! Memory that this host has agreed to give a VM or a region that its readings do not show yet.
+//! Memory that this host has agreed to give a VM, a region or an export that its readings do not
+//! show yet.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,9 +7,9 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, RegionName};
 
-use super::{Ledger, OwnMemory, RegionMemory, VmMemory};
+use super::{ExportMemory, Ledger, OwnMemory, RegionMemory, VmMemory};
 
-/// How long a claim counts if the VM or region never shows: the command that made it has died.
+/// How long a claim counts if what it is for never shows: the command that made it has died.
 pub const CLAIM_LIFE: Duration = Duration::from_secs(60);
 
 /// How long a claim counts at least. An older reading may show a former VM of the same name.
@@ -21,12 +22,14 @@ pub enum Purpose {
     Vm,
     /// The local cache of a region, also that of a VM in the pool.
     Cache,
+    /// The pages of an export made by hand.
+    Export,
 }
 
-/// The memory that a VM or a region is about to have.
+/// The memory that a VM, a region or an export is about to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The VM, or the region.
+    /// The VM, the region or the export.
     pub name: RegionName,
     /// What the memory is for.
     pub purpose: Purpose,
@@ -38,7 +41,7 @@ pub struct Claim {
     pub reserve: Bytes,
 }
 
-/// The claims that count, at most one for each VM and each region.
+/// The claims that count, at most one for each VM, region and export.
 #[derive(Clone, Debug, Default)]
 pub struct Claims(BTreeMap<(Purpose, RegionName), Noted>);
 
@@ -107,6 +110,10 @@ impl Claim {
                 let has = |region: &RegionMemory| region.cache.min(region.in_use());
                 regions.any(|region| region.name == self.name && has(region) >= self.bytes)
             }
+            Purpose::Export => {
+                let mut exports = read.exports.iter();
+                exports.any(|export| export.name == self.name && export.capacity >= self.bytes)
+            }
         }
     }
 
@@ -118,7 +125,7 @@ impl Claim {
         }
     }
 
-    /// Raises what the VM or the region has to what it claims.
+    /// Raises what the VM, the region or the export has to what it claims.
     pub fn add_to(&self, own: &mut OwnMemory) {
         let (name, bytes, none) = (self.name.clone(), self.bytes, Bytes::ZERO);
         if self.purpose == Purpose::Cache && self.reserve > none {
@@ -161,6 +168,10 @@ impl Claim {
                     auto: None,
                 }),
             },
+            Purpose::Export => match own.exports.iter_mut().find(|export| export.name == name) {
+                Some(export) => export.capacity = export.capacity.max(bytes),
+                None => own.exports.push(ExportMemory { name, capacity: bytes, stored: none }),
+            },
         }
     }
 }
@@ -185,7 +196,7 @@ impl Shortage {
     /// promise that was kept before.
     pub fn between(before: &Ledger, after: &Ledger, recallable: Bytes) -> Option<Self> {
         let lacks = after.overcommitted.saturating_sub(before.overcommitted);
-        let wanted = after.local().saturating_sub(before.local());
+        let wanted = after.promised().saturating_sub(before.promised());
         (lacks > Bytes::ZERO).then_some(Self {
             wanted,
             room: wanted.saturating_sub(lacks),

@@ -93,7 +93,12 @@ impl Ledger {
         sum([self.vm_floor, self.vm_elastic, self.cache_floor, self.group_surplus])
     }
 
-    /// Returns the bytes by which these promises alone exceed M_t.
+    /// Returns the bytes that this host promises to those and to borrowers.
+    pub fn promised(&self) -> Bytes {
+        self.local().saturating_add(self.lent)
+    }
+
+    /// Returns the bytes by which the promises to its own alone exceed M_t.
     pub fn promised_too_much(&self) -> Bytes {
         self.local().saturating_sub(self.total)
     }

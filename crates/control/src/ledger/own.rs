@@ -116,6 +116,8 @@ pub struct DiskCache {
 /// An export that an operator made by hand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportMemory {
+    /// The export: `export-` and the id of its process.
+    pub name: RegionName,
     /// The most that its clients may store.
     pub capacity: Bytes,
     /// The RAM that it takes now.

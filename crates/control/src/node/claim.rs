@@ -1,10 +1,10 @@
-//! The check before a VM or a region of this host gets memory.
+//! The check before a VM, a region or an export of this host gets memory.
 
 use aquifer_page::Bytes;
 
 use super::{Answer, Node, Problem, Ticket};
 use crate::Subject;
-use crate::ledger::{Claim, OwnMemory, Purpose, Shortage};
+use crate::ledger::{Claim, Ledger, OwnMemory, Purpose, Shortage};
 
 impl Node {
     /// Takes a reading of what this host promises. Claims that it does not show yet still count.
@@ -19,8 +19,8 @@ impl Node {
         self.controller.note_own(self.own.claims.over(&self.own.read));
     }
 
-    /// Promises memory to a VM or a region, if that breaks no other promise. The claim counts until
-    /// a reading shows it, so that two commands do not get the same memory.
+    /// Promises memory to a VM, a region or an export, if that breaks no other promise. The claim
+    /// counts until a reading shows it, so that two commands do not get the same memory.
     pub(super) fn claim(&mut self, claim: Claim, overcommit: bool, ticket: Ticket) {
         // A claim of the same command that came twice counts once.
         let former = self.own.claims.take(claim.purpose, &claim.name);
@@ -47,7 +47,8 @@ impl Node {
         let mut after = self.controller.own().clone();
         claim.add_to(&mut after);
         let (before, after) = (self.controller.ledger(), self.controller.ledger_with(after));
-        if (after.local(), after.overcommitted) == (before.local(), before.overcommitted) {
+        let promises = |ledger: &Ledger| (ledger.promised(), ledger.overcommitted);
+        if promises(&after) == promises(&before) {
             return Ok(None);
         }
         if self.controller.memory().total == Bytes::ZERO {
@@ -65,10 +66,12 @@ impl Node {
         let what = format!("refuses memory to {}: {shortage}", claim.name);
         let name = claim.name.clone();
         let subject = match claim.purpose {
-            Purpose::Vm => Subject::Vm(name),
-            Purpose::Cache => Subject::Region(name),
+            Purpose::Vm => vec![Subject::Vm(name)],
+            Purpose::Cache => vec![Subject::Region(name)],
+            // It ends with its process, so nobody asks for it by its name.
+            Purpose::Export => Vec::new(),
         };
-        self.log(what, vec![subject]);
+        self.log(what, subject);
         Some(Problem { error: shortage.to_string(), help: Some(shortage.help()) })
     }
 }

@@ -8,7 +8,8 @@
 //! - `offers`: when to ask peers for offers, and input that waits for them.
 //! - `hear`: peers' messages. `settle`: the ends of actions and of this host's own messages.
 //! - `orders`: orders to borrow and to return. `fit`: the check before a volume leaves.
-//! - `regions`: memory for regions. `claim`: the check before a VM or a region gets memory.
+//! - `regions`: memory for regions. `claim`: the check before a VM, a region or an export gets
+//!   memory.
 //! - `transfer`: leases that move with their regions.
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.

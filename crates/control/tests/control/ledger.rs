@@ -63,7 +63,11 @@ fn groups() -> impl Strategy<Value = GroupMemory> {
 }
 
 fn exports() -> impl Strategy<Value = ExportMemory> {
-    (sizes(), sizes()).prop_map(|(capacity, stored)| ExportMemory { capacity, stored })
+    (sizes(), sizes()).prop_map(|(capacity, stored)| ExportMemory {
+        name: "export-1".parse().unwrap(),
+        capacity,
+        stored,
+    })
 }
 
 fn owns() -> impl Strategy<Value = OwnMemory> {

@@ -229,3 +229,42 @@ fn a_host_explains_what_its_vm_keeps_it_from_lending() {
     scene.done(&["vm", "stop", "--force", "db"]);
     wait_until("that VM is gone", || scene.ledger().cache_floor == Bytes::ZERO);
 }
+
+#[test]
+fn an_export_by_hand_gets_no_memory_that_is_promised() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    scene.create_region();
+    wait_until("the cache counts", || scene.ledger().cache_floor == Bytes::mib(96));
+    let export = |more: &[&str]| {
+        scene.host().inside(&[&["--json", "serve", "export", "--size"][..], more].concat())
+    };
+    let refused = Answer::of(&mut export(&["2G"]));
+    refused.must_fail(1, &["exporting 2GiB", "it takes 2GiB of this", "--overcommit"]);
+    assert_eq!(scene.ledger().lent, Bytes::ZERO, "a refused claim counts for nothing");
+
+    let pages = tempfile::tempdir_in("/dev/shm").unwrap();
+    let half = ["512M", "--dir", pages.path().to_str().unwrap()];
+    let mut first = Export::start(&mut export(&half)).unwrap();
+    assert_eq!(scene.ledger().lent, Bytes::mib(512), "it counts before it answers");
+    let vm = ["vm", "start", "web", "--memory", "600M", "--accel", "tcg"];
+    Answer::of(&mut scene.host().inside(&vm)).must_fail(1, &["512MiB are lent, 0B of them"]);
+
+    // The claim ends soon after a reading has shown the export.
+    let uptime = scene.host().status().uptime_s;
+    wait_until("some periods pass", || scene.host().status().uptime_s > uptime + 2.5);
+    // Pages that a killed export left are served in any case.
+    first.end(Signal::KILL).unwrap();
+    wait_until("the dead export no longer counts", || scene.ledger().lent == Bytes::ZERO);
+    let second = Export::start(&mut export(&["900M", "--overcommit"])).unwrap();
+    wait_until("it counts", || scene.ledger().lent == Bytes::mib(900));
+    let socket = format!("unix:{}", scene.cluster.dir().join("again").display());
+    let again = [&half[..], &["--nbd", &socket]].concat();
+    let mut again = Export::start(&mut export(&again)).unwrap();
+    wait_until("both count", || scene.ledger().overcommitted > Bytes::mib(256));
+    drop(second);
+    assert_eq!(again.end(Signal::TERM).unwrap(), Some(0));
+    wait_until("nothing is lent", || scene.ledger().lent == Bytes::ZERO);
+}

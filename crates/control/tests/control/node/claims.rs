@@ -1,12 +1,13 @@
-//! Tests of claims: memory that a VM or a region is about to get is promised once, and no longer
-//! than it must be.
+//! Tests of claims: memory that a VM, a region or an export is about to get is promised once, and
+//! no longer than it must be.
 
-use aquifer_control::ledger::{Claim, OwnMemory, Purpose, RegionMemory, VmMemory};
+use aquifer_control::ledger::{Claim, ExportMemory, OwnMemory, Purpose, RegionMemory, VmMemory};
 use aquifer_control::node::{Answer, Input, Readings};
 use aquifer_control::{Config, Message, Restored, Shareable, Subject};
 use aquifer_page::{Bytes, Group};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 use super::ledger::decisions;
 use super::{Shell, memory};
@@ -49,6 +50,9 @@ fn shown(claims: &[Claim]) -> OwnMemory {
                     auto: None,
                 };
                 own.regions.push(region);
+            }
+            Purpose::Export => {
+                own.exports.push(ExportMemory { name, capacity: bytes, stored: none });
             }
         }
     }
@@ -239,7 +243,7 @@ fn an_agent_that_has_read_nothing_yet_promises_nothing() {
 enum Happening {
     Claim {
         number: u8,
-        is_vm: bool,
+        purpose: Purpose,
         mib: u64,
     },
     /// Those of the accepted claims whose bit is set show in the next reading.
@@ -255,8 +259,8 @@ enum Happening {
 
 fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
-        3 => (0..8_u8, any::<bool>(), 0..6000_u64)
-            .prop_map(|(number, is_vm, mib)| Happening::Claim { number, is_vm, mib }),
+        3 => (0..8_u8, select(vec![Purpose::Vm, Purpose::Cache, Purpose::Export]), 0..6000_u64)
+            .prop_map(|(number, purpose, mib)| Happening::Claim { number, purpose, mib }),
         2 => (0..4_u64, any::<u16>())
             .prop_map(|(seconds, which)| Happening::Reading { seconds, which }),
         1 => (0..99_u128, 1..4_u64).prop_map(|(number, gib)| Happening::Request { number, gib }),
@@ -266,8 +270,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     #![proptest_config(cases(256))]
 
-    /// Commands make VMs and regions when their claims are accepted, sooner or later; and the host
-    /// lends. The time is too short for a claim to end by itself.
+    /// Commands make VMs, regions and exports when their claims are accepted, sooner or later; and
+    /// the host lends. The time is too short for a claim to end by itself.
     #[test]
     fn nothing_is_promised_twice(happenings in vec(happening(), 1..15)) {
         let mut shell = Shell::new();
@@ -276,8 +280,7 @@ proptest! {
         let mut present: Vec<Claim> = Vec::new();
         for happening in happenings {
             match happening {
-                Happening::Claim { number, is_vm, mib } => {
-                    let purpose = if is_vm { Purpose::Vm } else { Purpose::Cache };
+                Happening::Claim { number, purpose, mib } => {
                     let claim = claim(purpose, &format!("n{number}"), Bytes::mib(mib));
                     let same = |other: &Claim| {
                         (other.purpose, &other.name) == (claim.purpose, &claim.name)
@@ -302,10 +305,31 @@ proptest! {
             }
             let ledger = shell.node.ledger();
             prop_assert_eq!(ledger.overcommitted, Bytes::ZERO, "{:?}", ledger);
-            let claimed: Bytes = accepted.iter().map(|claim| claim.bytes).sum();
-            prop_assert_eq!(ledger.local(), claimed, "{:?}", ledger);
+            let exports = |claim: &&Claim| claim.purpose == Purpose::Export;
+            let sum = |is_export| -> Bytes {
+                let meant = accepted.iter().filter(|claim| exports(claim) == is_export);
+                meant.map(|claim| claim.bytes).sum()
+            };
+            prop_assert_eq!(ledger.local(), sum(false), "{:?}", ledger);
+            prop_assert!(ledger.lent >= sum(true), "{:?}", ledger);
         }
     }
+}
+
+#[test]
+fn an_export_gets_what_is_free_and_counts_as_lent() {
+    let mut shell = Shell::new();
+    shell.shows(1, &[vm("one", 5)]);
+    let export = |gib| claim(Purpose::Export, "export-7", Bytes::gib(gib));
+    assert!(!shell.asks_for(&export(4)));
+    assert!(shell.failure().starts_with("it takes 4GiB of this host's RAM, and 3GiB are left"));
+    assert!(shell.asks_for(&export(3)));
+    assert_eq!((shell.node.ledger().lent, shell.node.ledger().free), (Bytes::gib(3), Bytes::ZERO));
+    assert!(!shell.asks_for(&cache("two", 1)));
+    shell.shows(1, &[vm("one", 5), export(3)]);
+    assert_eq!(shell.node.ledger().lent, Bytes::gib(3), "it counts once");
+    shell.shows(5, &[vm("one", 5)]);
+    assert_eq!(shell.node.ledger().lent, Bytes::ZERO, "it has ended");
 }
 
 #[test]

@@ -5,11 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, HostName, PAGE_SIZE};
 use aquifer_store::{Finding, Lease, LeaseRecord, Store};
 use serde_json::json;
 
 use super::Export;
+use crate::agent_call::Socket;
+use crate::claim::Claimed;
+use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 
@@ -29,8 +33,13 @@ pub(super) struct ExportMemory {
 }
 
 impl ExportMemory {
-    pub(super) fn make(export: &Export, instance: &mut Instance, json: bool) -> Result<Self> {
-        let what = || format!("exporting {}", export.size);
+    /// Makes the pages. For new ones it asks this host's agent for room.
+    pub(super) fn make(
+        export: &Export,
+        instance: &mut Instance,
+        common: &Common,
+    ) -> Result<(Self, Option<Claimed>)> {
+        let (what, json) = (|| format!("exporting {}", export.size), common.json);
         let (dir, own_dir) = match &export.dir {
             Some(dir) => {
                 // On the second line: the first names a directory to remove.
@@ -62,6 +71,9 @@ impl ExportMemory {
         let left = left_in(&store, &records)
             .map_err(|(why, help)| Failure::new(what(), why).help(help))?;
         let was_left = !left.is_empty();
+        // Pages that are there already are not refused.
+        let claimed =
+            if was_left { None } else { Some(claim(export, instance, common, &records)?) };
         // If one lease fails, the drop of `memory` removes the others.
         let store = Arc::new(store);
         let mut memory = Self { store, leases: left, capacity, own_dir, was_left, json };
@@ -76,7 +88,7 @@ impl ExportMemory {
             let why = "this user may not lock enough memory: the kernel may swap out stored pages";
             Failure::new(what(), why).help("run as root, or raise RLIMIT_MEMLOCK").warn(json);
         }
-        Ok(memory)
+        Ok((memory, claimed))
     }
 
     pub(super) fn remove(mut self) -> Result<()> {
@@ -101,6 +113,21 @@ impl Drop for ExportMemory {
             let _ = self.remove_all();
         }
     }
+}
+
+/// Asks this host's agent for room.
+fn claim(
+    export: &Export,
+    instance: &Instance,
+    common: &Common,
+    records: &[LeaseRecord],
+) -> Result<Claimed> {
+    let what = || format!("exporting {}", export.size);
+    let name = instance.name().parse().or_fail(what)?;
+    let bytes = records.iter().map(|record| record.quota.min(record.capacity)).sum();
+    let pid = Some(std::process::id());
+    let claim = Claim { pid, ..Claim::new(name, ClaimPurpose::Export, bytes) };
+    export.overcommit.claim(common, &Socket::of_environment(), &what(), claim)
 }
 
 /// Returns the leases that a killed export with these records left, in the order of `records`.

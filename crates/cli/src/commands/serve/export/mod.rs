@@ -25,6 +25,7 @@ use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
 use memory::{ExportMemory, clean_up};
 use nbd::Leases;
@@ -115,6 +116,8 @@ pub struct Export {
     /// The default is the size of the device.
     #[arg(long, value_name = "SIZE")]
     quota: Option<Bytes>,
+    #[command(flatten)]
+    overcommit: Overcommit,
     /// Require mutual TLS on --nbd over TCP, with DIR's certificate
     ///
     /// 'aquifer cluster create' or 'join' makes it. Default: no TLS, and --nbd over TCP only on
@@ -161,7 +164,8 @@ pub(super) const MANUAL: Manual = Manual {
             "Costs and limits",
             "A stored page costs its 4 KiB and a few bits. The size is a promise, not a \
              reservation: if the tmpfs or the host runs out of memory first, writes fail with 'no \
-             space'. The pages are locked in RAM.",
+             space'. The pages are locked in RAM. This host's agent, if one runs, refuses new \
+             pages for which it has no room (see --overcommit).",
         ),
         (
             "Protection",
@@ -178,7 +182,8 @@ pub(super) const MANUAL: Manual = Manual {
              an earlier export that held its pages. Without zram it uses a brd disk, which never \
              frees RAM. If this command is killed, the kernel keeps serving. The next export with \
              --kernel removes the leftovers. It recognizes them by NQN \
-             (uuid:61717569-6665-8...), port number (43264 to 43519) and lock.",
+             (uuid:61717569-6665-8...), port number (43264 to 43519) and lock. \
+             This host's agent counts the RAM that it takes, but not its size.",
         ),
     ],
     files: &[
@@ -251,7 +256,7 @@ impl Export {
             let why = "several devices need different names";
             return Err(Failure::new(what(), why).help("give each device its own --name"));
         }
-        let memory = ExportMemory::make(&self, &mut instance, common.json)?;
+        let (memory, claimed) = ExportMemory::make(&self, &mut instance, common)?;
         let leases = self.names.iter().cloned().zip(memory.leases.iter().cloned()).collect();
         let servers = self.listen(&addresses, Arc::new(Leases(leases)))?;
 
@@ -269,6 +274,7 @@ impl Export {
             pid: process::id(),
         };
         output::answer(common.json, &ready, Ready::to_text)?;
+        claimed.into_iter().for_each(Claimed::keep);
         if let Some(every) = self.report {
             report(common.json, every, Arc::downgrade(&memory.store)).or_fail(what)?;
         }
