@@ -1,4 +1,4 @@
-//! The question to this host's agent whether its memory has room for a VM or a region.
+//! The question to this host's agent whether its memory has room for a VM, a region or an export.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ impl Overcommit {
 }
 
 impl Claimed {
-    /// Keeps the promise: the agent's next readings show the VM or the region.
+    /// Keeps the promise: the agent's next readings show what it is for.
     pub(crate) fn keep(mut self) {
         self.0 = None;
     }

@@ -34,6 +34,12 @@ const TAKING: Duration = Duration::from_secs(60);
 /// Pause between two attempts to lock a disk.
 const AGAIN: Duration = Duration::from_millis(10);
 
+/// Returns whether a later attempt to lock a disk may succeed.
+fn may_pass(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, ResourceBusy, WouldBlock};
+    matches!(error.kind(), ResourceBusy | WouldBlock | Interrupted)
+}
+
 /// A disk that is served.
 ///
 /// A cached page equals the file's, except while a writer holds the lock of its part. So a cached
@@ -74,19 +80,18 @@ impl Disk {
     }
 
     /// Locks the file for a writer that holds the lock of a part. The host that the VM came from
-    /// unlocks it once the VM is here.
+    /// unlocks it.
     fn take(&self) -> io::Result<()> {
         if self.is_held() {
             return Ok(());
         }
-        let _taking = lock(&self.taking);
+        // Writers that wait for each other wait no longer than one.
         let deadline = Instant::now() + TAKING;
+        let _taking = lock(&self.taking);
         while !self.is_held() {
             match self.file.lock() {
                 Ok(()) => self.held.store(true, Ordering::Release),
-                Err(error)
-                    if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
-                {
+                Err(error) if may_pass(&error) && Instant::now() < deadline => {
                     thread::sleep(AGAIN);
                 }
                 Err(error) => {

@@ -57,6 +57,8 @@ pub struct Options {
     pub size: Bytes,
     /// Whether requests to resize it are ignored.
     pub fixed: bool,
+    /// Whether its program ends it once no VM has needed it for some time.
+    pub ends_unused: bool,
     /// Addresses at which it lends memory to the group's caches on other hosts.
     pub lends: Vec<(Address, Security)>,
     /// Caches that lend to this one. The names of the exports are ignored.
@@ -72,7 +74,15 @@ impl Default for Options {
     fn default() -> Self {
         let size = Bytes::ZERO;
         let (lends, lenders) = (Vec::new(), Vec::new());
-        Self { size, fixed: false, lends, lenders, borrows: Bytes::gib(1), encrypted: true }
+        Self {
+            size,
+            fixed: false,
+            ends_unused: false,
+            lends,
+            lenders,
+            borrows: Bytes::gib(1),
+            encrypted: true,
+        }
     }
 }
 
@@ -114,6 +124,9 @@ pub struct CacheStatus {
     pub size: Bytes,
     /// Whether requests to resize it are ignored.
     pub fixed: bool,
+    /// Whether it ends once no VM has needed it for some time.
+    #[serde(default)]
+    pub ends_unused: bool,
     /// Memory that holds pages.
     pub used: Bytes,
     /// Page reads that hit the cache, since its start.
@@ -134,6 +147,10 @@ pub struct CacheStatus {
     pub borrowers: Vec<String>,
     /// The lenders.
     pub lenders: Vec<LenderStatus>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A borrower's view of a lender. The byte counts are of pages, since the start.
@@ -163,7 +180,8 @@ pub struct DiskStatus {
     /// Whether the disk is read-only.
     pub read_only: bool,
     /// Whether this cache has locked the disk, and caches its pages. The disk of a VM that moves is
-    /// locked on one host at a time.
+    /// locked on one host at a time. An older cache, which does not say, has locked it.
+    #[serde(default = "yes")]
     pub held: bool,
     /// Number of open connections.
     pub connections: u64,

@@ -43,6 +43,7 @@ struct Inner {
     group: Group,
     /// Whether requests to resize it are ignored.
     fixed: bool,
+    ends_unused: bool,
     registry: Arc<DiskRegistry>,
     exports: Arc<RemoteExports>,
     /// The addresses at which it lends, once it does.
@@ -70,8 +71,9 @@ impl Service {
             .map_err(io("finding memory for", files.directory()))?;
         let registry = Arc::new(registry);
         let exports = Arc::new(RemoteExports::new(group.clone(), registry.pages.clone()));
-        let (fixed, lends) = (options.fixed, OnceLock::new());
-        let inner = Arc::new(Inner { group, fixed, registry, exports, lends });
+        let Options { fixed, ends_unused, .. } = options;
+        let lends = OnceLock::new();
+        let inner = Arc::new(Inner { group, fixed, ends_unused, registry, exports, lends });
         let control = files.cache_control();
         let (servers, lock) = (Vec::new(), Some(lock));
         let mut this = Self { inner: inner.clone(), control: None, servers, files, lock };
@@ -108,6 +110,7 @@ impl Asked for Inner {
             group: self.group.clone(),
             size: pages.size(),
             fixed: self.fixed,
+            ends_unused: self.ends_unused,
             used: pages.used(),
             hits,
             misses,

@@ -22,7 +22,7 @@ use crate::pause::Pause;
 /// How long a cache may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a cache that this agent did not start may be gone before the agent starts one: its
+/// How long a cache that no agent started may be gone before the agent starts one: its
 /// service may start it again, with options that the agent does not know.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -42,7 +42,7 @@ pub struct Caching {
 #[derive(Debug, Default)]
 struct Kept {
     child: Option<(Child, Instant)>,
-    /// Whether a cache ran that this agent did not start.
+    /// Whether a cache ran that no agent started.
     found: bool,
     pause: Pause,
 }
@@ -74,15 +74,23 @@ impl Caching {
             }
             // A cache that does not answer in time exists.
             let regions = self.run_dir.join("regions");
-            if !matches!(disk_cache::status_within(&regions, &group, TIMEOUT), Ok(None)) {
-                kept.found = true;
-                continue;
+            match disk_cache::status_within(&regions, &group, TIMEOUT) {
+                Ok(None) => {}
+                status => {
+                    // An earlier agent started one that ends by itself.
+                    kept.found = !matches!(status, Ok(Some(status)) if status.ends_unused);
+                    continue;
+                }
             }
             if std::mem::take(&mut kept.found) {
                 kept.pause.hold(GRACE);
                 continue;
             }
-            let (failed, what) = match start(&self.exe, &self.run_dir, &self.agreements, &group) {
+            // The cache itself could only say so to its log.
+            let known = self.agreements.get(&group).map_err(io::Error::other);
+            let started =
+                known.and_then(|_| start(&self.exe, &self.run_dir, &self.agreements, &group));
+            let (failed, what) = match started {
                 Ok(child) => {
                     let pid = child.id();
                     kept.child = Some((child, Instant::now()));

@@ -5,7 +5,7 @@
 
 mod cgroup;
 mod mounts;
-mod nodes;
+pub mod nodes;
 mod oom_score;
 mod pressure;
 pub mod process;
@@ -19,7 +19,7 @@ use aquifer_page::Bytes;
 
 pub use cgroup::{Cgroup, Version};
 pub use mounts::{Mount, mounts};
-pub use nodes::{Node, nodes};
+pub use nodes::Node;
 pub use oom_score::{EXEMPT, end_oom_exemption, set_oom_score};
 pub use pressure::{arm_trigger, pressure};
 

@@ -25,6 +25,15 @@ pub fn nodes(huge_pages: Option<Bytes>) -> io::Result<Vec<Node>> {
     nodes_in(Path::new("/sys/devices/system/node"), huge_pages)
 }
 
+/// Returns the numbers of the nodes whose memory this process may use.
+pub fn allowed() -> io::Result<Vec<u32>> {
+    let file = Path::new("/proc/self/status");
+    let text = read(file)?;
+    let found = words(&text).find(|(name, _)| *name == "Mems_allowed_list");
+    let list = found.ok_or_else(|| invalid("/proc/self/status has no 'Mems_allowed_list'".into()));
+    list.and_then(|(_, list)| numbers_in(file, list))
+}
+
 fn nodes_in(dir: &Path, huge_pages: Option<Bytes>) -> io::Result<Vec<Node>> {
     let online = dir.join("online");
     if !fs::exists(&online)? {
@@ -65,7 +74,11 @@ fn available(dir: &Path) -> io::Result<Bytes> {
 
 /// Reads a file that lists numbers, as `0-3,8`.
 fn numbers(path: &Path) -> io::Result<Vec<u32>> {
-    let text = read(path)?;
+    numbers_in(path, &read(path)?)
+}
+
+/// Returns the numbers in such a list, which a file contains.
+fn numbers_in(path: &Path, text: &str) -> io::Result<Vec<u32>> {
     let malformed = || invalid(format!("{} holds '{}', no list", path.display(), text.trim()));
     let mut all = Vec::new();
     for range in text.trim().split(',').filter(|range| !range.is_empty()) {
@@ -127,5 +140,7 @@ mod tests {
         let processors = nodes.iter().map(|node| node.processors.len()).sum::<usize>();
         let all = std::thread::available_parallelism().unwrap().get();
         assert!(nodes.is_empty() || processors >= all, "{nodes:?}");
+        let is_there = |number: &u32| nodes.iter().any(|node| node.number == *number);
+        assert!(nodes.is_empty() || allowed().unwrap().iter().any(is_there), "{nodes:?}");
     }
 }

@@ -1,7 +1,8 @@
 //! The NUMA node whose memory and processors a VM uses.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
 use std::str::FromStr;
 
 use aquifer_page::Bytes;
@@ -15,7 +16,8 @@ use crate::error::VmError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum NodeChoice {
-    /// The node with the most available memory, if the VM fits on one.
+    /// Of the nodes on which the VM fits, the one with the fewest vCPUs per processor; of equal
+    /// ones the one with the most available memory.
     #[default]
     Auto,
     /// None: the kernel chooses the place of each page and of each vCPU.
@@ -64,7 +66,7 @@ impl fmt::Display for NodeChoice {
 }
 
 /// What a VM needs of a node.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Need {
     /// RAM of this host.
     pub(crate) memory: Bytes,
@@ -72,9 +74,23 @@ pub(crate) struct Need {
     pub(crate) huge_pages: Option<Bytes>,
     /// Number of vCPUs.
     pub(crate) cpus: u32,
+    /// The vCPUs of other VMs, by their nodes.
+    pub(crate) others: BTreeMap<u32, u64>,
+}
+
+impl Need {
+    /// Returns the vCPUs of other VMs for a thousand processors of a node.
+    fn load(&self, node: &Node) -> u64 {
+        let others = self.others.get(&node.number).copied().unwrap_or_default();
+        others * 1000 / node.processors.len().max(1) as u64
+    }
 }
 
 impl NodeChoice {
+    pub(crate) fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+
     /// Returns the choice on another host, where the nodes have other numbers.
     pub(crate) fn elsewhere(self) -> Self {
         if let Self::Number(_) = self { Self::Auto } else { self }
@@ -89,10 +105,10 @@ impl NodeChoice {
         if self == Self::Any {
             return Ok(None);
         }
-        let found =
-            nodes(need.huge_pages).and_then(|nodes| Ok(usable(nodes, &sched_getaffinity(None)?)));
+        let found = nodes::nodes(need.huge_pages)
+            .and_then(|nodes| Ok(usable(nodes, &sched_getaffinity(None)?, &nodes::allowed()?)));
         match (self, found) {
-            (_, Ok(nodes)) => self.among(nodes, need),
+            (_, Ok(nodes)) => self.among(nodes, &need),
             (Self::Number(_), Err(error)) => Err(VmError::io("cannot list the NUMA nodes")(error)),
             (_, Err(error)) => {
                 tracing::warn!("the kernel chooses the VM's NUMA node: {error}");
@@ -101,7 +117,7 @@ impl NodeChoice {
         }
     }
 
-    fn among(self, mut nodes: Vec<Node>, need: Need) -> Result<Option<Node>, VmError> {
+    fn among(self, mut nodes: Vec<Node>, need: &Need) -> Result<Option<Node>, VmError> {
         match self {
             Self::Number(number) => {
                 let numbers: Vec<_> = nodes.iter().map(|node| node.number.to_string()).collect();
@@ -109,8 +125,8 @@ impl NodeChoice {
                 found.map(Some).ok_or_else(|| {
                     let numbers = numbers.join(", ");
                     VmError::Misuse(format!(
-                        "this host has no NUMA node {number} with processors that the VM may use, \
-                         but these: {numbers}. Give one of them with --node, or 'auto'"
+                        "this host has no NUMA node {number} with processors and memory that the \
+                         VM may use, but these: {numbers}. Give one of them with --node, or 'auto'"
                     ))
                 })
             }
@@ -118,48 +134,57 @@ impl NodeChoice {
                 nodes.retain(|node| {
                     node.available >= need.memory && node.processors.len() >= need.cpus as usize
                 });
-                Ok(nodes.into_iter().max_by_key(|node| node.available))
+                Ok(nodes.into_iter().max_by_key(|node| (Reverse(need.load(node)), node.available)))
             }
             Self::Auto | Self::Any => Ok(None),
         }
     }
 }
 
-/// Returns the nodes with processors among these, without their other processors.
-fn usable(mut nodes: Vec<Node>, processors: &CpuSet) -> Vec<Node> {
+/// Returns those of the nodes with memory in `memory` that have processors among these, without
+/// their other processors.
+fn usable(mut nodes: Vec<Node>, processors: &CpuSet, memory: &[u32]) -> Vec<Node> {
     let may_use = |number: &u32| {
         let number = *number as usize;
         number < CpuSet::MAX_CPU && processors.is_set(number)
     };
     nodes.iter_mut().for_each(|node| node.processors.retain(may_use));
-    nodes.retain(|node| !node.processors.is_empty());
+    nodes.retain(|node| !node.processors.is_empty() && memory.contains(&node.number));
     nodes
 }
 
-/// Runs `start` on the processors of a node. The processes that it starts stay there.
-pub(crate) fn start_on<T>(node: Option<&Node>, start: impl FnOnce() -> T) -> io::Result<T> {
-    let Some(node) = node else { return Ok(start()) };
-    let before = sched_getaffinity(None)?;
+/// Runs `start` on the processors of a node. The processes that it starts stay there. If the kernel
+/// refuses that, they run on all processors.
+pub(crate) fn start_on<T>(node: Option<&Node>, start: impl FnOnce() -> T) -> T {
+    let (Some(node), Ok(before)) = (node, sched_getaffinity(None)) else { return start() };
     let mut processors = CpuSet::new();
     node.processors.iter().for_each(|number| processors.set(*number as usize));
-    sched_setaffinity(None, &processors)?;
+    let stay_on = |processors| {
+        if let Err(error) = sched_setaffinity(None, processors) {
+            tracing::warn!("cannot choose processors by NUMA node {}: {error}", node.number);
+        }
+    };
+    stay_on(&processors);
     let started = start();
-    sched_setaffinity(None, &before)?;
-    Ok(started)
+    stay_on(&before);
+    started
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NEED: Need = Need { memory: Bytes::gib(4), huge_pages: None, cpus: 2 };
+    fn need(others: &[(u32, u64)]) -> Need {
+        let others = others.iter().copied().collect();
+        Need { memory: Bytes::gib(4), huge_pages: None, cpus: 2, others }
+    }
 
     fn node(number: u32, processors: &[u32], gib: u64) -> Node {
         Node { number, processors: processors.to_vec(), available: Bytes::gib(gib) }
     }
 
     fn chosen(choice: NodeChoice, nodes: &[Node]) -> Option<u32> {
-        choice.among(nodes.to_vec(), NEED).unwrap().map(|node| node.number)
+        choice.among(nodes.to_vec(), &need(&[])).unwrap().map(|node| node.number)
     }
 
     #[test]
@@ -171,8 +196,22 @@ mod tests {
         assert_eq!(chosen(NodeChoice::Number(2), &nodes), Some(2));
         let small = [node(0, &[0, 1], 3), node(1, &[2, 3], 2)];
         assert_eq!(chosen(NodeChoice::Auto, &small), None, "the VM fits on no node");
-        let refused = NodeChoice::Number(7).among(nodes.to_vec(), NEED).unwrap_err().to_string();
+        let refused =
+            NodeChoice::Number(7).among(nodes.to_vec(), &need(&[])).unwrap_err().to_string();
         assert!(refused.contains("no NUMA node 7") && refused.contains("0, 1, 2"), "{refused}");
+    }
+
+    #[test]
+    fn vms_spread_over_the_nodes() {
+        let nodes = [node(0, &[0, 1, 2, 3], 50), node(1, &[4, 5], 90)];
+        let chosen = |others: &[(u32, u64)]| {
+            let node = NodeChoice::Auto.among(nodes.to_vec(), &need(others)).unwrap();
+            node.unwrap().number
+        };
+        assert_eq!(chosen(&[(1, 1)]), 0);
+        assert_eq!(chosen(&[(1, 1), (0, 1)]), 0, "it has more processors");
+        assert_eq!(chosen(&[(1, 1), (0, 2)]), 1, "equal, and more memory");
+        assert_eq!(chosen(&[(1, 1), (0, 3)]), 1);
     }
 
     #[test]
@@ -181,7 +220,8 @@ mod tests {
         [1, 2, 3].iter().for_each(|number| processors.set(*number));
         let nodes = vec![node(0, &[0, 1], 1), node(1, &[0, 4, 4096], 1), node(2, &[2, 3], 1)];
         let expected = [node(0, &[1], 1), node(2, &[2, 3], 1)];
-        assert_eq!(usable(nodes, &processors), expected);
+        assert_eq!(usable(nodes.clone(), &processors, &[0, 1, 2]), expected);
+        assert_eq!(usable(nodes, &processors, &[1, 2]), expected[1..], "a cpuset's memory");
     }
 
     #[test]
@@ -195,10 +235,10 @@ mod tests {
                 .output();
             String::from_utf8(status.unwrap().stdout).unwrap()
         };
-        let allowed = start_on(Some(&node), start).unwrap();
+        let allowed = start_on(Some(&node), start);
         assert_eq!(allowed.split_whitespace().nth(1).unwrap(), first.to_string());
         assert!(sched_getaffinity(None).unwrap() == before);
-        assert_eq!(start_on(None, || 1).unwrap(), 1);
+        assert_eq!(start_on(None, || 1), 1);
     }
 
     #[test]

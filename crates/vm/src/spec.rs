@@ -157,7 +157,7 @@ pub struct VmSpec {
     /// Number of vCPUs.
     pub cpus: u32,
     /// NUMA node of the host.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "NodeChoice::is_auto")]
     pub node: NodeChoice,
     /// Accelerator.
     pub accelerator: Accelerator,

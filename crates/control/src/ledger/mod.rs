@@ -6,7 +6,7 @@
 //! what they use.
 //!
 //! - `own`: the readings of VMs, regions, groups and exports.
-//! - `class`: the classes. `claims`: what VMs and regions are about to have.
+//! - `class`: the classes. `claims`: what VMs, regions and exports are about to have.
 //!
 //! # Invariants
 //! - The classes sum to M_t, plus [`Ledger::overcommitted`] if the promises exceed M_t.

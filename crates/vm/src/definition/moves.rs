@@ -24,7 +24,10 @@ pub(crate) fn hold(files: &Files) -> Result<Option<Held>, VmError> {
 pub(crate) fn text(files: &Files) -> Result<Option<String>, VmError> {
     let Some(path) = files.definition()? else { return Ok(None) };
     let Some(definition) = Definitions::beside(&path).find(files.name())? else { return Ok(None) };
-    let text = Definition { elsewhere: None, ..definition }.text();
+    let mut definition = Definition { elsewhere: None, ..definition };
+    // The other host's nodes have other numbers.
+    definition.vm.retain(|option, value| option != "node" || value.as_str() == Some("any"));
+    let text = definition.text();
     text.map(Some).map_err(|error| VmError::Reported(error.to_string()))
 }
 

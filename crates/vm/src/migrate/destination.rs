@@ -170,14 +170,16 @@ impl Taking<'_> {
         note: &mut dyn FnMut(&Incoming) -> Result<(), VmError>,
     ) -> Result<End, VmError> {
         let lost = || VmError::io("the connection to the source failed");
-        let mut devices = None;
+        let (mut devices, mut runs_there) = (None, false);
         let mut engine: Option<UnixStream> = None;
         loop {
             let (message, data) = wire.receive().map_err(lost())?;
             let done = match message {
-                Message::Hello { migration, qemu } => self
-                    .hello(migration == self.incoming.migration, &qemu)
-                    .and_then(|()| self.check_cpu(data)),
+                Message::Hello { migration, qemu, runs } => {
+                    runs_there = runs;
+                    self.hello(migration == self.incoming.migration, &qemu)
+                        .and_then(|()| self.check_cpu(data))
+                }
                 Message::Alive => continue,
                 Message::Engine(frame) => {
                     if engine.is_none() {
@@ -193,7 +195,7 @@ impl Taking<'_> {
                 }
                 Message::Device => {
                     if devices.is_none() {
-                        devices = Some(self.begin_loading()?);
+                        devices = Some(self.begin_loading(runs_there)?);
                     }
                     // QEMU may have to wait for pages first. If it is gone, `prepare` finds that.
                     _ = devices.as_ref().map(|devices| devices.send(data.to_vec()));
@@ -278,15 +280,20 @@ impl Taking<'_> {
         compare(files, self.qmp()?, &there)
     }
 
-    /// Makes QEMU load the device state that is sent to the returned channel.
-    fn begin_loading(&mut self) -> Result<Sender<Vec<u8>>, VmError> {
+    /// Makes QEMU load the device state that is sent to the returned channel. `runs_there` says
+    /// that the VM is not paused at the source.
+    fn begin_loading(&mut self, runs_there: bool) -> Result<Sender<Vec<u8>>, VmError> {
         let path = self.files.devices();
         let _ = std::fs::remove_file(&path);
         let uri = format!("unix:{}", path.display());
         let qmp = self.qmp()?;
         let capability = |name: &str| json!({ "capability": name, "state": true });
-        // The disks stay the source's until QEMU resumes the VM.
-        let capabilities = [capability("x-ignore-shared"), capability("late-block-activate")];
+        let mut capabilities = vec![capability("x-ignore-shared")];
+        if runs_there {
+            // The disks stay the source's until QEMU resumes the VM. A paused one would not resume,
+            // and QEMU 7.2 aborts when it moves a VM whose disks are not active.
+            capabilities.push(capability("late-block-activate"));
+        }
         qmp.execute("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
         qmp.execute("migrate-incoming", json!({ "uri": uri }))?;
         let fail = || VmError::io("QEMU does not receive the VM");

@@ -200,9 +200,15 @@ pub struct Progress {
 /// A message between the supervisors of a VM on two hosts. Some carry data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// The source's first message on every connection. The message's data is the source's
-    /// [`Cpu`] as JSON, if the destination must offer its features. Answered with `Done`.
-    Hello { migration: MigrationId, qemu: String },
+    /// The source's first message on every connection, with whether the VM runs. The message's data
+    /// is the source's [`Cpu`] as JSON, if the destination must offer its features. Answered with
+    /// `Done`.
+    Hello {
+        migration: MigrationId,
+        qemu: String,
+        #[serde(default)]
+        runs: bool,
+    },
     /// Keeps the connection from timing out.
     Alive,
     /// A frame for the destination's engine. `Frame::Sync` is answered with `Done`.

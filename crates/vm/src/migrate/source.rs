@@ -85,7 +85,8 @@ pub(crate) fn migrate(
     // Until the end, so that no command changes what the destination has.
     let definition = definition::hold(files)?;
     let mut undo = Undo { files, runs, begun: false, definition: definition.as_ref() };
-    let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
+    let moved =
+        connect(files, order, (qmp, runs), tell).and_then(|mut moving| moving.go(&mut undo));
     // The record decides which host owns the VM, whatever failed.
     moved.inspect_err(|_| {
         if !files.is_handed_over() {
@@ -101,7 +102,7 @@ fn lost(order: &Order) -> impl FnOnce(io::Error) -> VmError {
 fn connect<'a>(
     files: &'a Files,
     order: &'a Order,
-    mut qmp: Qmp,
+    (mut qmp, runs): (Qmp, bool),
     tell: &'a mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Move<'a>, VmError> {
     let version = qmp.execute("query-version", json!({}))?;
@@ -113,7 +114,7 @@ fn connect<'a>(
     };
     let began = Instant::now();
     let mut wire = Wire::connect(order.address, &order.to, &order.identity).map_err(lost(order))?;
-    let hello = Message::Hello { migration: order.migration, qemu: release(&version) };
+    let hello = Message::Hello { migration: order.migration, qemu: release(&version), runs };
     wire.send(&hello, &cpu).and_then(|()| wire.done()).map_err(lost(order))?;
     let engine = regions::send(&files.region())?;
     postcopy::end_waits(&engine)

@@ -170,7 +170,7 @@ impl Stage {
         let identity = self.dir.path().join("tls-here");
         let mut wire = Wire::connect(self.address(), &self.there, &identity).unwrap();
         let qemu = release(&self.from.qmp().execute("query-version", json!({})).unwrap());
-        let hello = Message::Hello { migration: self.incoming.migration, qemu };
+        let hello = Message::Hello { migration: self.incoming.migration, qemu, runs: true };
         wire.send(&hello, cpu).unwrap();
         let answer = wire.done();
         (wire, answer)

@@ -77,7 +77,8 @@ impl Wire {
     pub(super) fn greet(link: &Link) -> io::Result<Self> {
         let mut wire = Self::connect(link.address, &link.host, &link.identity)?;
         // The QEMUs' versions were compared on the first connection.
-        let hello = Message::Hello { migration: link.migration, qemu: String::new() };
+        let (migration, qemu) = (link.migration, String::new());
+        let hello = Message::Hello { migration, qemu, runs: true };
         wire.send(&hello, &[]).and_then(|()| wire.done())?;
         Ok(wire)
     }

@@ -20,15 +20,14 @@ const STARTING: Duration = Duration::from_secs(5);
 /// Pause between two looks at the cache.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Pause between two requests to unlock a disk.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Returns the group whose disk cache a VM needs; `None` if it needs none, or has no region yet.
 pub fn cache_needed(files: &Files) -> Option<Group> {
     let record = files.read().ok().filter(|record| record.ended.is_none())?;
-    match record.origin {
-        Origin::Started(spec) if !spec.cached_disks.is_empty() => {
-            Some(regions::record(&files.region()).ok()?.group)
-        }
-        _ => None,
-    }
+    let needs = record.origin.has_cached_disks();
+    needs.then(|| Some(regions::record(&files.region()).ok()?.group))?
 }
 
 /// Returns whether a group's disk cache serves disks.
@@ -57,15 +56,29 @@ pub(super) fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, VmError>
     Ok(cache.cache_disks())
 }
 
-/// Lets the disk cache unlock the disks of a VM that belongs to another host now. The other host
-/// locks them before it writes.
+/// Starts a thread that makes the disk cache unlock the disks of a VM that belongs to another host
+/// now. It tries until QEMU ends, which unlocks them too. The other host locks them before it
+/// writes.
 pub(crate) fn release(files: &Files) {
     let Some(group) = cache_needed(files) else { return };
     let Ok(Origin::Started(spec)) = files.read().map(|record| record.origin) else { return };
-    for disk in &spec.cached_disks {
-        // Without a cache nothing is locked.
-        if let Err(error) = disk_cache::release(&files.run_dir().join("regions"), &group, disk) {
-            tracing::warn!("{error}: the VM cannot write to it elsewhere until QEMU ends here");
+    let (files, regions) = (files.clone(), files.run_dir().join("regions"));
+    let unlock = move || {
+        for disk in &spec.cached_disks {
+            let mut warns = true;
+            // Without a cache nothing is locked.
+            while let Err(error) = disk_cache::release(&regions, &group, disk) {
+                if std::mem::take(&mut warns) {
+                    tracing::warn!("{error}: the VM cannot write to it on the other host yet");
+                }
+                if !files.is_running() {
+                    return;
+                }
+                thread::sleep(AGAIN);
+            }
         }
+    };
+    if let Err(error) = thread::Builder::new().name("unlock".to_owned()).spawn(unlock) {
+        tracing::error!("the disks stay locked until QEMU ends: {error}");
     }
 }

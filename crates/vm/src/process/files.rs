@@ -354,10 +354,14 @@ impl Files {
     }
 
     /// Returns whether QEMU runs without a supervisor, although the VM is this host's, or part of
-    /// its memory is still here.
+    /// its memory or a lock of its disks is still here.
     pub fn lacks_supervisor(&self) -> bool {
         let may_run = self.read().is_ok_and(|record| {
-            let needs_it = record.handed_over.is_none_or(|it| it.left_at_source.is_some());
+            let needs_it = match &record.handed_over {
+                None => true,
+                // Its disk cache must unlock the disks.
+                Some(it) => it.left_at_source.is_some() || record.origin.has_cached_disks(),
+            };
             record.pid.is_some() && record.incoming.is_none() && needs_it
         });
         may_run && !self.is_supervised() && self.is_running()

@@ -26,6 +26,13 @@ pub enum Origin {
     },
 }
 
+impl Origin {
+    /// Returns whether a group's disk cache serves disks of the VM.
+    pub(super) fn has_cached_disks(&self) -> bool {
+        matches!(self, Self::Started(spec) if !spec.cached_disks.is_empty())
+    }
+}
+
 /// The content of a VM's record file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -37,7 +44,7 @@ pub(super) struct Record {
     /// QEMU's process, once it runs.
     pub(super) pid: Option<u32>,
     /// The NUMA node that it runs on, if one was chosen.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) node: Option<u32>,
     /// QEMU's exit status, if it failed.
     pub(super) ended: Option<String>,

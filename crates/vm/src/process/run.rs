@@ -1,6 +1,7 @@
 //! The supervisor process of a VM: it starts QEMU or adopts a running one, waits for its end, and
 //! cleans up.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
@@ -214,9 +215,7 @@ fn start(files: &Files, record: &Record) -> Result<(Child, Option<u32>), VmError
     let mut qemu = spec.command(files, &place);
     qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
     let started = start_on(node.as_ref(), || qemu.spawn());
-    let qemu = started
-        .and_then(|started| started)
-        .map_err(VmError::io(format!("cannot run {}", spec.qemu.display())))?;
+    let qemu = started.map_err(VmError::io(format!("cannot run {}", spec.qemu.display())))?;
     Ok((qemu, number))
 }
 
@@ -226,7 +225,16 @@ fn need(files: &Files, spec: &VmSpec) -> Result<Need, VmError> {
         Backing::Region => (regions::record(&files.region())?.cache.min(spec.memory), None),
         Backing::Local { huge } => (spec.memory, huge),
     };
-    Ok(Need { memory, huge_pages, cpus: spec.cpus })
+    let mut others = BTreeMap::new();
+    for vm in Files::all(files.run_dir()).unwrap_or_default() {
+        let Ok(Record { origin: Origin::Started(spec), node: Some(node), ended: None, .. }) =
+            vm.read()
+        else {
+            continue;
+        };
+        *others.entry(node).or_default() += u64::from(spec.cpus);
+    }
+    Ok(Need { memory, huge_pages, cpus: spec.cpus, others })
 }
 
 fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), VmError> {

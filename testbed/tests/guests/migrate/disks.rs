@@ -6,7 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use aquifer_testbed::wait_until;
+use aquifer_vm::Qmp;
 use rustix::process::Signal;
+use serde_json::json;
 
 use super::{Hosts, lacks_root};
 use crate::support::{TIMEOUT, kill, process_like, step};
@@ -32,7 +34,7 @@ fn a_vm_moves_with_its_cached_disk() -> Result<()> {
     let made = image.args(["create", "-q", "-f", "qcow2"]).arg(&disk).arg(size).status()?;
     ensure!(made.success(), "qemu-img did not create an image");
     let path = disk.to_str().context("the path is not UTF-8")?;
-    // Nobody starts the caches: the agents do.
+    // The agents start the caches.
     hosts.start_pooled("one", &["--group", "blue", "--cached-disk", path])?;
     goes_on(&hosts, "a")?;
     for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "instant")] {
@@ -47,6 +49,15 @@ fn a_vm_moves_with_its_cached_disk() -> Result<()> {
         kill(cache(&hosts, from)?, Signal::TERM)?;
         wait_until("the source host is empty", TIMEOUT, || hosts.is_empty(from))?;
     }
+    step("move the VM twice while it is paused");
+    Qmp::connect(&hosts.run_dir("b").join("vms/one/qmp"), TIMEOUT)?.execute("stop", json!({}))?;
+    for (from, to) in [("b", "a"), ("a", "b")] {
+        hosts.done(from, &["vm", "migrate", "one", "--to", to, "--mode", "precopy"])?;
+        kill(cache(&hosts, from)?, Signal::TERM)?;
+        wait_until("the source host is empty", TIMEOUT, || hosts.is_empty(from))?;
+    }
+    hosts.done("b", &["vm", "resume", "one"])?;
+    goes_on(&hosts, "b")?;
     step("kill the cache, which the agent starts again");
     kill(cache(&hosts, "b")?, Signal::KILL)?;
     let round = goes_on(&hosts, "b")?;

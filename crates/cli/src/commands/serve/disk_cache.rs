@@ -80,6 +80,9 @@ pub(super) struct DiskCache {
 /// Most time between two looks for VMs.
 const LOOK: Duration = Duration::from_secs(10);
 
+/// Least time between them.
+const SHORTEST_LOOK: Duration = Duration::from_millis(100);
+
 impl DiskCache {
     pub(super) fn run(self, common: &Common) -> Result<()> {
         let what = || format!("caching disks of group '{}'", self.name);
@@ -89,6 +92,7 @@ impl DiskCache {
         let options = Options {
             size: self.size.unwrap_or_default(),
             fixed: self.size.is_some(),
+            ends_unused: self.until_unused.is_some(),
             lends: listening::security(self.lends, self.certified.tls.as_deref())?,
             lenders,
             borrows: self.borrow,
@@ -117,7 +121,8 @@ impl DiskCache {
         let report = || _ = output::answer(common.json, &service.status(), text);
         // The first report tells a waiting process that the cache serves.
         report();
-        let look = self.until_unused.map_or(Duration::MAX, |time| LOOK.min(time / 4));
+        let look =
+            self.until_unused.map_or(Duration::MAX, |time| LOOK.min(time / 4).max(SHORTEST_LOOK));
         let every = self.report.unwrap_or(Duration::MAX).min(look);
         let (mut reported, mut used) = (Instant::now(), Instant::now());
         while told.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {

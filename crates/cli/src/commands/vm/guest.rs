@@ -49,9 +49,10 @@ pub(super) struct Guest {
     cpus: u32,
     /// NUMA node whose memory and CPUs the VM uses: its number, 'auto' or 'any'
     ///
-    /// 'auto' takes the node with the most available memory on which the VM fits, 'any' leaves the
-    /// choice to the kernel. QEMU's threads stay on the node's CPUs. Memory that the node lacks
-    /// comes from others. After a move to another host, a number counts as 'auto'.
+    /// 'auto' takes a node where the VM fits: the one with the fewest vCPUs per CPU, then the one
+    /// with the most available memory. 'any' leaves the choice to the kernel. QEMU's threads stay
+    /// on the node's CPUs. Memory that the node lacks comes from others. After a move to another
+    /// host, a number counts as 'auto'.
     #[arg(long, value_name = "NODE", default_value_t)]
     node: NodeChoice,
     /// Disk: a file or block device; repeat for more
