@@ -12,8 +12,10 @@ use std::sync::LazyLock;
 
 use aquifer_api::{Problem, path};
 use aquifer_page::HostName;
+use axum::body::to_bytes;
 use axum::extract::{FromRef, FromRequest, FromRequestParts, Request, rejection::JsonRejection};
-use axum::http::{StatusCode, request::Parts};
+use axum::http::{StatusCode, header::CONNECTION, request::Parts};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
 use serde::de::DeserializeOwned;
@@ -195,6 +197,24 @@ fn router(served: Served) -> Router {
             )
         })
         .with_state(served)
+        .layer(middleware::from_fn(read_body))
+}
+
+/// Most bytes in the body of a request.
+const LARGEST_BODY: usize = 2 << 20;
+
+/// Reads a request's body before anything else. hyper closes a connection without a word after the
+/// answer to a request with an unread body, and the caller's next request there would fail.
+async fn read_body(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match to_bytes(body, LARGEST_BODY).await {
+        Ok(body) => next.run(Request::from_parts(parts, body.into())).await,
+        Err(error) => {
+            let why = format!("bad request to {}: {error}", parts.uri.path());
+            let refusal = Failure::new(StatusCode::PAYLOAD_TOO_LARGE, why);
+            ([(CONNECTION, "close")], refusal).into_response()
+        }
+    }
 }
 
 /// A refusal with its HTTP status.

@@ -1,11 +1,12 @@
 //! Tests of the API's description by public tools: it is valid, and a real agent keeps to it.
 
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use aquifer_hosts::Host;
 use aquifer_store::tmpfs::stores;
@@ -110,6 +111,37 @@ fn exchange(client: &TcpStream, server: &UnixStream) {
         let _ = io::copy(&mut &*server, &mut &*client);
         let _ = client.shutdown(Shutdown::Both);
     });
+}
+
+#[test]
+fn a_refusal_leaves_the_connection_open_unless_it_says_so() {
+    let agent = Agent::start();
+    let mut stream = UnixStream::connect(agent.host().socket()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut refused = |line: &str, kind: &str, length: usize| {
+        let head = format!(
+            "{line} HTTP/1.1\r\nhost: a\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+        );
+        // The body comes after the agent has read the head.
+        stream.write_all(head.as_bytes()).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        let sent = stream.write_all(&vec![b' '; length.min(4 << 20)]);
+        let mut answer = vec![0; 4096];
+        let length = stream.read(&mut answer).unwrap();
+        answer.truncate(length);
+        (sent.is_ok(), String::from_utf8(answer).unwrap())
+    };
+    for (line, kind, status) in [
+        ("POST /v1/claim", "text/plain", "415"),
+        ("PUT /v1/claim", "application/json", "405"),
+        ("POST /v1/nothing", "application/json", "404"),
+        ("POST /v1/claim", "application/json", "400"),
+    ] {
+        let (sent, answer) = refused(line, kind, 7);
+        assert!(sent && answer.contains(status) && !answer.contains("close"), "{line}: {answer}");
+    }
+    let (_, answer) = refused("POST /v1/claim", "application/json", 1 << 30);
+    assert!(answer.contains("413") && answer.contains("connection: close"), "{answer}");
 }
 
 #[test]
