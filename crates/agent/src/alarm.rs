@@ -49,7 +49,7 @@ impl Alarm {
         }
         while Instant::now() < until {
             let Ok(mut ready) = self.timer.readable().await else { return };
-            // What it counts is of no interest; after it, the next wait is for another expiration.
+            // This clears the timer's count, so that the next wait is for another expiration.
             let _ = ready.try_io(|timer| Ok(read(timer, &mut [0; 8])?));
         }
         self.set_to = None;

@@ -29,10 +29,10 @@ pub(super) struct Traffic {
 }
 
 /// How long the first write to the disk of an arriving VM waits for the host that it came from.
-const TAKING: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two attempts to lock a disk.
-const AGAIN: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns whether a later attempt to lock a disk may succeed.
 fn may_pass(error: &io::Error) -> bool {
@@ -86,13 +86,13 @@ impl Disk {
             return Ok(());
         }
         // Writers that wait for each other wait no longer than one.
-        let deadline = Instant::now() + TAKING;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         let _taking = lock(&self.taking);
         while !self.is_held() {
             match self.file.lock() {
                 Ok(()) => self.held.store(true, Ordering::Release),
                 Err(error) if may_pass(&error) && Instant::now() < deadline => {
-                    thread::sleep(AGAIN);
+                    thread::sleep(RETRY_INTERVAL);
                 }
                 Err(error) => {
                     tracing::error!("a VM cannot write to its disk: {error}");
@@ -163,7 +163,7 @@ impl Disk {
         let whole = around(at, into.len());
         let _locked = self.for_reading(at);
         with_buffer(((whole.1 - whole.0) / PAGE) as usize, |buffer| {
-            // It is the same for all pages of this call: they were read before it can change.
+            // Read once: a write to another part may lock the file meanwhile.
             let held = self.is_held();
             if !held || !self.pages.read_remote(self.key(whole.0 / PAGE), buffer) {
                 self.file.read(whole.0, buffer)?;

@@ -10,8 +10,8 @@
 mod agreement;
 pub mod balance;
 pub mod caching;
+mod helper;
 mod join;
-mod pause;
 mod records;
 pub mod scanning;
 

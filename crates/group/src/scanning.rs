@@ -7,10 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Child, ExitStatus};
 
 use aquifer_dedup::{RunningScanner, ScannerFiles, ScannerTerms};
 use aquifer_page::Group;
@@ -19,7 +17,7 @@ use rustix::process::Pid;
 
 use crate::News;
 use crate::agreement::{Agreement, Agreements, GroupError};
-use crate::pause::Pause;
+use crate::helper::{Helper, Programs};
 
 pub use aquifer_dedup::RunningScanner as Found;
 
@@ -43,9 +41,7 @@ pub fn all(run_dir: &Path) -> io::Result<Vec<(Group, RunningScanner)>> {
 /// The scanners of this host's groups.
 #[derive(Debug)]
 pub struct Scanning {
-    exe: PathBuf,
-    run_dir: PathBuf,
-    agreements: Agreements,
+    programs: Programs,
     /// Whether groups get scanners; if not, those of an earlier agent end.
     scans: bool,
     kept: BTreeMap<Group, Kept>,
@@ -54,12 +50,11 @@ pub struct Scanning {
 /// The scanner of a group.
 #[derive(Debug, Default)]
 struct Kept {
-    child: Option<(Child, Instant)>,
+    scanner: Helper,
     /// A scanner that an operator or an earlier agent started.
     found: Option<Pid>,
     /// The scanner that was told to end.
     ends: Option<Pid>,
-    pause: Pause,
 }
 
 /// What a group needs now.
@@ -76,8 +71,7 @@ impl Scanning {
     /// Makes the keeper of scanners on the host whose processes have their files in `run_dir`.
     /// `exe` is the program `aquifer`.
     pub fn new(exe: &Path, run_dir: &Path, agreements: Agreements, scans: bool) -> Self {
-        let (exe, run_dir) = (exe.to_owned(), run_dir.to_owned());
-        Self { exe, run_dir, agreements, scans, kept: BTreeMap::new() }
+        Self { programs: Programs::new(exe, run_dir, agreements), scans, kept: BTreeMap::new() }
     }
 
     /// Looks at all groups: starts and ends scanners. The caller calls this about once a second.
@@ -85,8 +79,8 @@ impl Scanning {
     /// # Errors
     /// [`GroupError`] if the agreements or the regions cannot be listed. No scanner ends then.
     pub fn step(&mut self) -> Result<Vec<News>, GroupError> {
-        let directory = self.run_dir.join("regions");
-        let agreements: BTreeMap<_, _> = self.agreements.each()?.into_iter().collect();
+        let directory = self.programs.run_dir.join("regions");
+        let agreements: BTreeMap<_, _> = self.programs.agreements.each()?.into_iter().collect();
         let members = Members::count(&directory)?;
         let left = ScannerFiles::all(&directory).map_err(|source| GroupError::Io {
             what: "listing the scanners beside",
@@ -110,7 +104,7 @@ impl Scanning {
             let need = self.need(agreement, members.of(&group), shares);
             let kept = self.kept.entry(group.clone()).or_default();
             kept.reap(&group, &files, &mut news);
-            let start = || start(&self.exe, &self.run_dir, &self.agreements, &group, &files);
+            let start = || start(&self.programs, &group, &files);
             kept.step(&group, (&files, running, need), start, &mut news);
         }
         self.kept.retain(|group, kept| kept.is_of_use() || agreements.contains_key(group));
@@ -145,30 +139,20 @@ impl Scanning {
 
 impl Kept {
     fn is_of_use(&self) -> bool {
-        self.child.is_some() || self.found.is_some() || self.ends.is_some()
+        self.scanner.runs() || self.found.is_some() || self.ends.is_some()
     }
 
     /// Takes note of the end of the scanner that this agent started.
     fn reap(&mut self, group: &Group, files: &ScannerFiles, news: &mut Vec<News>) {
-        let Some((child, since)) = &mut self.child else { return };
-        let status = match child.try_wait() {
-            Ok(None) => return,
-            Ok(Some(status)) => Some(status),
-            Err(error) => {
-                tracing::warn!(%group, "cannot wait for the group's scanner: {error}");
-                None
-            }
-        };
-        let lived = since.elapsed();
-        let was_told = self.ends.is_some_and(|pid| is(child, pid));
-        self.child = None;
-        if was_told || status.is_some_and(|status| status.success()) {
+        let Some(end) = self.scanner.reap() else { return };
+        let was_told = self.ends.is_some_and(|pid| end.is_of(pid));
+        if was_told || end.is_success() {
             // It also ends by itself when the group has no region left.
-            self.pause.forget();
+            self.scanner.forget_failures();
             return;
         }
-        let pause = self.pause.begin(lived);
-        let why = status.map_or_else(String::new, |status| last_words(files, status));
+        let pause = self.scanner.fail(end.lived);
+        let why = end.status.map_or_else(String::new, |status| last_words(files, status));
         let pause = humantime::format_duration(pause);
         news.push(News {
             group: group.clone(),
@@ -195,7 +179,7 @@ impl Kept {
                     self.end(group, (files, running.pid, why), &mut tell);
                     return;
                 }
-                let is_own = self.child.as_ref().is_some_and(|(child, _)| is(child, running.pid));
+                let is_own = self.scanner.is(running.pid);
                 if !is_own && self.found.replace(running.pid) != Some(running.pid) {
                     let by = match running.terms {
                         Some(ScannerTerms { by_agent: true, .. }) => "an earlier agent",
@@ -210,23 +194,20 @@ impl Kept {
             }
             (Need::Scanner(_), None) => {
                 self.found = None;
-                if self.child.is_some() || !self.pause.is_over() {
+                if !self.scanner.may_start() {
                     return;
                 }
-                match start() {
-                    Ok(child) => {
-                        let pid = child.id();
+                match self.scanner.start(start) {
+                    Ok(pid) => {
                         tell(format!("starts a scanner for group {group}: process {pid}"), false);
-                        self.child = Some((child, Instant::now()));
                     }
                     Err(error) => {
-                        self.pause.begin(Duration::ZERO);
                         tell(format!("cannot start a scanner for group {group}: {error}"), true);
                     }
                 }
             }
             (Need::None(why), Some(running)) => {
-                let is_own = self.child.as_ref().is_some_and(|(child, _)| is(child, running.pid));
+                let is_own = self.scanner.is(running.pid);
                 // A scanner with unknown terms may be an operator's.
                 if running.terms.as_ref().map_or(is_own, |terms| terms.by_agent) {
                     self.end(group, (files, running.pid, why), &mut tell);
@@ -234,7 +215,7 @@ impl Kept {
             }
             (Need::None(_), None) => {
                 (self.found, self.ends) = (None, None);
-                self.pause.forget();
+                self.scanner.forget_failures();
             }
         }
     }
@@ -257,24 +238,10 @@ impl Kept {
     }
 }
 
-fn is(child: &Child, pid: Pid) -> bool {
-    i32::try_from(child.id()).is_ok_and(|id| id == pid.as_raw_nonzero().get())
-}
-
-/// Starts a scanner in a process group of its own: a signal to the agent's does not reach it.
-fn start(
-    exe: &Path,
-    run_dir: &Path,
-    agreements: &Agreements,
-    group: &Group,
-    files: &ScannerFiles,
-) -> io::Result<Child> {
+fn start(programs: &Programs, group: &Group, files: &ScannerFiles) -> io::Result<Child> {
     files.create()?;
-    let mut command = Command::new(exe);
-    command.arg("--run-dir").arg(run_dir).args(["serve", "dedup", group.as_str(), "--by-agent"]);
-    command.env("AQUIFER_GROUPS", agreements.directory()).process_group(0);
-    let log = File::create(files.log())?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()
+    let mut command = programs.command(&["serve", "dedup", group.as_str(), "--by-agent"]);
+    command.stderr(File::create(files.log())?).spawn()
 }
 
 /// Returns why a scanner ended: the last line of its log, or its status.

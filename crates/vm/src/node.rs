@@ -14,7 +14,7 @@ use crate::error::VmError;
 
 /// The choice of a VM's node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(rename_all = "snake_case")]
 pub enum NodeChoice {
     /// Of the nodes on which the VM fits, the one with the fewest vCPUs per processor; of equal
     /// ones the one with the most available memory.
@@ -23,6 +23,7 @@ pub enum NodeChoice {
     /// None: the kernel chooses the place of each page and of each vCPU.
     Any,
     /// This one.
+    #[serde(untagged)]
     Number(u32),
 }
 
@@ -38,20 +39,6 @@ impl FromStr for NodeChoice {
                 .map(Self::Number)
                 .map_err(|_| format!("'{text}' is neither 'auto', 'any' nor a node's number")),
         }
-    }
-}
-
-impl TryFrom<String> for NodeChoice {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<NodeChoice> for String {
-    fn from(choice: NodeChoice) -> Self {
-        choice.to_string()
     }
 }
 

@@ -31,7 +31,7 @@ const FAREWELL: Duration = Duration::from_millis(200);
 const FOLLOW: Duration = Duration::from_secs(1);
 
 /// The time between two looks for due timers, at least.
-const LOOK: Duration = Duration::from_millis(10);
+const TIMER_STEP: Duration = Duration::from_millis(10);
 
 /// This host's part in the gossip of its cluster.
 #[derive(Clone, Debug)]
@@ -360,7 +360,7 @@ fn follow(known: &Known) -> (HostName, Follow) {
 
 /// Returns the next time at which the state machine may look: those close together become one.
 fn coarse(at: Duration) -> Duration {
-    let look = LOOK.as_nanos() as u64;
+    let look = TIMER_STEP.as_nanos() as u64;
     Duration::from_nanos((at.as_nanos() as u64).next_multiple_of(look))
 }
 

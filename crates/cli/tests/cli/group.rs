@@ -39,6 +39,14 @@ impl Host {
         host
     }
 
+    /// Makes such a host with a disk of 1 MiB.
+    fn with_disk() -> (Self, PathBuf) {
+        let host = Self::new();
+        let disk = host.dir.path().join("disk");
+        fs::write(&disk, vec![1; 1 << 20]).unwrap();
+        (host, disk)
+    }
+
     fn aquifer(&self) -> Command {
         let mut command = aquifer(&self.dir.path().join("run"));
         command.env("AQUIFER_GROUPS", self.dir.path().join("groups"));
@@ -115,9 +123,7 @@ fn a_cache_ends_once_no_vm_needs_it() {
     if !is_root() {
         return;
     }
-    let host = Host::new();
-    let disk = host.dir.path().join("disk");
-    fs::write(&disk, vec![1; 1 << 20]).unwrap();
+    let (host, disk) = Host::with_disk();
     let (mut cache, _) = Cache::start_with(&host, &["--until-unused", "5s"]);
     let client = host.connect(&disk);
     assert_eq!(cache.0.ended_within(Duration::from_secs(6)), None);
@@ -131,9 +137,7 @@ fn written_data_is_there_after_a_cache_is_killed_and_restarted() {
     if !is_root() {
         return;
     }
-    let host = Host::new();
-    let disk = host.dir.path().join("disk");
-    fs::write(&disk, vec![1; 1 << 20]).unwrap();
+    let (host, disk) = Host::with_disk();
     let mut expected = fs::read(&disk).unwrap();
     let mut read = vec![0; expected.len()];
     for round in 2..6_u8 {
@@ -174,9 +178,7 @@ fn qemu_has_a_disk_by_the_cache_or_without_it_and_never_both() {
         eprintln!("skipped: needs qemu-io");
         return;
     }
-    let host = Host::new();
-    let disk = host.dir.path().join("disk");
-    fs::write(&disk, vec![1; 1 << 20]).unwrap();
+    let (host, disk) = Host::with_disk();
     let _cache = Cache::start(&host);
     let export = format!("nbd:unix:{}:exportname={}", host.socket().display(), disk.display());
     let qemu_io = |image: &str, commands: &[&str]| {

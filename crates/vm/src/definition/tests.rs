@@ -169,6 +169,19 @@ fn at_each_step_of_a_move_at_most_one_host_starts_the_vm() {
 }
 
 #[test]
+fn the_number_of_a_numa_node_stays_on_its_host() {
+    for (node, moves) in [("3", false), ("'auto'", false), ("'any'", true)] {
+        let host = Host::new();
+        let options = format!("memory = '8G'\nnode = {node}").parse().unwrap();
+        let definition = Definition::new(name("db"), options);
+        host.definitions.hold(&name("db")).unwrap().create(&definition).unwrap();
+        let (source, _qemu) = host.run("db", None);
+        let text = text(&source).unwrap().unwrap();
+        assert!(text.contains("8G") && text.contains("node") == moves, "{text}");
+    }
+}
+
+#[test]
 fn a_move_that_fails_leaves_the_definition_at_the_source() {
     let (a, b) = (Host::new(), Host::new());
     let migration = MigrationId::random();

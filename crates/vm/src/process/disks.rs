@@ -15,13 +15,13 @@ use crate::error::VmError;
 use crate::spec::VmSpec;
 
 /// How long a VM that starts waits for the cache that an agent starts for it.
-const STARTING: Duration = Duration::from_secs(5);
+const CACHE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pause between two looks at the cache.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Pause between two requests to unlock a disk.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns the group whose disk cache a VM needs; `None` if it needs none, or has no region yet.
 pub fn cache_needed(files: &Files) -> Option<Group> {
@@ -43,7 +43,7 @@ pub(super) fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, VmError>
     }
     let group = regions::record(&files.region())?.group;
     let cache = files.group(&group);
-    let deadline = Instant::now() + STARTING;
+    let deadline = Instant::now() + CACHE_TIMEOUT;
     while !has_cache(&cache) {
         if Instant::now() > deadline {
             return Err(VmError::Misuse(format!(
@@ -51,7 +51,7 @@ pub(super) fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, VmError>
                  disk-cache {group}', or start an agent, which does that by itself"
             )));
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(cache.cache_disks())
 }
@@ -74,7 +74,7 @@ pub(crate) fn release(files: &Files) {
                 if !files.is_running() {
                     return;
                 }
-                thread::sleep(AGAIN);
+                thread::sleep(RETRY_INTERVAL);
             }
         }
     };

@@ -1,10 +1,12 @@
 //! A VM that moves while it writes to a disk, which its group's cache serves on each host.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use aquifer_testbed::wait_until;
 use aquifer_vm::Qmp;
 use rustix::process::Signal;
@@ -22,20 +24,7 @@ fn a_vm_moves_with_its_cached_disk() -> Result<()> {
     if lacks_root() {
         return Ok(());
     }
-    let hosts = Hosts::new()?;
-    hosts.done("a", &["group", "create", "blue"])?;
-    // These hosts have no cluster whose agents pass agreements on.
-    let [from, to] = ["a", "b"].map(|host| hosts.of(host).dir().join("groups"));
-    let copied = Command::new("cp").arg("-a").args([from, to]).status()?;
-    ensure!(copied.success(), "the agreement could not be copied");
-    let disk = hosts.run_dir("a").with_file_name("disk.qcow2");
-    let mut image = Command::new("qemu-img");
-    let size = (BLOCK as u64 * BLOCKS).to_string();
-    let made = image.args(["create", "-q", "-f", "qcow2"]).arg(&disk).arg(size).status()?;
-    ensure!(made.success(), "qemu-img did not create an image");
-    let path = disk.to_str().context("the path is not UTF-8")?;
-    // The agents start the caches.
-    hosts.start_pooled("one", &["--group", "blue", "--cached-disk", path])?;
+    let (hosts, disk) = start()?;
     goes_on(&hosts, "a")?;
     for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "instant")] {
         let moved = hosts.done(
@@ -70,6 +59,75 @@ fn a_vm_moves_with_its_cached_disk() -> Result<()> {
         }
     }
     verify(&disk, round)
+}
+
+#[test]
+fn caches_that_die_or_hang_during_a_move_lose_nothing() -> Result<()> {
+    if lacks_root() {
+        return Ok(());
+    }
+    let (hosts, disk) = start()?;
+    goes_on(&hosts, "a")?;
+    let (mut here, mut there) = ("a", "b");
+    let all = [
+        ("here", Signal::KILL, 100),
+        ("here", Signal::STOP, 1500),
+        ("there", Signal::KILL, 1500),
+        ("there", Signal::STOP, 2500),
+        ("here", Signal::STOP, 2500),
+    ];
+    let is_whole = std::env::var("AQUIFER_MATRIX").is_ok_and(|matrix| matrix == "all");
+    for (whose, signal, wait_ms) in &all[..if is_whole { all.len() } else { 2 }] {
+        let words = ["vm", "migrate", "one", "--to", there, "--mode", "precopy"];
+        let moved = thread::scope(|scope| {
+            let moving = scope.spawn(|| hosts.ask(here, &words));
+            thread::sleep(Duration::from_millis(*wait_ms));
+            if let Ok(cache) = cache(&hosts, if *whose == "here" { here } else { there }) {
+                kill(cache, *signal)?;
+                if *signal == Signal::STOP {
+                    // Longer than the move waits for QEMU.
+                    thread::sleep(Duration::from_secs(12));
+                    kill(cache, Signal::CONT)?;
+                }
+            }
+            moving.join().map_err(|_| anyhow!("the move panicked"))?
+        })?;
+        let said = String::from_utf8_lossy(&moved.stderr).into_owned();
+        step(&format!("{here} to {there}, {whose} {signal:?}: {:?} {said}", moved.status.code()));
+        if moved.status.success() {
+            (here, there) = (there, here);
+        }
+        goes_on(&hosts, here)?;
+        if let Ok(cache) = cache(&hosts, there) {
+            kill(cache, Signal::TERM)?;
+        }
+        wait_until("the other host is empty", TIMEOUT, || hosts.is_empty(there))?;
+    }
+    let round = goes_on(&hosts, here)?;
+    let memory = hosts.goes_on(here, "one")?;
+    ensure!(memory[2] == 0, "{memory:?}");
+    hosts.done(here, &["vm", "stop", "one", "--force"])?;
+    kill(cache(&hosts, here)?, Signal::TERM)?;
+    verify(&disk, round)
+}
+
+/// Starts a VM with a cached disk on host a.
+fn start() -> Result<(Hosts, PathBuf)> {
+    let hosts = Hosts::new()?;
+    hosts.done("a", &["group", "create", "blue"])?;
+    // These hosts have no cluster whose agents pass agreements on.
+    let [from, to] = ["a", "b"].map(|host| hosts.of(host).dir().join("groups"));
+    let copied = Command::new("cp").arg("-a").args([from, to]).status()?;
+    ensure!(copied.success(), "the agreement could not be copied");
+    let disk = hosts.run_dir("a").with_file_name("disk.qcow2");
+    let mut image = Command::new("qemu-img");
+    let size = (BLOCK as u64 * BLOCKS).to_string();
+    let made = image.args(["create", "-q", "-f", "qcow2"]).arg(&disk).arg(size).status()?;
+    ensure!(made.success(), "qemu-img did not create an image");
+    let path = disk.to_str().context("the path is not UTF-8")?;
+    // The agents start the caches.
+    hosts.start_pooled("one", &["--group", "blue", "--cached-disk", path])?;
+    Ok((hosts, disk))
 }
 
 /// Returns the process of a host's disk cache.

@@ -78,10 +78,10 @@ pub(super) struct DiskCache {
 }
 
 /// Most time between two looks for VMs.
-const LOOK: Duration = Duration::from_secs(10);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Least time between them.
-const SHORTEST_LOOK: Duration = Duration::from_millis(100);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
 impl DiskCache {
     pub(super) fn run(self, common: &Common) -> Result<()> {
@@ -121,8 +121,9 @@ impl DiskCache {
         let report = || _ = output::answer(common.json, &service.status(), text);
         // The first report tells a waiting process that the cache serves.
         report();
-        let look =
-            self.until_unused.map_or(Duration::MAX, |time| LOOK.min(time / 4).max(SHORTEST_LOOK));
+        let look = self
+            .until_unused
+            .map_or(Duration::MAX, |time| LONGEST_INTERVAL.min(time / 4).max(SHORTEST_INTERVAL));
         let every = self.report.unwrap_or(Duration::MAX).min(look);
         let (mut reported, mut used) = (Instant::now(), Instant::now());
         while told.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {

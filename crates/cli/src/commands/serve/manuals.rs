@@ -74,7 +74,8 @@ const DISK_CACHE: Manual = Manual {
          guest is told that it is done. You may kill and restart it; guests wait meanwhile, \
          indefinitely. One VM may write a disk, or any number may read it. Its index costs 1/50 of \
          the cached memory, and each connection up to 33 MiB. If the OOM killer ends it, guests \
-         wait until it restarts: run it under systemd with Restart=always and an OOMScoreAdjust.",
+         wait until the agent starts another one. Without an agent, run it under systemd with \
+         Restart=always and an OOMScoreAdjust.",
     )],
     files: &[
         (
