@@ -377,26 +377,33 @@ impl Borrower {
         }
     }
 
-    /// Returns the volumes whose only lease its lender asks for, and that it cannot leave.
-    pub(crate) fn stuck(&self, now: Duration) -> BTreeSet<VolumeId> {
-        let is_only = |holding: &&Holding| {
-            let mut all = self.holdings.values();
-            all.all(|other| {
-                other.volume != holding.volume || other.borrowed.lease == holding.borrowed.lease
-            })
+    /// Returns the volumes with a lease for which its lender asks, and that they cannot leave, each
+    /// with the bytes of its other leases.
+    pub(crate) fn stuck(&self, now: Duration) -> BTreeMap<VolumeId, Bytes> {
+        let others = |stuck: &Holding| {
+            let others = self.holdings.values().filter(|other| {
+                other.volume == stuck.volume && other.borrowed.lease != stuck.borrowed.lease
+            });
+            others.map(|other| other.borrowed.bytes).sum()
         };
         let stuck = self.holdings.values().filter(|holding| holding.is_stuck(now));
-        stuck.filter(is_only).map(|holding| holding.volume).collect()
+        stuck.map(|holding| (holding.volume, others(holding))).collect()
     }
 
     pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeStatus> {
         self.volumes.iter().map(|(&id, volume)| VolumeStatus {
             volume: id,
-            bytes: volume.bytes,
+            // The leases of a region come and go.
+            bytes: if volume.owner.is_swap() { volume.bytes } else { self.leased(id) },
             owner: volume.owner.clone(),
             cause: volume.cause,
             state: volume.state,
         })
+    }
+
+    fn leased(&self, volume: VolumeId) -> Bytes {
+        let of_it = self.holdings.values().filter(|holding| holding.volume == volume);
+        of_it.map(|holding| holding.borrowed.bytes).sum()
     }
 
     pub(crate) fn leases(&self) -> impl Iterator<Item = BorrowedStatus> {

@@ -60,7 +60,7 @@ impl Borrower {
         let Some(round) = self.round.take_if(|round| !waits(round)) else { return };
         match round.purpose {
             Purpose::Volume(cause) => self.activate(cause, round, ctx),
-            Purpose::Region(volume) => self.provide(volume, round, ctx),
+            Purpose::Region { .. } => self.provide(round, ctx),
             Purpose::Replace { .. } => self.evacuate(round, ctx),
         }
     }

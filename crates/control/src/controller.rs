@@ -211,8 +211,9 @@ impl Controller {
         self.lender.lent()
     }
 
-    /// Returns the volumes whose only lease its lender asks for, and that cannot leave it.
-    pub(crate) fn stuck(&self, now: Duration) -> BTreeSet<VolumeId> {
+    /// Returns the volumes with a lease for which its lender asks, and that they cannot leave, each
+    /// with the bytes of its other leases.
+    pub(crate) fn stuck(&self, now: Duration) -> BTreeMap<VolumeId, Bytes> {
         self.borrower.stuck(now)
     }
 
@@ -282,6 +283,8 @@ fn handle(
         Event::ActivationFailed { volume, why } => borrower.activation_failed(volume, why, ctx),
         Event::Deactivated { volume } => borrower.deactivated(volume, ctx),
         Event::DeactivationFailed { volume, why } => borrower.deactivation_failed(volume, why, ctx),
+        Event::Extended { volume, unused } => borrower.extended(volume, unused, ctx),
+        Event::GiveBack { lease } => borrower.give_back_lease(lease, ctx),
         Event::Evacuated { lease, unused } => borrower.evacuated(lease, unused, ctx),
         Event::EvacuationFailed { lease, unused, why } => {
             borrower.evacuation_failed(lease, unused, why, ctx);

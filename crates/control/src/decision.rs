@@ -89,9 +89,9 @@ pub enum What {
     Unwanted { lender: HostName, lease: LeaseId },
     /// Does not start a round, although overload or the operator calls for one.
     BorrowRefused { bytes: Bytes, cause: Cause, refusal: Refusal },
-    /// Hands granted leases to a new region.
+    /// Hands granted leases to a region.
     Provides { region: RegionName, volume: VolumeId, leases: usize, bytes: Bytes },
-    /// Lenders do not grant all that a new region needs, or this host does not ask for it.
+    /// Lenders do not grant what a region needs, or this host does not ask for it.
     Lacks {
         region: RegionName,
         volume: VolumeId,
@@ -99,7 +99,7 @@ pub enum What {
         got: Bytes,
         refusal: Option<Refusal>,
     },
-    /// The new region did not use its leases.
+    /// The region did not use its new leases.
     Unclaimed { region: RegionName, volume: VolumeId, why: String },
     /// The region is gone.
     RegionGone { region: RegionName, volume: VolumeId, leases: usize },

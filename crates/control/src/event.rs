@@ -60,7 +60,7 @@ pub struct LentLease {
     pub next: BTreeSet<HostName>,
 }
 
-/// A request for all the memory of a new region.
+/// A request for memory of a region: of a new one, or more for one that has leases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionRequest {
     /// The region.
@@ -69,6 +69,8 @@ pub struct RegionRequest {
     pub volume: VolumeId,
     /// The bytes, which the controller rounds up to whole extents.
     pub bytes: Bytes,
+    /// The least that is of use. Less goes back to the lenders.
+    pub least: Bytes,
     /// The tenant to account the leases to.
     pub group: Group,
 }
@@ -145,6 +147,18 @@ pub enum Event {
         volume: VolumeId,
         /// The error, for the operator.
         why: String,
+    },
+    /// A region does not need this lease any more: its pages go elsewhere, and the lease goes back.
+    GiveBack {
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// [`Action::Extend`] is done.
+    Extended {
+        /// The volume.
+        volume: VolumeId,
+        /// The leases that could not be added to it.
+        unused: Vec<LeaseId>,
     },
     /// [`Action::Evacuate`] is done: nothing uses the lease any more.
     Evacuated {
@@ -308,6 +322,9 @@ pub enum Action {
         /// The volume.
         volume: VolumeId,
     },
+    /// Borrower: add these leases to the volume of a region that has others. The agent answers with
+    /// `Extended`.
+    Extend(LiveVolume),
     /// Borrower: add the leases `onto` to the volume, then vacate `lease` while I/O goes on. The
     /// pages of `lease` move to free room in the volume, else to spill. The agent answers with
     /// `Evacuated` or `EvacuationFailed`.

@@ -1,9 +1,9 @@
-//! Memory for regions. Their requests wait for their turn, and get all that they ask for or
-//! nothing. A region keeps its leases, through recalls, until it is gone or all its pages are home.
+//! Memory for regions. Their requests wait for their turn, and get at least what is of use, or
+//! nothing. A region keeps its leases, through recalls, until it is gone or does not need them.
 
-use aquifer_page::{Bytes, VolumeId};
+use aquifer_page::{Bytes, LeaseId, VolumeId};
 
-use crate::borrower::{Borrower, VolumeState};
+use crate::borrower::{Borrower, Leaving, Volume, VolumeState};
 use crate::round::{Purpose, Round};
 use crate::step_context::StepContext;
 use crate::{Action, Cause, LiveVolume, Owner, Refusal, RegionRequest, What};
@@ -11,10 +11,11 @@ use crate::{Action, Cause, LiveVolume, Owner, Refusal, RegionRequest, What};
 impl Borrower {
     /// Takes a region's request, unless it is a copy of one.
     pub(crate) fn borrow_for(&mut self, request: RegionRequest) {
-        let of = Purpose::Region(request.volume);
-        // A region without leases, whose pages are all home, may borrow again.
-        let is_known = self.holdings.values().any(|holding| holding.volume == request.volume)
-            || self.round.as_ref().is_some_and(|round| round.purpose == of)
+        let of = |round: &Round| match round.purpose {
+            Purpose::Region { volume, .. } => Some(volume),
+            _ => None,
+        };
+        let is_known = self.round.as_ref().and_then(of) == Some(request.volume)
             || self.requests.iter().any(|waiting| waiting.volume == request.volume);
         if !is_known {
             self.requests.push_back(request);
@@ -27,33 +28,43 @@ impl Borrower {
             && let Some(request) = self.requests.pop_front()
         {
             let wanted = request.bytes.round_up_to_extents();
-            if let Some(refusal) = self.refusal(wanted, ctx) {
+            let room = self.room(ctx);
+            if let Some(refusal) = self.refusal(&request, room, ctx) {
                 let RegionRequest { region, volume, .. } = request;
                 let (got, refusal) = (Bytes::ZERO, Some(refusal));
                 ctx.decide(What::Lacks { region, volume, wanted, got, refusal });
                 continue;
             }
-            let owner = Owner::Region(request.region);
+            let (owner, wanted) = (Owner::Region(request.region), wanted.min(room));
             let candidates = self.candidates(&owner, false, ctx);
-            let purpose = Purpose::Region(request.volume);
+            let purpose = Purpose::Region { volume: request.volume, least: request.least };
             self.round = Some(Round::new(purpose, owner, request.group, wanted, candidates));
             self.proceed(ctx);
         }
     }
 
-    fn refusal(&self, wanted: Bytes, ctx: &StepContext<'_>) -> Option<Refusal> {
+    fn refusal(
+        &self,
+        request: &RegionRequest,
+        room: Bytes,
+        ctx: &StepContext<'_>,
+    ) -> Option<Refusal> {
         let over =
             || Refusal::OverMax { borrowed: self.borrowed(), max: ctx.config().max_borrowed };
-        let nothing = (wanted == Bytes::ZERO).then_some(Refusal::Nothing);
-        nothing.or_else(|| (wanted > self.room(ctx)).then(over))
+        let nothing = (request.bytes == Bytes::ZERO).then_some(Refusal::Nothing);
+        nothing.or_else(|| (request.least > room).then(over))
     }
 
-    /// Ends the round, and hands its leases to the region. If they do not suffice, they go back: a
+    /// Ends the round, and hands its leases to the region. If they are of no use, they go back: a
     /// region with less memory than it needs would stop its programs later.
-    pub(crate) fn provide(&mut self, volume: VolumeId, round: Round, ctx: &mut StepContext<'_>) {
+    pub(crate) fn provide(&mut self, round: Round, ctx: &mut StepContext<'_>) {
+        let Purpose::Region { volume, least } = round.purpose else { return };
         let Owner::Region(region) = round.owner.clone() else { return };
         let (got, wanted) = (round.got_bytes(), round.wanted);
-        if got < wanted {
+        let has_leases = self.holdings.values().any(|holding| holding.volume == volume);
+        let is_active = |volume: &Volume| volume.state == VolumeState::Active;
+        let grows = has_leases && self.volumes.get(&volume).is_some_and(is_active);
+        if got < least || (has_leases && !grows) {
             ctx.decide(What::Lacks { region, volume, wanted, got, refusal: None });
             return self.give_back(&round, ctx);
         }
@@ -67,8 +78,40 @@ impl Borrower {
             cause: Cause::ByHand,
             leases: round.got,
         };
+        if grows {
+            live.leases.iter().for_each(|lease| self.hold(volume, lease.clone()));
+            return ctx.act(Action::Extend(live));
+        }
         self.add_volume(&live, VolumeState::Activating);
         ctx.act(Action::Activate(live));
+    }
+
+    /// Gives back the leases that a region could not take.
+    pub(crate) fn extended(
+        &mut self,
+        volume: VolumeId,
+        unused: Vec<LeaseId>,
+        ctx: &mut StepContext<'_>,
+    ) {
+        let Some(Owner::Region(region)) = self.volumes.get(&volume).map(|it| it.owner.clone())
+        else {
+            return;
+        };
+        if !unused.is_empty() {
+            let why = format!("{} lease(s) cannot be added", unused.len());
+            ctx.decide(What::Unclaimed { region, volume, why });
+        }
+        unused.into_iter().for_each(|lease| self.finish(lease, ctx));
+    }
+
+    /// Moves the pages of a lease elsewhere, and gives the lease back. The region does not need it,
+    /// so nothing replaces it.
+    pub(crate) fn give_back_lease(&mut self, lease: LeaseId, ctx: &mut StepContext<'_>) {
+        let Some(holding) = self.holdings.get_mut(&lease) else { return };
+        if holding.leaving == Leaving::No {
+            (holding.leaving, holding.replaced) = (Leaving::Wanted, holding.borrowed.bytes);
+            self.evacuate_waiting(ctx);
+        }
     }
 
     /// Returns the bytes that the requests still wait for.

@@ -14,8 +14,8 @@ use crate::{BorrowedLease, Candidates, Cause, Message, Offer, Owner, Reason, Req
 pub(crate) enum Purpose {
     /// A new volume for swap.
     Volume(Cause),
-    /// The volume of a new region.
-    Region(VolumeId),
+    /// The volume of a region, for which at least this much is of use.
+    Region { volume: VolumeId, least: Bytes },
     /// Room for the pages of a recalled lease.
     Replace { volume: VolumeId, lease: LeaseId },
 }
@@ -24,7 +24,7 @@ impl Purpose {
     pub(crate) fn cause(self) -> Option<Cause> {
         match self {
             Self::Volume(cause) => Some(cause),
-            Self::Region(_) => Some(Cause::ByHand),
+            Self::Region { .. } => Some(Cause::ByHand),
             Self::Replace { .. } => None,
         }
     }

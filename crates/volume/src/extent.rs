@@ -141,6 +141,11 @@ impl Extent {
         self.place.read()
     }
 
+    /// Does not wait: `None` if another thread has the place exclusively.
+    pub(crate) fn try_shared(&self) -> Option<RwLockReadGuard<'_, Place>> {
+        self.place.try_read()
+    }
+
     pub(crate) fn alone(&self) -> RwLockWriteGuard<'_, Place> {
         self.place.write()
     }
@@ -165,7 +170,7 @@ impl Extent {
     /// Returns whether the extent has a place, without waiting. If another thread holds the place
     /// exclusively, the extent almost certainly has one, so this returns `true`.
     pub(crate) fn is_placed(&self) -> bool {
-        self.place.try_read().is_none_or(|place| place.slot().is_some())
+        self.try_shared().is_none_or(|place| place.slot().is_some())
     }
 
     /// Returns whether the extent is on `lease`, moving or not.

@@ -86,34 +86,43 @@ impl Volume {
         lease: LeaseId,
         progress: impl FnMut(Progress),
     ) -> Result<Evacuated, VolumeError> {
-        self.vacate(lease, false, progress)
+        self.vacate(lease, false, || Ok(()), progress)
     }
 
-    /// Removes a lease as [`evacuate`](Self::evacuate) does, even if the volume has no other. Its
-    /// pages must have been discarded.
+    /// Removes a lease as [`evacuate`](Self::evacuate) does, even if the volume has no other. First
+    /// calls `discard`, which discards the pages that the lease holds. Meanwhile the lease takes no
+    /// new extents.
     ///
     /// # Errors
-    /// As [`evacuate`](Self::evacuate), also if the lease still holds pages.
-    pub fn give_up_last(&self, lease: LeaseId) -> Result<(), VolumeError> {
-        self.vacate(lease, true, |_| ()).map(drop)
+    /// Those of `discard`, or as [`evacuate`](Self::evacuate).
+    pub fn give_up<E: From<VolumeError>>(
+        &self,
+        lease: LeaseId,
+        discard: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.vacate(lease, true, discard, |_| ()).map(drop)
     }
 
-    fn vacate(
+    fn vacate<E: From<VolumeError>>(
         &self,
         lease: LeaseId,
         may_be_last: bool,
+        discard: impl FnOnce() -> Result<(), E>,
         mut progress: impl FnMut(Progress),
-    ) -> Result<Evacuated, VolumeError> {
+    ) -> Result<Evacuated, E> {
         let unknown = || VolumeError::UnknownLease(self.id(), lease);
         let source = self.leases.find(lease).ok_or_else(unknown)?;
         if !source.set_open(false) {
-            return Err(VolumeError::Evacuating(self.id(), lease));
+            return Err(VolumeError::Evacuating(self.id(), lease).into());
         }
         // Waits for a move in flight, which may have taken a slot of the lease before it was
         // closed.
         drop(self.mover());
-        let emptied = self.empty(&source, &mut progress);
-        let result = emptied.and_then(|done| self.give_up(&source, may_be_last).map(|()| done));
+        let result = discard().and_then(|()| {
+            let done = self.empty(&source, &mut progress)?;
+            self.remove(&source, may_be_last)?;
+            Ok(done)
+        });
         if result.is_err() {
             source.set_open(true);
         }
@@ -122,7 +131,7 @@ impl Volume {
 
     /// Discards what an empty lease may still hold, and removes the lease. Without it the volume
     /// must have another lease or a spill file, unless the caller says that somebody adds one.
-    fn give_up(&self, source: &Arc<Lease>, may_be_last: bool) -> Result<(), VolumeError> {
+    fn remove(&self, source: &Arc<Lease>, may_be_last: bool) -> Result<(), VolumeError> {
         loop {
             // Held for one slot at a time, as writes may wait for the mover.
             let _mover = self.mover();

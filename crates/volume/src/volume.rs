@@ -17,7 +17,7 @@ use crate::extent::{Extent, Failed, Fault, Place};
 use crate::holder::{EncryptedHolder, FileHolder, HolderError, Piece, PieceMut};
 use crate::lease::Lease;
 use crate::mover;
-use crate::placement::Leases;
+use crate::placement::{Leases, lease_id};
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 use crate::target::LeaseTarget;
 
@@ -109,11 +109,41 @@ impl Volume {
         self.leases.spill.is_some() || !self.leases.list().is_empty()
     }
 
-    /// Returns whether the volume can store all of its size.
-    pub fn has_room_for_all(&self) -> bool {
-        let capacity = |lease: &Arc<Lease>| lease.target.as_ref().map(|target| target.capacity);
-        let leases = self.leases.list().iter().filter_map(capacity).map(|bytes| bytes.0).sum();
-        self.leases.spill.is_some() || self.config.capacity.extents() * EXTENT_SIZE <= leases
+    /// Returns how much of the volume's extents its leases, except this one, cannot store.
+    pub fn shortage(&self, without: Option<LeaseId>) -> Bytes {
+        let leases = self.leases.list();
+        let others = leases.iter().filter(|lease| without.is_none() || lease_id(lease) != without);
+        let slots = others.map(|lease| lease.total).sum();
+        match &self.leases.spill {
+            Some(_) => Bytes::ZERO,
+            None => Bytes(self.config.capacity.extents().saturating_sub(slots) * EXTENT_SIZE),
+        }
+    }
+
+    /// Returns whether as many extents as this that have no place yet would find one now, or all of
+    /// them if there are fewer.
+    pub fn can_place(&self, extents: u64) -> bool {
+        let leases = self.leases.list();
+        let taken: u64 = leases.iter().map(|lease| lease.taken()).sum();
+        let healthy = leases.iter().filter(|lease| lease.is_healthy());
+        let free: u64 = healthy.map(|lease| lease.free()).sum();
+        let placeless = (self.extents.len() as u64).saturating_sub(taken);
+        self.leases.spill.is_some() || free >= placeless.min(extents)
+    }
+
+    /// Returns whether the extent is on a lease that keeps it, without waiting: the lender answers,
+    /// and the lease is not being evacuated.
+    pub fn keeps(&self, extent: ExtentIndex) -> bool {
+        let place = self.extents.get(extent.0 as usize).and_then(Extent::try_shared);
+        let keeps = |lease: &Lease| lease.is_open() && lease.answers();
+        place.is_some_and(|place| place.slot().is_some_and(|slot| keeps(&slot.lease)))
+    }
+
+    /// Returns whether the extent is on this lease.
+    pub fn is_on(&self, extent: ExtentIndex, lease: LeaseId) -> bool {
+        let place = self.extents.get(extent.0 as usize).map(Extent::shared);
+        let on = |place: &Place| place.slot().and_then(|slot| lease_id(&slot.lease));
+        place.is_some_and(|place| on(&place) == Some(lease))
     }
 
     /// Returns the volume's size.

@@ -135,7 +135,7 @@ impl Borrower {
             Owner::Region(_) if self.regions.is_awaited(volume.volume) => {
                 self.regions.wait_for(volume, HAND_OVER)
             }
-            Owner::Region(ref region) => self.extend(volume, region),
+            Owner::Region(ref region) => self.supply(volume, region),
         };
         if done.is_err() {
             self.reach.forget(volume.leases.iter().map(|lease| lease.lease));
@@ -143,10 +143,18 @@ impl Borrower {
         done
     }
 
-    /// Adds the leases to a region that exists.
-    fn extend(&self, live: &LiveVolume, region: &RegionName) -> Result<(), String> {
+    /// Adds the first leases to a region that exists.
+    fn supply(&self, live: &LiveVolume, region: &RegionName) -> Result<(), String> {
         let targets = live.leases.iter().map(|lease| self.target_for(live, lease));
-        self.regions.extend(region, live.volume, targets.collect::<Result<_, _>>()?)
+        self.regions.supply(region, live.volume, targets.collect::<Result<_, _>>()?)
+    }
+
+    /// Adds more leases to a region. Returns those that could not be added.
+    pub fn extend(&self, live: &LiveVolume) -> Vec<LeaseId> {
+        let targets = live.leases.iter().map(|lease| (lease.lease, self.target_for(live, lease)));
+        let unused = self.regions.extend(live.volume, targets.collect());
+        self.reach.forget(unused.iter().copied());
+        unused
     }
 
     fn activate_swap(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {

@@ -233,7 +233,7 @@ impl Regions {
     }
 
     /// Begins to hand leases over to a region in the making. If the region exists, no maker waits
-    /// for them, and this agent [extends](Self::extend) it.
+    /// for them, and this agent [supplies](Self::supply) it.
     pub(super) fn expect(&self, region: &RegionName, volume: VolumeId) {
         if !matches!(self.read(region, volume), Ok(Some(_))) {
             self.hand_overs.begin(volume);
@@ -245,11 +245,11 @@ impl Regions {
         self.hand_overs.is_open(volume)
     }
 
-    /// Adds leases to a region that exists. It gets all of them or none.
+    /// Adds its first leases to a region that exists. It gets all of them or none.
     ///
     /// # Errors
     /// Says why the region does not use them.
-    pub(super) fn extend(
+    pub(super) fn supply(
         &self,
         region: &RegionName,
         volume: VolumeId,
@@ -339,6 +339,46 @@ impl Regions {
         }
     }
 
+    /// Adds more leases to a region. Returns those that it does not have then.
+    pub(super) fn extend(
+        &self,
+        volume: VolumeId,
+        leases: Vec<(LeaseId, Result<LeaseTarget, String>)>,
+    ) -> Vec<LeaseId> {
+        let name = lock(&self.known).get(&volume).map(|spec| spec.name.clone());
+        let Some(name) = name else { return leases.into_iter().map(|(lease, _)| lease).collect() };
+        let files = self.files(&name);
+        let mut unused = self.add(&files, leases);
+        // The engine may have added a lease without an answer.
+        unused.retain(|lease| {
+            let evacuated = self.engines.evacuate(&files, *lease);
+            evacuated.is_ok() || self.has_left(volume, *lease) != Some(false)
+        });
+        self.refresh(volume);
+        unused
+    }
+
+    /// Adds leases to a region. Returns those for which that failed.
+    fn add(
+        &self,
+        files: &Files,
+        leases: Vec<(LeaseId, Result<LeaseTarget, String>)>,
+    ) -> Vec<LeaseId> {
+        let mut failed = Vec::new();
+        for (lease, target) in leases {
+            let add = |target| {
+                self.engines
+                    .add_lease(files, target, &self.identity)
+                    .map_err(|error| error.to_string())
+            };
+            if let Err(error) = target.and_then(add) {
+                super::cannot_be_used(lease, &error);
+                failed.push(lease);
+            }
+        }
+        failed
+    }
+
     /// Adds the leases `onto` to a region, then moves all pages out of `lease` while programs use
     /// the region. Returns the leases that could not be added, and the result of the move.
     pub(super) fn evacuate(
@@ -353,18 +393,7 @@ impl Regions {
             return (unused, Err(format!("the region of volume {volume} is gone")));
         };
         let files = self.files(&name);
-        let mut unused = Vec::new();
-        for (lease, target) in onto {
-            let add = |target| {
-                self.engines
-                    .add_lease(&files, target, &self.identity)
-                    .map_err(|error| error.to_string())
-            };
-            if let Err(error) = target.and_then(add) {
-                super::cannot_be_used(lease, &error);
-                unused.push(lease);
-            }
-        }
+        let mut unused = self.add(&files, onto);
         let moved = self.engines.evacuate(&files, lease).map_err(|error| error.to_string());
         let spec = self.refresh(volume);
         let has = |lease: LeaseId| {

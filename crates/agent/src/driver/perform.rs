@@ -53,6 +53,10 @@ impl Driver {
                     Err(why) => Some(Event::DeactivationFailed { volume, why }),
                 });
             }
+            Action::Extend(live) => self.beside(work, move || {
+                let unused = borrower.extend(&live);
+                Some(Event::Extended { volume: live.volume, unused })
+            }),
             Action::Evacuate { volume, lease, onto } => self.beside(work, move || {
                 let (unused, moved) = borrower.evacuate(volume, lease, &onto);
                 match moved {

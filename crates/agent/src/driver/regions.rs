@@ -32,7 +32,8 @@ impl Driver {
             return drop(reply.send(Err(Problem { error, help })));
         }
         let ticket = self.replies.keep(Reply::Provided(reply));
-        let request = RegionRequest { region, volume, bytes, group };
+        // A maker needs all of it.
+        let request = RegionRequest { region, volume, bytes, least: bytes, group };
         self.input(Input::BorrowFor { request, ticket });
     }
 

@@ -70,6 +70,24 @@ impl RegionMemory {
         self.vm_size.unwrap_or(self.size).min(self.size)
     }
 
+    /// Returns how much it must have at lenders before its cache may have this size.
+    ///
+    /// Leases are thin: a region borrows for the pages that leave, not for all of itself. Pages
+    /// leave by whole extents, and those that are used come back. So at most half of the leases
+    /// fills up, and the rest of their extents stays in the cache.
+    pub(crate) fn needs(&self, cache: Bytes) -> Bytes {
+        let outside = self.size.saturating_sub(cache);
+        outside.saturating_add(outside).round_up_to_extents().min(self.size)
+    }
+
+    /// Returns the smallest cache that it may have with this much at lenders.
+    pub(crate) fn least_cache(&self, leased: Bytes) -> Bytes {
+        match self.size.saturating_sub(leased) {
+            Bytes::ZERO => Bytes::ZERO,
+            _ => self.size.saturating_sub(leased.scaled(0.5)),
+        }
+    }
+
     /// Returns whether no limit that it shares with others bounds it: its pages have no other
     /// place.
     fn ignores_limits(&self) -> bool {

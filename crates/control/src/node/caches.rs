@@ -3,10 +3,10 @@
 //! Such a region begins in the RAM of this host as a whole, without a lender. When the host is
 //! overloaded, and has lent nothing that it could recall, its largest cache shrinks: cold pages go
 //! to lenders, and the region's programs run on. So do caches while a recall takes long. That comes
-//! before a loan to swap to, and long before a VM moves. The first time, this host borrows the size
-//! of the region. When the host has room again, the cache that fetches most grows. If a lender asks
-//! for its memory, and no other host has room, the cache grows to the whole region, so that all
-//! pages come home.
+//! before a loan to swap to, and long before a VM moves. Before pages leave, this host borrows twice
+//! as much as leaves (see [`RegionMemory::needs`]). When the host has room again, the cache that
+//! fetches most grows, and a lease that is not needed any more goes back. If a lender asks for its
+//! memory, and no other host has room, the cache grows, so that the pages come home.
 //!
 //! A cache shrinks above T_upper and grows below T_lower, and rests in between, so the two do not
 //! fight. One cache changes at a time.
@@ -49,6 +49,10 @@ const GROWTH: Duration = Duration::from_secs(30);
 /// The fetched pages in that time from which on a region needs more cache.
 const FETCHES: u64 = 256;
 
+/// The least loan for a region that has no lease, or too little: a share of its size. With less,
+/// it would borrow from many lenders in turn.
+pub(super) const LEAST_LOAN: f64 = 1.0 / 16.0;
+
 /// What the node remembers of caches.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Caches {
@@ -58,8 +62,8 @@ pub(super) struct Caches {
     loan: Option<(RegionName, VolumeId, Duration)>,
     /// When each region's cache could not change.
     failed: BTreeMap<RegionName, Duration>,
-    /// When a cache last shrank, or grew.
-    changed: Option<Duration>,
+    /// When a cache last shrank or grew, or a lease went back.
+    pub(super) changed: Option<Duration>,
     /// When the node last compared the fetches, and the fetches then.
     looked: Duration,
     fetched: BTreeMap<RegionName, u64>,
@@ -88,7 +92,8 @@ impl Candidate<'_> {
 }
 
 impl Node {
-    /// Shrinks a cache if this host is overloaded, or grows one if there is room for it.
+    /// Shrinks a cache if this host is overloaded, or grows one if there is room for it. Gives back
+    /// what regions do not need.
     pub(super) fn size_caches(&mut self) {
         let (config, memory) = (&self.controller.facts().config, self.own.memory);
         let overloaded = memory.overloaded(config);
@@ -109,21 +114,22 @@ impl Node {
         if let Some((chosen, others)) = chosen {
             self.shrink(chosen, &others);
         } else if !overloaded {
-            self.grow_whole();
+            self.grow_for_lenders();
             self.grow();
+            self.give_back_surplus();
         }
     }
 
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.caches.changing.is_some() || self.caches.loan.is_some()
     }
 
-    fn autos(&self) -> impl Iterator<Item = (&RegionMemory, AutoCache)> {
+    pub(super) fn autos(&self) -> impl Iterator<Item = (&RegionMemory, AutoCache)> {
         let regions = self.own.read.regions.iter();
         regions.filter_map(|region| Some((region, region.auto?)))
     }
 
-    fn rests(&self, region: &RegionName) -> bool {
+    pub(super) fn rests(&self, region: &RegionName) -> bool {
         self.caches.failed.get(region).is_some_and(|at| !self.passed(RETRY, *at))
     }
 
@@ -138,7 +144,8 @@ impl Node {
                 others.push(format!("{name} could not change lately"));
             } else if frees < LEAST_STEP {
                 others.push(format!("{name} keeps its last {least}"));
-            } else if auto.leased < region.size && self.holds(auto.volume) {
+            } else if auto.leased < self.held(auto.volume) {
+                // The reading is older than the lease.
                 others.push(format!("{name} has only {} at lenders", auto.leased));
             } else {
                 candidates.push(Candidate { region, auto, frees });
@@ -162,7 +169,7 @@ impl Node {
         }
         let needed = excess.max(memory.total.scaled(UNDER_PRESSURE)).max(LEAST_STEP);
         let Chosen { region, auto, frees } = chosen;
-        let (name, frees) = (region.name, frees.min(needed));
+        let (name, frees) = (region.name.clone(), frees.min(needed));
         let is = match memory.pressure && excess == Bytes::ZERO {
             true => format!("programs wait for memory at used {}", memory.used),
             false => format!("used {} is {excess} above the target {target}", memory.used),
@@ -172,22 +179,26 @@ impl Node {
             false => format!("the others: {}", others.join("; ")),
         };
         let about = vec![Subject::Region(name.clone()), Subject::Vm(name.clone())];
-        if auto.leased < region.size {
-            self.log(
-                format!("borrows {} for region {name}, to shrink its cache: {is}", region.size),
-                about,
-            );
-            let volume = auto.volume;
-            let (group, bytes) = (region.group, region.size);
-            self.caches.loan = Some((name.clone(), volume, self.now));
-            let request = RegionRequest { region: name, volume, bytes, group };
-            return self.with_offers(Waiting::BorrowFor(request));
-        }
         // The last step may not be done.
-        let cache = match region.resident > region.cache + LEAST_STEP {
+        let wanted = match region.resident > region.cache + LEAST_STEP {
             true => region.cache,
             false => region.resident.min(region.cache).saturating_sub(frees),
         };
+        let leased = self.keeps(auto);
+        let cache = wanted.max(self.least_cache(&region, leased));
+        if cache > wanted && region.resident.min(region.cache) < cache + LEAST_STEP {
+            let lacks = |cache| self.needs(&region, cache).saturating_sub(leased);
+            let (bytes, least) = (lacks(wanted), lacks(cache.saturating_sub(LEAST_STEP)));
+            let bytes = bytes.max(region.size.scaled(LEAST_LOAN).min(lacks(Bytes::ZERO)));
+            self.log(
+                format!("borrows {bytes} for region {name}, to shrink its cache: {is}"),
+                about,
+            );
+            self.caches.loan = Some((name.clone(), auto.volume, self.now));
+            let (volume, group) = (auto.volume, region.group);
+            let request = RegionRequest { region: name, volume, bytes, least, group };
+            return self.with_offers(Waiting::BorrowFor(request));
+        }
         self.log(format!("shrinks the cache of region {name} to {cache}: {is}; {others}"), about);
         self.change(name, cache);
     }
@@ -198,43 +209,44 @@ impl Node {
         self.outputs.push(super::Output::SetCache { region, cache });
     }
 
-    /// Grows the cache of a region to the whole, if its lender waits for memory that no other host
-    /// takes. Then the engine brings all pages home.
-    fn grow_whole(&mut self) {
+    /// Grows the cache of a region, if its lender waits for memory that no other host takes. Then
+    /// the engine brings the pages home.
+    fn grow_for_lenders(&mut self) {
         let acted = self.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
         if acted || self.is_busy() {
             return;
         }
         let stuck = self.controller.stuck(self.now);
-        let needs = |region: &RegionMemory| region.in_use().saturating_sub(region.resident);
+        let needs = |(region, cache): &(&RegionMemory, Bytes)| {
+            region.in_use().min(*cache).saturating_sub(region.resident)
+        };
+        // Each with the size of the cache that can do without the lease.
         let stuck = || {
-            let is_stuck = |(_, auto): &(_, AutoCache)| stuck.contains(&auto.volume);
-            self.autos().filter(is_stuck).map(|(region, _)| region)
+            self.autos().filter_map(|(region, auto)| {
+                let others = *stuck.get(&auto.volume)?;
+                Some((region, self.least_cache(region, others)))
+            })
         };
+        let fits = |(region, cache): &(&RegionMemory, Bytes)| region.cache >= *cache;
         // Pages that are about to come home.
-        let comes = stuck().filter(|region| region.cache >= region.size).map(needs).sum();
+        let comes = stuck().filter(fits).map(|it| needs(&it)).sum();
         let room = self.target().saturating_sub(self.taken()).saturating_sub(comes);
-        let may_grow = |region: &&RegionMemory| {
-            region.cache < region.size && needs(region) <= room && !self.rests(&region.name)
-        };
-        let mut may_grow: Vec<_> = stuck().filter(may_grow).cloned().collect();
-        may_grow.sort_by_key(|region| (needs(region), region.name.clone()));
-        for region in may_grow {
-            self.grow_whole_to(region, room);
+        let may_grow =
+            stuck().filter(|it| !fits(it) && needs(it) <= room && !self.rests(&it.0.name));
+        let mut may_grow: Vec<_> = may_grow.map(|it| (needs(&it), it.0.clone(), it.1)).collect();
+        may_grow.sort_by_key(|(needs, region, _)| (*needs, region.name.clone()));
+        for (_, region, cache) in may_grow {
+            if self.is_busy() {
+                return;
+            }
+            let what = format!(
+                "grows the cache of region {} to {cache}, so that its pages come home: its lender \
+                 waits for them, no other host has room, and {room} are free here below the middle \
+                 of T_lower and T_upper",
+                region.name
+            );
+            self.grow_to(region, cache, what);
         }
-    }
-
-    fn grow_whole_to(&mut self, region: RegionMemory, room: Bytes) {
-        if self.is_busy() {
-            return;
-        }
-        let (name, size) = (region.name.clone(), region.size);
-        let what = format!(
-            "grows the cache of region {name} to {size}, so that its pages come home: its lender \
-             waits for them, no other host has room, and {room} are free here below the middle of \
-             T_lower and T_upper"
-        );
-        self.grow_to(region, size, what);
     }
 
     /// Returns the use of memory to which caches shrink: the middle of T_lower and T_upper.

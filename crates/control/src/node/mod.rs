@@ -14,7 +14,8 @@
 //! - `drain`, `leave`: the orders to drain and to leave the cluster. `part`: the settling of leases
 //!   with former peers.
 //! - `moves`: VMs that move to other hosts, or come from them.
-//! - `caches`: local caches of regions that give RAM up under overload, and grow back.
+//! - `caches`: local caches of regions that give RAM up under overload, and grow back. `thin`: what
+//!   their regions need at lenders.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod caches;
@@ -33,6 +34,7 @@ mod part;
 mod period;
 mod regions;
 mod settle;
+mod thin;
 mod transfer;
 mod watch;
 

@@ -76,7 +76,7 @@ pub enum Output {
 /// The subject of an action. Two actions on one subject never run at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// A volume that starts or ends.
+    /// A volume that starts, grows or ends.
     Volume(VolumeId),
     /// A lease that opens, ends, or is vacated.
     Lease(LeaseId),
@@ -89,9 +89,9 @@ impl Work {
     pub(super) fn of(action: &Action) -> Self {
         match action {
             Action::Send { to, message } => Self::Message(to.clone(), message.clone()),
-            Action::Activate(LiveVolume { volume, .. }) | Action::Deactivate { volume } => {
-                Self::Volume(*volume)
-            }
+            Action::Activate(LiveVolume { volume, .. })
+            | Action::Extend(LiveVolume { volume, .. })
+            | Action::Deactivate { volume } => Self::Volume(*volume),
             Action::Evacuate { lease, .. }
             | Action::OpenLease(LentLease { lease, .. })
             | Action::RecordLease(LentLease { lease, .. })

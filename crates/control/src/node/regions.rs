@@ -17,7 +17,8 @@ impl Node {
     /// Takes a request for a region. It waits for offers, and then for its turn.
     pub(super) fn borrow_for(&mut self, request: RegionRequest, ticket: Ticket) {
         let volume = request.volume;
-        let is_known = self.orders.requests.contains_key(&volume) || self.holds(volume);
+        let is_known = self.orders.requests.contains_key(&volume)
+            || (self.holds(volume) && request.bytes > self.lacks(&request));
         if self.belonging.has_left {
             return self.answer(ticket, failed("this host leaves its cluster".to_owned(), None));
         }
@@ -62,6 +63,13 @@ impl Node {
         self.controller.borrowed().iter().any(|held| held.volume == volume)
     }
 
+    /// Returns how much less this host holds for a region than the region's size.
+    fn lacks(&self, request: &RegionRequest) -> Bytes {
+        let region = self.own.read.regions.iter().find(|region| region.name == request.region);
+        let size = region.map_or(Bytes::ZERO, |region| region.size);
+        size.saturating_sub(self.held(request.volume))
+    }
+
     /// Returns whether a region has pages at this lender.
     pub(super) fn lends_to_regions(&self, lender: &HostName) -> bool {
         let volumes = self.controller.volumes().into_iter();
@@ -85,10 +93,12 @@ impl Node {
     }
 }
 
-/// Returns the volume of a region that this action makes.
+/// Returns the volume of a region that gets leases by this action.
 pub(super) fn provided(action: &Action) -> Option<LiveVolume> {
     match action {
-        Action::Activate(live) if !live.owner.is_swap() => Some(live.clone()),
+        Action::Activate(live) | Action::Extend(live) if !live.owner.is_swap() => {
+            Some(live.clone())
+        }
         _ => None,
     }
 }

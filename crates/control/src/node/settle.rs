@@ -41,6 +41,13 @@ impl Node {
                 self.borrowing.renewed = None;
                 self.outputs.push(Output::SetSwapGate);
             }
+            Event::Extended { volume, unused } => {
+                // The controller tells of leases that the region could not take.
+                if unused.is_empty() {
+                    self.loan_arrived(*volume);
+                }
+                self.borrowing.renewed = None;
+            }
             Event::Deactivated { .. } => self.outputs.push(Output::SetSwapGate),
             Event::Evacuated { lease, .. } => drop(self.borrowing.failures.remove(lease)),
             Event::EvacuationFailed { lease, why, .. } => {

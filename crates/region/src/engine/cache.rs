@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 use aquifer_transport::sleep::going_to_sleep;
 
 use super::evict::{BATCH, FEW};
@@ -14,6 +14,10 @@ use crate::error::RegionError;
 use crate::lock;
 use crate::policy::Policy;
 use crate::table::{Page, Place};
+
+/// The least part of the cache that can leave for leases smaller than the region. Then a fault
+/// always finds a page that has a place at a lender.
+const MARGIN: Bytes = Bytes::mib(4);
 
 /// How long no page may leave before [`Engine::resize_cache`] fails.
 const STUCK: Duration = Duration::from_secs(3);
@@ -40,8 +44,12 @@ pub(super) struct Cache {
     pub(super) is_short: bool,
     /// Victims outside the page tables, the oldest first. Pages touched since are still listed.
     pub(super) cold_list: VecDeque<u64>,
-    /// The limit must not fall below the region's size: the last lease is on its way back, or gone.
-    pub(super) must_be_whole: bool,
+    /// The limit must not fall below this many frames: a lease has left, or is about to.
+    pub(super) least: u64,
+    /// Pages of a lease come home.
+    pub(super) pages_come_home: bool,
+    /// The next page to look at, for leases whose slots all hold extents.
+    pub(super) hand: u64,
     /// The pages that the destination host has, during a hand-over.
     pub(super) outgoing: Option<Outgoing>,
     /// Pages that threads wait for and that come from the source host. Pages that came since are
@@ -73,7 +81,9 @@ impl Cache {
             watched: false,
             is_short: false,
             cold_list: VecDeque::new(),
-            must_be_whole: false,
+            least: 0,
+            pages_come_home: false,
+            hand: 0,
             outgoing: None,
             awaiting_source: VecDeque::new(),
         }
@@ -160,16 +170,23 @@ impl Engine {
     /// # Errors
     /// The region's leases are too small, or it has none.
     pub fn may_limit(&self, limit: Bytes) -> Result<(), RegionError> {
-        let (size, volume) = (Bytes(self.table.pages() * PAGE_SIZE as u64), &self.lenders.volume);
-        // A region that has lenders may have lost one; its pages still leave where there is room.
-        let has_begun = self.is_watched() && volume.has_room();
-        if limit >= self.cache().min(size) || has_begun || volume.has_room_for_all() {
+        let least = self.least_cache(None);
+        if limit >= least.min(self.cache()) {
             return Ok(());
         }
         Err(RegionError::Misuse(format!(
-            "the region has too little memory at lenders, so a cache below its size of {size} \
-             would stop its programs; this host's agent borrows for it"
+            "the region has too little memory at lenders, so a cache below {least} would stop its \
+             programs; this host's agent borrows more before it makes the cache smaller"
         )))
+    }
+
+    /// Returns the smallest cache with which programs go on, `without` this lease.
+    pub(super) fn least_cache(&self, without: Option<LeaseId>) -> Bytes {
+        let size = Bytes(self.table.pages() * PAGE_SIZE as u64);
+        match self.lenders.volume.shortage(without) {
+            Bytes::ZERO => Bytes::ZERO,
+            shortage => (shortage + MARGIN).min(size),
+        }
     }
 
     /// Changes the limit of the local cache. Pages over it leave with later faults.
@@ -179,10 +196,12 @@ impl Engine {
     pub fn limit_cache(&self, limit: Bytes) -> Result<(), RegionError> {
         let frames = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
         let mut cache = lock(&self.cache);
-        if cache.must_be_whole && frames < cache.pages {
-            let why = "the region gives its last lease back, so all its pages stay in this host's \
-                       RAM; this host's agent borrows for it again";
-            return Err(RegionError::Misuse(why.to_owned()));
+        if frames < cache.least {
+            return Err(RegionError::Misuse(format!(
+                "the region gave a lease back, so {} stay in this host's RAM; this host's agent \
+                 borrows for it again",
+                Bytes(cache.least * PAGE_SIZE as u64)
+            )));
         }
         cache.limit = frames;
         cache.beyond = 0;

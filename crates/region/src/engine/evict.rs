@@ -27,6 +27,15 @@ pub(super) const FEW: usize = 16;
 /// The most pages to evict together, when pages are needed faster.
 pub(super) const BATCH: usize = 64;
 
+/// The pages from which victims come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whence {
+    /// Lenders have room for more extents.
+    Anywhere,
+    /// From extents that have a place: the leases are smaller than the region, and all in use.
+    Placed,
+}
+
 impl Engine {
     /// Signals the eviction thread if few frames are free and it is idle. Also signals the watcher.
     pub(super) fn see_to_room(&self, cache: &mut Cache) {
@@ -74,8 +83,10 @@ impl Engine {
             return Ok(());
         }
         self.watch_now()?;
-        self.cool(count)?;
-        let leaving = self.take_cooled(count);
+        let has_room = self.lenders.volume.can_place(count.max(FEW) as u64);
+        let whence = if has_room { Whence::Anywhere } else { Whence::Placed };
+        self.cool(count, whence)?;
+        let leaving = self.take_cooled(count, whence);
         if leaving.is_empty() {
             // All pages are on their way.
             self.wait_for_change(lock(&self.cache));
@@ -85,31 +96,14 @@ impl Engine {
     }
 
     /// Unmaps victims, until there are enough to choose from.
-    fn cool(&self, count: usize) -> Result<(), RegionError> {
+    fn cool(&self, count: usize, whence: Whence) -> Result<(), RegionError> {
         let mut cache = lock(&self.cache);
         // Checked under the lock: a freeze waits only for pages that were leaving when it began.
         if cache.cold_list.len() >= cache.cooled() + count || self.is_frozen() {
             return Ok(());
         }
         let most = count.max(FEW.min((cache.limit / 8) as usize));
-        let (mut victims, mut skipped) = (Vec::with_capacity(most), Vec::new());
-        let is_mapped = !self.programs().is_empty();
-        while victims.len() < most {
-            let Some(page) = cache.policy.victim() else { break };
-            let is = self.table.get(page);
-            if is.place != Place::Resident {
-                continue;
-            }
-            // A program may have the page mapped from a frame, so it stays until that is clear.
-            if self.group.sharers.get(page).is_some() && is_mapped {
-                skipped.push(page);
-                continue;
-            }
-            self.group.sharers.set(page, None);
-            self.table.set(page, is.at(Place::Leaving));
-            victims.push(page);
-        }
-        skipped.into_iter().for_each(|page| cache.policy.came(page));
+        let mut victims = self.victims(&mut cache, most, whence);
         let another_has_some = cache.outgoing.is_some();
         drop(cache);
         victims.sort_unstable();
@@ -146,6 +140,39 @@ impl Engine {
         drop(cache);
         self.arrived(&wanted);
         unmapped.map(|_| ()).map_err(RegionError::io("cannot unmap pages from a program"))
+    }
+
+    /// Chooses at most this many victims, which are leaving then.
+    fn victims(&self, cache: &mut Cache, most: usize, whence: Whence) -> Vec<u64> {
+        let is_mapped = !self.programs().is_empty();
+        // A program may have the page mapped from a frame, so it stays until that is clear.
+        let stays = |page| self.group.sharers.get(page).is_some() && is_mapped;
+        if whence == Whence::Placed
+            && let Some(mut victims) = self.placed(cache, most)
+        {
+            victims.retain(|page| !stays(*page));
+            victims.iter().for_each(|page| cache.policy.went(*page));
+            self.begin_to_leave(&victims);
+            return victims;
+        }
+        let (mut victims, mut skipped) = (Vec::with_capacity(most), Vec::new());
+        while victims.len() < most {
+            let Some(page) = cache.policy.victim() else { break };
+            if self.table.get(page).place != Place::Resident {
+                continue;
+            }
+            if stays(page) { skipped.push(page) } else { victims.push(page) }
+        }
+        skipped.into_iter().for_each(|page| cache.policy.came(page));
+        self.begin_to_leave(&victims);
+        victims
+    }
+
+    fn begin_to_leave(&self, victims: &[u64]) {
+        for page in victims {
+            self.group.sharers.set(*page, None);
+            self.table.set(*page, self.table.get(*page).at(Place::Leaving));
+        }
     }
 
     /// Puts back the victims that silent programs hold. While there are some, other programs may
@@ -215,17 +242,26 @@ impl Engine {
         self.unproven(&mut lock(&self.cache), &maybe_clean)
     }
 
-    /// Takes the oldest victims that were not touched again.
-    fn take_cooled(&self, count: usize) -> Vec<u64> {
+    /// Takes the oldest victims that were not touched again. Those that have no place stay, unless
+    /// no page of the cache has one.
+    fn take_cooled(&self, count: usize, whence: Whence) -> Vec<u64> {
         let mut cache = lock(&self.cache);
         let mut leaving = Vec::with_capacity(count);
+        let only_placed = whence == Whence::Placed && self.placed(&mut cache, 0).is_some();
         while leaving.len() < count && !self.is_frozen() {
             let Some(page) = cache.cold_list.pop_front() else { break };
             let is = self.table.get(page);
-            if is.place == Place::Unmapped {
-                self.take(&mut cache, page, is, Place::Leaving);
-                leaving.push(page);
+            if is.place != Place::Unmapped {
+                continue;
             }
+            if only_placed && !self.has_place(page) {
+                // No program has it in a page table, and a victim need not be in one.
+                self.table.set(page, is.at(Place::Resident));
+                cache.policy.came(page);
+                continue;
+            }
+            self.take(&mut cache, page, is, Place::Leaving);
+            leaving.push(page);
         }
         leaving.sort_unstable();
         leaving

@@ -1,8 +1,8 @@
-//! Pages that come home: out of the volume, and into a cache that is as large as the region.
+//! Pages that come home: out of a lease, and into a cache that is large enough without it.
 
 use std::ops::Range;
 
-use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
 use aquifer_volume::{Progress, VolumeError};
 
 use super::Engine;
@@ -16,23 +16,22 @@ use crate::table::{Page, Place};
 const CHUNK: u64 = 256;
 
 impl Engine {
-    /// Returns whether all pages may leave this lease, the only one, for the cache. Then the cache
-    /// keeps room for them until [`Self::bring_home`] ends.
-    pub(super) fn may_come_home(&self, lease: LeaseId) -> bool {
-        if self.lenders.volume.targets().iter().any(|target| target.lease != lease) {
-            return false;
-        }
+    /// Returns the smallest limit of the cache with which the pages of this lease can come home.
+    /// The cache keeps that limit until [`Self::bring_home`] ends. Returns `None` if they cannot
+    /// come now.
+    pub(super) fn hold_room(&self, lease: LeaseId) -> Option<u64> {
         let mut cache = lock(&self.cache);
-        let may = cache.limit >= self.table.pages()
-            && cache.outgoing.is_none()
-            // Another request brings them home.
-            && !cache.must_be_whole;
-        cache.must_be_whole |= may;
-        may
+        let least = self.least_cache(Some(lease)).pages();
+        // Only one lease at a time.
+        let may = cache.limit >= least && cache.outgoing.is_none() && !cache.pages_come_home;
+        may.then(|| {
+            (cache.least, cache.pages_come_home) = (least, true);
+            least
+        })
     }
 
-    /// Fetches all pages that the volume has, discards them there, and gives the lease up, while
-    /// programs run. Without a lease, the cache keeps room for all pages.
+    /// Fetches all pages that this lease has, discards them there, and gives the lease up, while
+    /// programs run. The cache keeps room for the pages that then have no place.
     ///
     /// # Errors
     /// A page cannot be fetched or discarded, or the region is being handed over. Each page stays
@@ -40,33 +39,42 @@ impl Engine {
     pub(super) fn bring_home(
         &self,
         lease: LeaseId,
+        least: u64,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), RegionError> {
-        let brought = self.bring_all(progress).and_then(|()| {
-            let given_up = self.lenders.volume.give_up_last(lease);
-            Ok(given_up?)
-        });
-        if brought.is_err() {
-            lock(&self.cache).must_be_whole = false;
-        }
+        let volume = &self.lenders.volume;
+        let brought = volume.give_up(lease, || self.bring_all(lease, least, progress));
+        let mut cache = lock(&self.cache);
+        cache.least = if brought.is_ok() { self.least_cache(None).pages() } else { 0 };
+        cache.pages_come_home = false;
         brought
     }
 
-    fn bring_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), RegionError> {
+    fn bring_all(
+        &self,
+        lease: LeaseId,
+        least: u64,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), RegionError> {
         if !self.is_watched() {
             // No page has left.
             return Ok(());
         }
-        let pages = self.table.pages();
+        let extents = 0..self.table.pages().div_ceil(PAGES_PER_EXTENT);
+        let is_on = |extent: &u64| self.lenders.volume.is_on(ExtentIndex(*extent), lease);
+        let extents: Vec<u64> = extents.filter(is_on).collect();
         let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];
-        let mut next = 0;
-        while next < pages && !self.has_ended() {
-            let chunk = next..pages.min(next + CHUNK);
-            self.fetch_remote(&chunk, &mut buffer)?;
-            next = self.discard_stored(&chunk)?;
-            let extents = |pages: u64| pages.div_ceil(PAGES_PER_EXTENT);
-            let left = Bytes((pages - next) * PAGE_SIZE as u64);
-            progress(Progress { moved: extents(next), total: extents(pages), left });
+        let total = extents.len() as u64;
+        for (moved, extent) in (0..).zip(&extents) {
+            let (mut next, end) = (extent * PAGES_PER_EXTENT, (extent + 1) * PAGES_PER_EXTENT);
+            let end = end.min(self.table.pages());
+            while next < end && !self.has_ended() {
+                let chunk = next..end.min(next + CHUNK);
+                self.fetch_remote(&chunk, least, &mut buffer)?;
+                next = self.discard_stored(&chunk)?;
+                let moved = if next == end { moved + 1 } else { moved };
+                progress(Progress { moved, total, left: Bytes((total - moved) * EXTENT_SIZE) });
+            }
         }
         // Also what an earlier engine was about to discard.
         self.discard_leftovers();
@@ -83,10 +91,17 @@ impl Engine {
     }
 
     /// Fetches those of the pages that only the volume has.
-    fn fetch_remote(&self, chunk: &Range<u64>, buffer: &mut [u8]) -> Result<(), RegionError> {
+    fn fetch_remote(
+        &self,
+        chunk: &Range<u64>,
+        least: u64,
+        buffer: &mut [u8],
+    ) -> Result<(), RegionError> {
+        let come = chunk.clone().filter(|page| self.is_remote(*page)).count();
+        self.make_room_for(come as u64)?;
         let mut cache = lock(&self.cache);
         self.may_still_come(&cache)?;
-        if cache.limit < self.table.pages() {
+        if cache.limit < least {
             let volume = self.lenders.volume.id();
             return Err(VolumeError::NoRoom(volume).into());
         }

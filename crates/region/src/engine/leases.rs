@@ -42,13 +42,13 @@ impl Engine {
             )));
         }
         volume.add_recorded_lease(lease, record)?;
-        crate::lock(&self.cache).must_be_whole = false;
+        crate::lock(&self.cache).least = 0;
         // A hand-over that began meanwhile may or may not have told the other host of the lease.
         self.may_change()
     }
 
-    /// Moves all extents off a lease and releases it, while faults and evictions go on. If it is
-    /// the only lease, and the cache is as large as the region, all pages come home. Any caller may
+    /// Moves all extents off a lease and releases it, while faults and evictions go on. If no other
+    /// lease has room, its pages come home, provided that the cache is large enough. Any caller may
     /// repeat this at any time. A lease that the region does not have counts as evacuated.
     ///
     /// # Errors
@@ -61,8 +61,9 @@ impl Engine {
     ) -> Result<(), RegionError> {
         self.may_change()?;
         match self.lenders.volume.release(lease, &mut progress) {
-            Err(VolumeError::NoRoom(_)) if self.may_come_home(lease) => {
-                self.bring_home(lease, &mut progress)?;
+            Err(VolumeError::NoRoom(volume)) => {
+                let least = self.hold_room(lease).ok_or(VolumeError::NoRoom(volume))?;
+                self.bring_home(lease, least, &mut progress)?;
             }
             done => done?,
         }

@@ -31,6 +31,7 @@ mod lifecycle;
 mod link;
 mod outgoing;
 mod persist;
+mod placed;
 mod postcopy;
 mod prefetch;
 mod programs;

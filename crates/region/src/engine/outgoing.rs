@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{PAGE_SIZE, is_zero};
+use aquifer_page::{Bytes, PAGE_SIZE, is_zero};
 use aquifer_region_client::Run;
 
 use super::Engine;
@@ -104,7 +104,7 @@ impl Engine {
     /// long.
     pub fn round(&self, round: Round, sink: &mut Sink<'_>) -> Result<Sent, RegionError> {
         // Without a place at lenders, a page can only go to the other host.
-        let has_place = self.lenders.volume.has_room_for_all();
+        let has_place = self.lenders.volume.shortage(None) == Bytes::ZERO;
         let round = if round == Round::Clean && !has_place { Round::Copy } else { round };
         if round == Round::Clean {
             let resident = self.usage().resident.pages();

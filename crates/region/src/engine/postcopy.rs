@@ -44,7 +44,8 @@ impl Engine {
         Ok(as_runs(&pages))
     }
 
-    fn make_room_for(&self, pages: u64) -> Result<(), RegionError> {
+    /// Evicts pages until as many as this have room within the limit.
+    pub(super) fn make_room_for(&self, pages: u64) -> Result<(), RegionError> {
         let lacks = || {
             let cache = lock(&self.cache);
             cache.frames + pages > cache.limit.max(pages)

@@ -43,6 +43,7 @@ pub(crate) struct Job {
 #[derive(Clone, Debug)]
 enum Task {
     Activate(LiveVolume),
+    Extend { volume: VolumeId, unused: Vec<LeaseId> },
     Deactivate(VolumeId),
     Evacuate { volume: VolumeId, lease: LeaseId, unused: Vec<LeaseId> },
     Open(LentLease),
@@ -67,6 +68,10 @@ impl Simulation {
             Action::Send { .. } => return,
             Action::Activate(live) => {
                 (Task::Activate(live), self.time_up_to(costs.start, LEAST_START))
+            }
+            Action::Extend(LiveVolume { volume, leases, .. }) => {
+                let (unused, _) = self.extend(host, volume, leases);
+                (Task::Extend { volume, unused }, self.time_up_to(costs.start, LEAST_START))
             }
             Action::Deactivate { volume } => {
                 let refused = self.begin_deactivation(host, volume).err();
@@ -160,20 +165,11 @@ impl Simulation {
         lease: LeaseId,
         onto: Vec<BorrowedLease>,
     ) -> (Vec<LeaseId>, Option<String>) {
-        let lender_of = |lease: &BorrowedLease| self.names[&lease.lender];
-        let (added, unused): (Vec<_>, Vec<_>) =
-            onto.into_iter().partition(|lease| self.reaches(host, lender_of(lease), lease.lease));
-        let places: Vec<_> =
-            added.into_iter().map(|lease| Place::new(lease.clone(), lender_of(&lease))).collect();
-        let unused: Vec<_> = unused.into_iter().map(|lease| lease.lease).collect();
-        let machine = &mut self.hosts[host].machine;
-        let is_moving = machine.is_moving(id);
-        let volume = machine.volumes.get_mut(&id);
-        let Some(volume) = volume.filter(|_| !is_moving) else {
-            let all = places.into_iter().map(|place| place.borrowed.lease).chain(unused);
-            return (all.collect(), Some("its process has ended or moves".to_owned()));
+        let (unused, added) = self.extend(host, id, onto);
+        let volume = self.hosts[host].machine.volumes.get_mut(&id).filter(|_| added);
+        let Some(volume) = volume else {
+            return (unused, Some("its process has ended or moves".to_owned()));
         };
-        volume.places.extend(places.into_iter().map(|place| (place.borrowed.lease, place)));
         if volume.is_detaching {
             return (unused, Some("its process is moving pages already".to_owned()));
         }
@@ -182,6 +178,31 @@ impl Simulation {
             .get_mut(&lease)
             .is_some_and(|place| std::mem::replace(&mut place.is_leaving, true));
         (unused, under_way.then(|| "its process is moving these pages already".to_owned()))
+    }
+
+    /// Adds leases to a volume. Returns those that could not be added, and whether the volume is
+    /// here and takes any.
+    fn extend(
+        &mut self,
+        host: HostNumber,
+        id: VolumeId,
+        leases: Vec<BorrowedLease>,
+    ) -> (Vec<LeaseId>, bool) {
+        let lender_of = |lease: &BorrowedLease| self.names[&lease.lender];
+        let (added, unused): (Vec<_>, Vec<_>) =
+            leases.into_iter().partition(|lease| self.reaches(host, lender_of(lease), lease.lease));
+        let places: Vec<_> =
+            added.into_iter().map(|lease| Place::new(lease.clone(), lender_of(&lease))).collect();
+        let unused: Vec<_> = unused.into_iter().map(|lease| lease.lease).collect();
+        let machine = &mut self.hosts[host].machine;
+        let is_moving = machine.is_moving(id);
+        let volume = machine.volumes.get_mut(&id);
+        let Some(volume) = volume.filter(|_| !is_moving) else {
+            let all = places.into_iter().map(|place| place.borrowed.lease).chain(unused);
+            return (all.collect(), false);
+        };
+        volume.places.extend(places.into_iter().map(|place| (place.borrowed.lease, place)));
+        (unused, true)
     }
 
     pub(crate) fn job_step(&mut self, host: HostNumber, id: JobId) {
@@ -221,6 +242,7 @@ impl Simulation {
         }
         match job.task.clone() {
             Task::Activate(live) => Next::End(Some(self.activate(host, live))),
+            Task::Extend { volume, unused } => Next::End(Some(Done::Extended { volume, unused })),
             Task::Deactivate(volume) => self.copy(host, id, job, Target::Volume(volume)),
             Task::Evacuate { volume, lease, .. } => {
                 self.copy(host, id, job, Target::Lease(volume, lease))
@@ -240,6 +262,7 @@ impl Simulation {
         self.resume_writes(host, job);
         Some(match job.task.clone() {
             Task::Activate(LiveVolume { volume, .. }) => Done::ActivationFailed { volume, why },
+            Task::Extend { volume, unused } => Done::Extended { volume, unused },
             Task::Deactivate(volume) => Done::DeactivationFailed { volume, why },
             Task::Evacuate { lease, unused, .. } => Done::EvacuationFailed { lease, unused, why },
             Task::Open(LentLease { lease, .. }) => Done::LeaseFailed { lease, why },
@@ -379,6 +402,9 @@ impl Simulation {
             Task::Deactivate(volume) | Task::Activate(LiveVolume { volume, .. }) => {
                 volumes.remove(volume);
                 Done::Deactivated { volume: *volume }
+            }
+            Task::Extend { volume, unused } => {
+                Done::Extended { volume: *volume, unused: unused.clone() }
             }
             Task::Open(LentLease { lease, .. })
             | Task::Record(LentLease { lease, .. })

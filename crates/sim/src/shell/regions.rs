@@ -90,7 +90,8 @@ impl Simulation {
         let (bytes, ticket) = (vm.spec.size, agent.ticket());
         agent.starting.insert(ticket, region.clone());
         let volume = VolumeId(self.rng.random());
-        let request = RegionRequest { region, volume, bytes, group: Group::default() };
+        let least = bytes;
+        let request = RegionRequest { region, volume, bytes, least, group: Group::default() };
         self.input(host, Input::BorrowFor { request, ticket });
     }
 

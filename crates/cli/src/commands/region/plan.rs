@@ -6,6 +6,7 @@ use std::time::Duration;
 use aquifer_api::client::CallError;
 use aquifer_api::order::{BorrowFor, Provided, Settle};
 use aquifer_api::{Done, path};
+use aquifer_page::Bytes;
 use aquifer_region::process::RegionSpec;
 use aquifer_volume::LeaseTarget;
 
@@ -43,7 +44,7 @@ impl Plan {
         spec: RegionSpec,
         encrypt: impl Fn(&mut LeaseTarget),
     ) -> Result<Self> {
-        let (agent, leases, identity) = borrow(common, socket, &spec)?;
+        let (agent, leases, identity) = borrow(common, socket, &spec, spec.size)?;
         let mut plan = Self { spec, agent: Some(agent), json: common.json };
         plan.spec.leases = leases;
         plan.spec.leases.iter_mut().for_each(encrypt);
@@ -93,7 +94,7 @@ impl Plan {
     }
 }
 
-/// Lets this host's agent borrow the size of a region. Returns the agent, the leases, and the
+/// Lets this host's agent borrow for a region. Returns the agent, the leases, and the
 /// directory of the host's certificate.
 ///
 /// # Errors
@@ -102,13 +103,14 @@ pub(super) fn borrow(
     common: &Common,
     socket: Socket,
     spec: &RegionSpec,
+    bytes: Bytes,
 ) -> Result<(Agent, Vec<LeaseTarget>, PathBuf)> {
-    let what = format!("borrowing {} for '{}'", spec.size, spec.name);
+    let what = format!("borrowing {bytes} for '{}'", spec.name);
     let agent = socket.agent(common)?;
     let order = BorrowFor {
         region: spec.name.clone(),
         volume: spec.volume,
-        bytes: spec.size,
+        bytes,
         group: spec.group.clone(),
         directory: directory(common)?,
     };

@@ -27,7 +27,7 @@ const ADDING: Duration = Duration::from_secs(30);
 /// engine evicts pages. The region of a VM has the VM's name.
 ///
 /// With 'auto' this host's agent chooses the limit from now on. With a size it no longer does. If
-/// the region has no memory of other hosts yet, the agent borrows that first.
+/// the region has less memory of other hosts than its size, the agent borrows the rest first.
 #[derive(Debug, Args)]
 pub struct Resize {
     /// Name of the region
@@ -53,7 +53,7 @@ impl Resize {
 }
 
 /// Sets the limit of a region's cache. First asks this host's agent for the RAM, and borrows for a
-/// region that has nothing at lenders, if pages must leave.
+/// region that has less at lenders than its size, if pages must leave.
 ///
 /// # Errors
 /// If the agent or the engine refuses.
@@ -82,7 +82,8 @@ pub(crate) fn set_cache(
     };
     let mut claimed = ask()?;
     if spec.began_local && cache < spec.size && spec.leased() < spec.size {
-        plan::borrow(common, socket.clone(), &spec)?;
+        let lacks = spec.size.saturating_sub(spec.leased());
+        plan::borrow(common, socket.clone(), &spec, lacks)?;
         await_leases(files)?;
         // The loan may have taken longer than a claim counts.
         claimed.keep();

@@ -1,5 +1,7 @@
 //! Tests of regions whose cache the host's agent chooses.
 
+mod thin;
+
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use rustix::process::Signal;
@@ -19,12 +21,17 @@ struct Scene {
 
 impl Scene {
     fn set(lenders: &[&'static str]) -> Self {
-        let a = Spec::new("a").memory(Bytes::mib(288)).set("lend", "enabled", false);
         let lender = |name: &&'static str| Spec::new(name).memory(Bytes::mib(512));
-        let cluster = Cluster::new([a].into_iter().chain(lenders.iter().map(lender)));
+        Self::with(SIZE, Bytes::mib(288), lenders.iter().map(lender))
+    }
+
+    /// Sets a region of this size on a host with this memory, beside these lenders.
+    fn with(size: Bytes, memory: Bytes, lenders: impl Iterator<Item = Spec>) -> Self {
+        let a = Spec::new("a").memory(memory).set("lend", "enabled", false);
+        let cluster = Cluster::new([a].into_iter().chain(lenders));
         let mut scene = Self { cluster, program: None };
-        let size = SIZE.0.to_string();
-        let words = ["region", "create", "items", "--size", &size, "--cache", "auto", "--json"];
+        let bytes = size.0.to_string();
+        let words = ["region", "create", "items", "--size", &bytes, "--cache", "auto", "--json"];
         let made: Value = Answer::of(&mut scene.a().inside(&words)).json();
         let file = made["file"].as_str().unwrap();
         let disk = scene.cluster.dir().join("disk");
@@ -32,7 +39,7 @@ impl Scene {
         let words = ["region", "exec", "--", "python3", "-c", MEMORY_PROGRAM, file, disk];
         scene.program = Some(Program::start(&mut scene.a().inside(&words)));
         scene.does("write 1");
-        assert_eq!(scene.shown("/usage/resident"), SIZE.0);
+        assert_eq!(scene.shown("/usage/resident"), size.0);
         scene
     }
 

@@ -190,10 +190,10 @@ impl Reprovisioner {
     }
 }
 
-/// Takes `wanted` steps to cover a deficit, and leaves each VM at least its part of `able`. The sum
-/// of those parts is at most `able`, so there are enough steps.
+/// Takes `wanted` steps to cover a deficit, and leaves each VM at least its part of `able`. A VM
+/// that is stuck gives last, and only what the others cannot cover.
 fn take(division: &Division<'_>, mut wanted: u64, able: Bytes, steps: &mut [u64]) {
-    let parts = division.of(able);
+    let parts = division.of_others(able);
     let mut order: Vec<usize> = (0..steps.len()).collect();
     order.sort_by_key(|&i| division.first_to_give(i, parts[i]));
     for i in order {

@@ -78,6 +78,18 @@ impl Division<'_> {
         }
     }
 
+    /// Returns the parts of the VMs that are not stuck, if they divide what the others leave of
+    /// `surplus`. To take steps from a VM that is stuck covers nothing soon.
+    pub fn of_others(&self, surplus: Bytes) -> Vec<u64> {
+        let (stuck, others): (Vec<_>, Vec<_>) = self.all.iter().cloned().partition(|one| one.stuck);
+        let kept = stuck.iter().fold(0_u64, |sum, one| sum.saturating_add(one.steps));
+        let rest = surplus.0.saturating_sub(self.config.whole_step().0.saturating_mul(kept));
+        let others = Division { config: self.config, all: &others };
+        let mut parts = others.of(Bytes(rest)).into_iter();
+        let mut next = || parts.next().unwrap_or(0);
+        self.all.iter().map(|one| if one.stuck { 0 } else { next() }).collect()
+    }
+
     /// Returns the most steps that every VM with room for them can have, out of `steps` for all.
     fn level(&self, mut steps: u64) -> u64 {
         let mut rooms: Vec<u64> = self.all.iter().map(|one| one.room).collect();

@@ -37,7 +37,7 @@ fn held(vm: &Vm, target: Bytes) -> Bytes {
 }
 
 /// A VM, and its share in whole steps. Within this module, numbers of steps are plain `u64`s.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct VmAllocation<'a> {
     pub vm: &'a Vm,
     /// Steps of the VM's target beyond the base, within the VM's limits.

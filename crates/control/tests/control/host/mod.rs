@@ -134,7 +134,7 @@ pub fn req(request: u128, bytes: Bytes) -> Message {
 /// Returns the request of the region `items` for memory.
 pub fn for_region(volume: u128, bytes: Bytes) -> RegionRequest {
     let (region, volume) = ("items".parse().expect("a name"), VolumeId(volume));
-    RegionRequest { region, volume, bytes, group: Group::default() }
+    RegionRequest { region, volume, bytes, least: bytes, group: Group::default() }
 }
 
 /// Returns a borrower's request for the region `items`.

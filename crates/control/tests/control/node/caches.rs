@@ -1,5 +1,7 @@
 //! Tests of local caches whose size the node chooses: they shrink under overload, and grow later.
 
+mod thin;
+
 use aquifer_control::ledger::{AutoCache, OwnMemory, RegionMemory};
 use aquifer_control::node::{Answer, Input, Output, Readings, Work};
 use aquifer_control::{Action, Event, Message, Owner};

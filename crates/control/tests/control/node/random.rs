@@ -198,6 +198,12 @@ impl World {
             }
             Action::Activate(live) if well => Some(Event::Activated { volume: live.volume }),
             Action::Activate(live) => Some(Event::ActivationFailed { volume: live.volume, why }),
+            Action::Extend(live) => {
+                let volume = live.volume;
+                let leases = live.leases.into_iter().map(|lease| lease.lease);
+                let unused = if well { Vec::new() } else { leases.collect() };
+                Some(Event::Extended { volume, unused })
+            }
             Action::Deactivate { volume } if well => Some(Event::Deactivated { volume }),
             Action::Deactivate { volume } => Some(Event::DeactivationFailed { volume, why }),
             Action::Evacuate { lease, .. } if well => {

@@ -251,6 +251,7 @@ impl Network {
             // Controllers choose their ids from small numbers.
             volume: VolumeId(u128::MAX - self.regions),
             bytes: Bytes::mib(64 * extents),
+            least: Bytes::mib(64 * if again { 1 } else { extents }),
             group: Group::default(),
         };
         self.step(index, Event::BorrowFor(request));
@@ -345,6 +346,14 @@ impl Network {
                 Event::Deactivated { volume }
             }
             Action::Deactivate { volume } => Event::DeactivationFailed { volume, why },
+            Action::Extend(LiveVolume { volume, leases, .. }) => {
+                let known = host.volumes.get_mut(&volume).filter(|_| well);
+                let (added, unused) =
+                    if known.is_some() { (leases, vec![]) } else { (vec![], leases) };
+                known.into_iter().for_each(|known| known.leases.extend(added.iter().cloned()));
+                let unused = unused.into_iter().map(|lease| lease.lease).collect();
+                Event::Extended { volume, unused }
+            }
             Action::Evacuate { volume, lease, onto } => {
                 let under_way = host.moving.contains(&(volume, lease));
                 let Some(volume) = host.volumes.get_mut(&volume) else {
@@ -482,9 +491,10 @@ impl Host {
         self.jobs.iter().any(of_it)
     }
 
-    /// Returns whether the host moves pages between leases of a volume.
+    /// Returns whether the host changes the leases of a volume.
     fn evacuates(&self, volume: VolumeId) -> bool {
         let evacuated = self.jobs.iter().filter_map(|job| match job {
+            Action::Extend(live) => Some(live.volume),
             Action::Evacuate { volume, .. } => Some(*volume),
             _ => None,
         });
@@ -495,7 +505,7 @@ impl Host {
     fn leases_in_use(&self) -> Vec<BorrowedLease> {
         let live = self.volumes.values().flat_map(|volume| &volume.leases);
         let coming = self.jobs.iter().flat_map(|job| match job {
-            Action::Activate(volume) => &volume.leases[..],
+            Action::Activate(volume) | Action::Extend(volume) => &volume.leases[..],
             Action::Evacuate { onto, .. } => &onto[..],
             _ => &[],
         });

@@ -56,7 +56,7 @@ impl Network {
             self.moves.remove(at);
             return self.missed(volume);
         };
-        if !self.may_use(to, &live) {
+        if !self.is_permitted(from, to, &live) {
             return;
         }
         if !expected {
@@ -89,6 +89,19 @@ impl Network {
             let lender = &self.hosts[self.index(&lease.lender)];
             let record = lender.store.get(&lease.lease);
             record.is_some_and(|lent| lent.borrower == *name || lent.next.contains(name))
+        })
+    }
+
+    /// Returns whether the lenders' records let a region move on from the host that has it now. An
+    /// older record may name the destination as a former holder, and permits nothing.
+    fn is_permitted(&self, from: usize, to: usize, live: &LiveVolume) -> bool {
+        let (from, to) = (&self.hosts[from].name, &self.hosts[to].name);
+        live.leases.iter().filter(|lease| !self.expired.contains(&lease.lease)).all(|lease| {
+            let record = self.hosts[self.index(&lease.lender)].store.get(&lease.lease);
+            record.is_some_and(|lent| {
+                (&lent.borrower, lent.generation) == (from, lease.generation)
+                    && lent.next.contains(to)
+            })
         })
     }
 

@@ -2,6 +2,7 @@
 
 mod hand_over;
 mod leases;
+mod thin;
 mod unwatched;
 
 use std::path::PathBuf;

@@ -1,0 +1,91 @@
+//! Tests of regions that borrow for the pages that leave, and not for all of themselves.
+
+use super::*;
+
+/// A region far larger than the two lenders together can spare.
+const SIZE: Bytes = Bytes::mib(640);
+
+fn granted(scene: &Scene) -> Bytes {
+    let lent = ["b", "c"].map(|name| scene.cluster[name].status().lent);
+    lent.iter().flatten().map(|lent| lent.bytes).sum()
+}
+
+fn stored(scene: &Scene) -> Bytes {
+    ["b", "c"].map(|name| scene.cluster[name].stored()).into_iter().sum()
+}
+
+/// Sets a region on a host that two small ones can help, and overloads the host.
+fn overloaded() -> (Scene, super::super::framework::Load) {
+    let lenders = ["b", "c"].map(|name| Spec::new(name).memory(Bytes::mib(192)));
+    let scene = Scene::with(SIZE, Bytes::mib(960), lenders.into_iter());
+    let mut load = scene.a().load(Bytes::mib(150));
+    load.filled();
+    wait_until("pages are at lenders", || stored(&scene) > Bytes::mib(16));
+    (scene, load)
+}
+
+#[test]
+fn small_lenders_relieve_a_large_region() {
+    if lacks_rights() {
+        return;
+    }
+    let (mut scene, mut load) = overloaded();
+    for seed in ["1", "2", "3"] {
+        if seed != "1" {
+            scene.does(&format!("write {seed}"));
+        }
+        scene.does(&format!("check {seed}"));
+    }
+    let (granted, cache) = (granted(&scene), scene.cache());
+    assert!(granted < SIZE, "{granted}");
+    assert!(cache.0 + granted.0 / 2 >= SIZE.0, "{cache} {granted}");
+    assert!(!scene.a().has_volumes(), "the host does not swap");
+    // The operator may choose only what the leases allow.
+    let refused = scene.resize("64M");
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    scene.does("check 3");
+    load.verify();
+    scene.end(&["b", "c"]);
+}
+
+#[test]
+fn deaths_of_agent_and_engine_lose_nothing_of_a_thin_region() {
+    if lacks_rights() {
+        return;
+    }
+    let (mut scene, mut load) = overloaded();
+    scene.does("write 2");
+    scene.a().kill_agent();
+    let engine = scene.shown("/pid");
+    crate::region::framework::kill(&engine.into());
+    wait_until("another engine serves", || {
+        let shown = Answer::of(&mut scene.a().aquifer(&["region", "show", "items", "--json"]));
+        shown.code == Some(0) && shown.json::<Value>()["pid"] != engine
+    });
+    scene.does("check 2");
+    scene.a().start();
+    scene.a().wait_until_ready();
+    scene.does("write 3");
+    scene.does("check 3");
+    load.verify();
+    scene.end(&["b", "c"]);
+}
+
+#[test]
+fn a_lender_of_a_thin_region_drains() {
+    if lacks_rights() {
+        return;
+    }
+    let (mut scene, mut load) = overloaded();
+    load.verify();
+    drop(load);
+    // Without the load, the host has room for the pages of one lender, or the other lender has.
+    let lender = if scene.cluster["b"].stored() > Bytes::ZERO { "b" } else { "c" };
+    let drained = Answer::of(&mut scene.cluster[lender].aquifer(&["host", "drain"]));
+    assert_eq!(drained.code, Some(0), "{drained:?}");
+    assert!(scene.cluster[lender].is_free());
+    scene.does("check 1");
+    scene.does("write 2");
+    scene.does("check 2");
+    scene.end(&["b", "c"]);
+}

@@ -1,0 +1,87 @@
+//! Leases smaller than their region: what a region needs at lenders, and what it gives back.
+
+use std::time::Duration;
+
+use aquifer_page::{Bytes, Group, VolumeId};
+
+use super::Node;
+use super::caches::LEAST_LOAN;
+use crate::ledger::{AutoCache, RegionMemory};
+use crate::{BorrowedLease, BorrowedStatus, Event, Subject};
+
+/// Time from the last change of a cache to the return of a lease.
+const RETURN: Duration = Duration::from_secs(120);
+
+impl Node {
+    /// Returns whether a limit over several caches covers this one. Such a limit may take all of a
+    /// cache but a little.
+    fn is_limited(&self, region: &RegionMemory) -> bool {
+        let covers = |group: &Option<Group>| group.as_ref().is_none_or(|it| *it == region.group);
+        self.own.read.cache_limits.iter().any(|limit| covers(&limit.group))
+    }
+
+    pub(super) fn needs(&self, region: &RegionMemory, cache: Bytes) -> Bytes {
+        if self.is_limited(region) { region.size } else { region.needs(cache) }
+    }
+
+    pub(super) fn least_cache(&self, region: &RegionMemory, leased: Bytes) -> Bytes {
+        match self.is_limited(region) && leased < region.size {
+            true => region.size,
+            false => region.least_cache(leased),
+        }
+    }
+
+    /// Returns the bytes of the leases that this host holds for a volume.
+    pub(super) fn held(&self, volume: VolumeId) -> Bytes {
+        let held = self.controller.borrowed().into_iter().filter(|held| held.volume == volume);
+        held.map(|held| held.lease.bytes).sum()
+    }
+
+    /// Returns what the region has at lenders, without the leases that it is about to leave.
+    pub(super) fn keeps(&self, auto: AutoCache) -> Bytes {
+        let borrowed = self.controller.borrowed().into_iter();
+        let leaving = borrowed.filter(|held| held.volume == auto.volume && held.leaving);
+        auto.leased.saturating_sub(leaving.map(|held| held.lease.bytes).sum())
+    }
+
+    /// Gives back a lease that a region does not need. A region keeps some more than it needs, as
+    /// its cache may shrink again.
+    pub(super) fn give_back_surplus(&mut self) {
+        let rests = self.caches.changed.is_some_and(|at| !self.passed(RETURN, at));
+        if rests || self.is_busy() {
+            return;
+        }
+        let stuck = self.controller.stuck(self.now);
+        let surplus = self.autos().find_map(|(region, auto)| {
+            let keeps = self.keeps(auto);
+            let more = match region.cache < region.size {
+                true => region.size.scaled(LEAST_LOAN),
+                false => Bytes::ZERO,
+            };
+            let needs = self.needs(region, region.cache).saturating_add(more);
+            let of_it = |held: &&BorrowedStatus| held.volume == auto.volume;
+            let borrowed = self.controller.borrowed();
+            let settled = !stuck.contains_key(&auto.volume)
+                && !self.rests(&region.name)
+                && auto.leased == self.held(auto.volume)
+                && borrowed.iter().filter(of_it).all(|held| !held.leaving);
+            let fits = |held: &&BorrowedStatus| needs.saturating_add(held.lease.bytes) <= keeps;
+            let lease =
+                borrowed.iter().filter(of_it).filter(fits).max_by_key(|held| held.lease.bytes);
+            lease
+                .filter(|_| settled)
+                .map(|held| (region.name.clone(), held.lease.clone(), keeps, needs))
+        });
+        let Some((region, lease, keeps, needs)) = surplus else { return };
+        let BorrowedLease { lease, lender, bytes, .. } = lease;
+        self.caches.changed = Some(self.now);
+        self.log(
+            format!(
+                "gives lease {lease} of {bytes} back to {lender}: region {region} has {keeps} at \
+                 lenders, and needs {needs}"
+            ),
+            vec![Subject::Region(region.clone()), Subject::Vm(region)],
+        );
+        self.step(Event::GiveBack { lease });
+    }
+}
