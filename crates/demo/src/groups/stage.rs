@@ -8,7 +8,7 @@ use aquifer_blockdev::swap;
 use aquifer_cli::failure::{OrFail, Result};
 use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group, RegionName};
-use aquifer_region::LinkSpec;
+use aquifer_region::{LinkSpec, Paging};
 use aquifer_region::process::RegionSpec;
 use aquifer_vm::memory::{Limits, UNLIMITED};
 use aquifer_vm::process::client::NewVm;
@@ -95,7 +95,8 @@ impl Stage {
         };
         // The cache has room for all of the memory.
         let cache = MEMORY + Bytes::mib(16);
-        let region = RegionSpec { group, link: Some(LINK), ..RegionSpec::new(name, MEMORY, cache) };
+        let paging = Paging { link: Some(LINK), ..Paging::default() };
+        let region = RegionSpec { group, paging, ..RegionSpec::new(name, MEMORY, cache) };
         let limits = Limits { min: BASE, max: MEMORY, ..UNLIMITED };
         let exe = program::aquifer()?;
         let (memory, limits) = (Some(&region), &limits);

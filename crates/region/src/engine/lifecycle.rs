@@ -73,7 +73,7 @@ impl Engine {
             Arc::new(ExtentMap::new(&extent_map.1, extents).map_err(fail(extent_map.0))?);
         let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
         // Besides the fault workers, one thread evicts and one discards.
-        let workers = volume_workers(config.workers);
+        let workers = volume_workers(config.paging.workers);
         let fail = RegionError::io(format!("cannot read {}", programs.display()));
         let mapped = [region.0.to_owned(), frames.clone()];
         let surviving_mappings = SurvivingMappings::open(programs, mapped).map_err(fail)?;
@@ -103,13 +103,13 @@ impl Engine {
             lenders: Lenders {
                 volume,
                 extent_map: extent_map.clone(),
-                link: config.link.map(Link::new),
+                link: config.paging.link.map(Link::new),
                 upkeep: Mutex::default(),
                 leftovers: Mutex::default(),
             },
             cache: Mutex::new(Cache::new(config, pages)),
             signals: Signals::default(),
-            programs: Programs::new(surviving_mappings, config.prefetch),
+            programs: Programs::new(surviving_mappings, config.paging.prefetch),
             faults: Faults::new(config).map_err(RegionError::io("cannot create an epoll"))?,
             early: Early::new(pages),
             counters: Counters::default(),

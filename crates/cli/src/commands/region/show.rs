@@ -96,7 +96,10 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
     }
     line("zero", usage.zero.to_string());
     line("mapped by", mapped_by(&status.programs));
-    line("engine", format!("process {}, up {seconds:.0} s; {} policy", status.pid, spec.policy));
+    line(
+        "engine",
+        format!("process {}, up {seconds:.0} s; {} policy", status.pid, spec.paging.policy),
+    );
     line(
         "faults",
         format!(
@@ -117,10 +120,10 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
             counts.prefetch_used,
             counts.prefetch_wasted,
             counts.zeroed,
-            spec.prefetch
+            spec.paging.prefetch
         ),
     );
-    if let Some(link) = &spec.link {
+    if let Some(link) = &spec.paging.link {
         let how = if link.one_at_a_time { "one at a time" } else { "in parallel" };
         let took = status.link.unwrap_or_default();
         let what = format!("emulated: {:?} per page, {how}", link.latency);

@@ -19,7 +19,7 @@ use rustix::fs::SeekFrom;
 use tempfile::TempDir;
 
 use super::super::fault::FaultRequest;
-use super::super::{Engine, EngineConfig, Scheme};
+use super::super::{Engine, EngineConfig, Paging, Scheme};
 use super::lender::{CrashLender, Pages};
 use super::program::{CELLS, Program};
 use crate::effect;
@@ -164,12 +164,13 @@ impl Host {
         let config = EngineConfig {
             cache: Bytes(shape.frames * PAGE_SIZE as u64),
             may_be_unwatched: false,
-            policy: shape.policy,
-            scheme: shape.scheme,
-            prefetch: PrefetchKind::Auto,
-            link: None,
-            fault_timeout: None,
-            workers: 1,
+            paging: Paging {
+                policy: shape.policy,
+                scheme: shape.scheme,
+                prefetch: PrefetchKind::Auto,
+                workers: 1,
+                ..Paging::default()
+            },
             foreign: self.foreign.get(),
         };
         let volume = VolumeConfig {
