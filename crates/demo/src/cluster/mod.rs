@@ -110,14 +110,14 @@ impl Play<'_> {
         self.stage.forget_files_of(home);
         self.progress.say("the guest verifies every page".to_owned());
         guest.pass()?;
-        let shared = self.share(&boot, &mut guest)?;
+        let (shared, twin) = self.share(&boot, &mut guest)?;
         std::thread::sleep(CODA);
         self.first().run(&["vm", "stop", VM, "--force"])?;
         self.first().run(&["vm", "rm", VM])?;
         Ok(Played {
             files_edited: self.stage.files_edited(),
             join_ms: self.stage.join_ms.clone(),
-            tally: guest.tally,
+            tally: guest.tally + twin,
             group_hosts,
             shared,
             drained_ms: lender_ms.max(home_ms),
