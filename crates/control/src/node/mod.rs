@@ -86,7 +86,6 @@ pub struct Node {
     borrowing: Borrowing,
     own: Own,
     moves: Moves,
-    caches: Caches,
     belonging: Belonging,
     outputs: Vec<Output>,
 }
@@ -101,6 +100,7 @@ struct Own {
     /// The last reading of VMs, regions and groups. The controller gets it with the claims.
     read: OwnMemory,
     claims: Claims,
+    caches: Caches,
 }
 
 /// What the node remembers of its place in the cluster.
@@ -168,7 +168,6 @@ impl Node {
             borrowing: Borrowing::default(),
             own: Own::default(),
             moves,
-            caches: Caches::default(),
             belonging: Belonging::default(),
             outputs: Vec::new(),
         }
