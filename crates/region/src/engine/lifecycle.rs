@@ -19,7 +19,7 @@ use super::programs::Programs;
 use super::sharing::GroupPages;
 use super::surviving_mappings::SurvivingMappings;
 use super::watching::{Is, Watching};
-use super::{Engine, EngineConfig};
+use super::{Engine, EngineConfig, Phase};
 use crate::counters::Counters;
 use crate::error::RegionError;
 use crate::extent_map::ExtentMap;
@@ -114,8 +114,7 @@ impl Engine {
             early: Early::new(pages),
             counters: Counters::default(),
             watching,
-            ended: AtomicBool::new(false),
-            frozen: AtomicBool::new(config.foreign),
+            phase: Phase { ended: AtomicBool::new(false), frozen: AtomicBool::new(config.foreign) },
         };
         if !unwatched {
             engine
@@ -164,7 +163,7 @@ impl Engine {
 
     /// Makes the threads end.
     pub fn end(&self) {
-        self.ended.store(true, Ordering::Relaxed);
+        self.phase.ended.store(true, Ordering::Relaxed);
         *lock(&self.lenders.upkeep) = None;
         // Each condition is signalled under the lock under which its waiters check for the end. A
         // failed write means that the eventfd was already set.

@@ -148,6 +148,13 @@ pub struct Engine {
     early: Early,
     counters: Counters,
     watching: Watching,
+    phase: Phase,
+}
+
+/// The phase of an engine's life.
+#[derive(Debug)]
+struct Phase {
+    /// The engine serves nothing more.
     ended: AtomicBool,
     /// No page may leave, and no write may reach the volume, as the region is handed over or
     /// another host's.
@@ -156,11 +163,11 @@ pub struct Engine {
 
 impl Engine {
     fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed)
+        self.phase.ended.load(Ordering::Relaxed)
     }
 
     fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Relaxed)
+        self.phase.frozen.load(Ordering::Relaxed)
     }
 
     /// Refuses a change during a hand-over, or while the region is another host's.
