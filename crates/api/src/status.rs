@@ -14,22 +14,12 @@ pub struct Status {
     /// The host.
     #[schema(value_type = schema::Name)]
     pub host: HostName,
-    /// The address at which other hosts reach the agent.
-    #[serde(default)]
-    pub address: String,
-    /// Whether the host can admit others to its cluster.
-    #[serde(default)]
-    pub admits: bool,
-    /// The zone that the host is in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<schema::Name>)]
-    pub zone: Option<Zone>,
-    /// The process id of the agent.
-    pub pid: u32,
-    /// The agent's version.
-    pub version: String,
-    /// Seconds since the agent started.
-    pub uptime_s: f64,
+    /// The host's part in its cluster.
+    #[serde(flatten)]
+    pub membership: Membership,
+    /// The agent's process.
+    #[serde(flatten)]
+    pub agent: AgentProcess,
     /// The present role.
     pub role: Role,
     /// The memory at the last reading.
@@ -40,6 +30,50 @@ pub struct Status {
     /// What is left to drain, while an operator drains the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining: Option<LeftToDrain>,
+    /// What the host lends and borrows.
+    #[serde(flatten)]
+    pub loans: Loans,
+    /// The scanners that share equal pages of groups.
+    #[serde(default)]
+    pub scanners: Vec<GroupScanner>,
+    /// The peers, as last heard of.
+    pub peers: Vec<Peer>,
+    /// What happened lately.
+    #[serde(flatten)]
+    pub history: History,
+    /// Seconds between two readings.
+    pub period_s: f64,
+}
+
+/// A host's part in its cluster.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Membership {
+    /// The address at which other hosts reach the agent.
+    #[serde(default)]
+    pub address: String,
+    /// Whether the host can admit others to its cluster.
+    #[serde(default)]
+    pub admits: bool,
+    /// The zone that the host is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Name>)]
+    pub zone: Option<Zone>,
+}
+
+/// The process of an agent.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct AgentProcess {
+    /// The process id of the agent.
+    pub pid: u32,
+    /// The agent's version.
+    pub version: String,
+    /// Seconds since the agent started.
+    pub uptime_s: f64,
+}
+
+/// What a host lends and borrows.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Loans {
     /// The leases that the host has granted.
     pub lent: Vec<Lent>,
     /// The volumes that the host has borrowed.
@@ -47,11 +81,11 @@ pub struct Status {
     /// The regions with memory that the agent borrowed for them.
     #[serde(default)]
     pub regions: Vec<Region>,
-    /// The scanners that share equal pages of groups.
-    #[serde(default)]
-    pub scanners: Vec<GroupScanner>,
-    /// The peers, as last heard of.
-    pub peers: Vec<Peer>,
+}
+
+/// What happened lately on a host.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct History {
     /// The latest decisions, oldest first.
     pub decisions: Vec<Decision>,
     /// Events of pages, lenders, programs and VMs, oldest first.
@@ -59,8 +93,6 @@ pub struct Status {
     pub events: Vec<Event>,
     /// The latest changes of the role, oldest first.
     pub role_changes: Vec<RoleChange>,
-    /// Seconds between two readings.
-    pub period_s: f64,
 }
 
 /// A process that shares equal pages of a group's regions on the host.

@@ -1,8 +1,8 @@
 //! An agent's status as text.
 
 use aquifer_api::status::{
-    Decision, Event, GroupScanner, Held, Ledger, LeftToDrain, Lent, Peer, Region, Standing, Status,
-    Volume,
+    AgentProcess, Decision, Event, GroupScanner, Held, Ledger, LeftToDrain, Lent, Peer, Region,
+    Standing, Status, Volume,
 };
 use aquifer_page::Bytes;
 
@@ -13,6 +13,7 @@ const LATEST: usize = 10;
 
 /// Returns the whole status as text.
 pub fn status(status: &Status) -> String {
+    let Status { loans, history, .. } = status;
     let mut sections = vec![head(status)];
     let mut add = |heading: &str, is_any: bool, table: String| {
         if is_any {
@@ -21,36 +22,33 @@ pub fn status(status: &Status) -> String {
         }
     };
     add("Memory by class", status.ledger.total > Bytes::ZERO, ledger(&status.ledger));
-    add("Lent", !status.lent.is_empty(), lent(&status.lent));
-    add("Borrowed", !status.borrowed.is_empty(), borrowed(&status.borrowed));
-    add("Regions", !status.regions.is_empty(), regions(&status.regions));
+    add("Lent", !loans.lent.is_empty(), lent(&loans.lent));
+    add("Borrowed", !loans.borrowed.is_empty(), borrowed(&loans.borrowed));
+    add("Regions", !loans.regions.is_empty(), regions(&loans.regions));
     add("Groups", !status.scanners.is_empty(), scanners(&status.scanners));
     add("Peers", !status.peers.is_empty(), peers(&status.peers));
-    if !status.events.is_empty() {
-        sections.push(events(&status.events));
+    if !history.events.is_empty() {
+        sections.push(events(&history.events));
     }
-    if !status.decisions.is_empty() {
-        sections.push(decisions(&status.decisions));
+    if !history.decisions.is_empty() {
+        sections.push(decisions(&history.decisions));
     }
     sections.join("\n\n")
 }
 
 fn head(status: &Status) -> String {
-    let memory = &status.memory;
+    let (memory, AgentProcess { version, pid, .. }) = (&status.memory, &status.agent);
     let pressure = if memory.pressure { ", tasks wait for memory" } else { "" };
     let draining = status.draining.map(draining);
     let lines = [
-        format!(
-            "{} is {} (agent {}, process {})",
-            status.host, status.role, status.version, status.pid
-        ),
+        format!("{} is {} (agent {version}, process {pid})", status.host, status.role),
         format!(
             "memory of {}: {} of {} used{pressure}; borrows above {}, returns below {}",
             memory.source, memory.used, memory.total, memory.upper, memory.lower
         ),
         format!(
             "swapped out{}: {}; could lend: {}",
-            whereto(&status.borrowed),
+            whereto(&status.loans.borrowed),
             memory.swap_used,
             memory.spare
         ),

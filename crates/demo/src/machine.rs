@@ -9,7 +9,7 @@ use aquifer_cli::failure::{Failure, OrFail, Result};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_vm::initrd::Modules;
 use aquifer_vm::process::client;
-use aquifer_vm::{Accelerator, Backing, Initrd, VmSpec};
+use aquifer_vm::{Accelerator, Backing, Boot, Initrd, Processors, VmSpec};
 
 use super::program;
 use super::{guest, remove};
@@ -47,21 +47,26 @@ impl Machine {
         modules: &[&str],
     ) -> Result<VmSpec> {
         let kernel = self.kernel()?;
+        // init_on_alloc=0: the guest's kernel need not zero the memory that it gives up.
+        let append = "console=ttyS0 quiet panic=-1 clearcpuid=cx16 \
+                      memhp_default_state=online_movable init_on_alloc=0 rdinit=/init -- \
+                      guest-memory";
+        let plain = VmSpec::new(name, memory, Backing::Local { huge: None });
         Ok(VmSpec {
-            cpus: 2,
-            accelerator: self.accelerator,
+            processors: Processors {
+                cpus: 2,
+                accelerator: self.accelerator,
+                ..plain.processors.clone()
+            },
             machine: MACHINE.to_owned(),
-            initrd: Some(initrd(dir, &kernel, modules)?),
-            kernel: Some(kernel),
-            // init_on_alloc=0: the guest's kernel need not zero the memory that it gives up.
-            append: Some(
-                "console=ttyS0 quiet panic=-1 clearcpuid=cx16 memhp_default_state=online_movable \
-                 init_on_alloc=0 rdinit=/init -- guest-memory"
-                    .to_owned(),
-            ),
+            boot: Boot {
+                initrd: Some(initrd(dir, &kernel, modules)?),
+                kernel: Some(kernel),
+                append: Some(append.to_owned()),
+            },
             qemu: self.qemu.clone(),
             preload: preload_library()?,
-            ..VmSpec::new(name, memory, Backing::Local { huge: None })
+            ..plain
         })
     }
 }

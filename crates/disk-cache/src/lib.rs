@@ -129,14 +129,9 @@ pub struct CacheStatus {
     pub ends_unused: bool,
     /// Memory that holds pages.
     pub used: Bytes,
-    /// Page reads that hit the cache, since its start.
-    pub hits: u64,
-    /// Page reads that missed the cache.
-    pub misses: u64,
-    /// Bytes that clients have read.
-    pub read_bytes: Bytes,
-    /// Bytes that clients have written.
-    pub written_bytes: Bytes,
+    /// What its clients have done.
+    #[serde(flatten)]
+    pub counts: CacheCounts,
     /// The open disks.
     pub disks: Vec<DiskStatus>,
     /// Addresses at which it lends.
@@ -147,6 +142,19 @@ pub struct CacheStatus {
     pub borrowers: Vec<String>,
     /// The lenders.
     pub lenders: Vec<LenderStatus>,
+}
+
+/// What a cache's clients have done, since its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheCounts {
+    /// Page reads that hit the cache.
+    pub hits: u64,
+    /// Page reads that missed the cache.
+    pub misses: u64,
+    /// Bytes that clients have read.
+    pub read_bytes: Bytes,
+    /// Bytes that clients have written.
+    pub written_bytes: Bytes,
 }
 
 fn yes() -> bool {

@@ -19,7 +19,7 @@ use super::control::{self, Asked};
 use super::disk_registry::{DiskRegistry, Disks};
 use super::lender::PageLender;
 use super::remote_export::{Borrowers, RemoteExports};
-use super::{CacheError, CacheStatus, Options};
+use super::{CacheCounts, CacheError, CacheStatus, Options};
 
 /// How long a cache may shrink before it reports the size reached.
 const GIVING: Duration = Duration::from_secs(2);
@@ -112,10 +112,12 @@ impl Asked for Inner {
             fixed: self.fixed,
             ends_unused: self.ends_unused,
             used: pages.used(),
-            hits,
-            misses,
-            read_bytes: Bytes(traffic.read.load(Ordering::Relaxed)),
-            written_bytes: Bytes(traffic.written.load(Ordering::Relaxed)),
+            counts: CacheCounts {
+                hits,
+                misses,
+                read_bytes: Bytes(traffic.read.load(Ordering::Relaxed)),
+                written_bytes: Bytes(traffic.written.load(Ordering::Relaxed)),
+            },
             disks: self.registry.disks(),
             lends: self.lends.get().cloned().unwrap_or_default(),
             lent: pages.lent(),

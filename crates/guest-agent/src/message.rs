@@ -130,15 +130,32 @@ pub struct GuestReport {
     pub swap_in: u64,
     /// Bytes written to swap since boot (`pswpout`, in bytes).
     pub swap_out: u64,
-    /// Percent of the last 10 s in which some task stalled for memory (kernel's
-    /// accounting/psi.rst); `None` without PSI.
-    pub pressure_some: Option<f64>,
-    /// Percent of the last 10 s in which all tasks stalled for memory at once; `None` without PSI.
-    pub pressure_full: Option<f64>,
-    /// Time since boot in which some task stalled for memory, in µs; `None` without PSI.
-    pub stalled_us: Option<u64>,
+    /// How tasks stall for memory.
+    #[serde(flatten)]
+    pub stalls: Stalls,
     /// Processes that the out-of-memory killer has killed since boot.
     pub oom_kills: u64,
+    /// The memory blocks.
+    #[serde(flatten)]
+    pub blocks: BlockSizes,
+}
+
+/// How tasks stall for memory (PSI: kernel's accounting/psi.rst). All are `None` without PSI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stalls {
+    /// Percent of the last 10 s in which some task stalled for memory.
+    pub pressure_some: Option<f64>,
+    /// Percent of the last 10 s in which all tasks stalled for memory at once.
+    pub pressure_full: Option<f64>,
+    /// Time since boot in which some task stalled for memory, in µs.
+    pub stalled_us: Option<u64>,
+}
+
+/// The sizes of all online and all offline memory blocks, and of one block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockSizes {
     /// Memory in online blocks, whether or not virtio-mem has plugged all of each (kernel's
     /// admin-guide/mm/memory-hotplug.rst).
     pub online: Bytes,
@@ -246,11 +263,8 @@ mod tests {
 
     #[test]
     fn every_message_of_a_guest_is_read_as_it_was_written() {
-        let report = GuestReport {
-            total: Bytes::gib(1),
-            pressure_some: Some(1.25),
-            ..GuestReport::default()
-        };
+        let stalls = Stalls { pressure_some: Some(1.25), ..Stalls::default() };
+        let report = GuestReport { total: Bytes::gib(1), stalls, ..GuestReport::default() };
         for message in [
             ToHost::Hello { version: VERSION, kernel: "6.12".to_owned() },
             ToHost::Report(report.clone()),

@@ -24,7 +24,9 @@ mod sys;
 mod table;
 
 pub use counters::{Counts, Times};
-pub use engine::{Engine, EngineConfig, Incoming, LinkSpec, Merged, Proposal, Scheme, Usage};
+pub use engine::{
+    Engine, EngineConfig, Incoming, LinkSpec, Merged, Paging, Proposal, Scheme, Usage,
+};
 pub use error::RegionError;
 pub use policy::PolicyKind;
 pub use prefetch::PrefetchKind;

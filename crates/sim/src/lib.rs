@@ -30,7 +30,7 @@ mod vms;
 
 pub use invariants::{Rule, Violation};
 pub use load::{Load, Synthetic, TraceError, read_trace, synthetic_hosts};
-pub use report::{Amounts, Counts, Moves, Report, RoleChanges, Usage};
+pub use report::{Amounts, Counts, MessageCounts, Moves, Report, RoleChanges, Usage};
 pub use scenario::{Command, Costs, Faults, Network, Order, Scenario};
 pub use simulation::Simulation;
 pub use vms::{Backing, VmSpec, synthetic_vms};

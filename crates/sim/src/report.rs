@@ -49,14 +49,9 @@ pub struct Usage {
 pub struct Counts {
     /// Events.
     pub steps: u64,
-    /// Messages that agents sent: calls and their answers.
-    pub messages: u64,
-    /// Of these, the questions for offers.
-    pub offer_questions: u64,
-    /// Messages that the network lost.
-    pub lost_messages: u64,
-    /// Messages that arrived twice.
-    pub duplicates: u64,
+    /// Messages of agents.
+    #[serde(flatten)]
+    pub network: MessageCounts,
     /// Leases that lenders granted.
     pub grants: u64,
     /// Leases that lenders recalled.
@@ -74,6 +69,19 @@ pub struct Counts {
     pub failures: u64,
     /// Bytes of pages that were in expired leases.
     pub lost_bytes: u64,
+}
+
+/// How often agents sent messages, and the network changed them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MessageCounts {
+    /// Messages that agents sent: calls and their answers.
+    pub messages: u64,
+    /// Of these, the questions for offers.
+    pub offer_questions: u64,
+    /// Messages that the network lost.
+    pub lost_messages: u64,
+    /// Messages that arrived twice.
+    pub duplicates: u64,
 }
 
 /// VMs and their moves of VMs.

@@ -13,11 +13,13 @@ pub mod memory;
 pub mod migrate;
 mod node;
 pub mod process;
+mod processors;
 mod qmp;
 mod spec;
 
 pub use error::VmError;
 pub use initrd::Initrd;
 pub use node::NodeChoice;
+pub use processors::{Accelerator, Processors};
 pub use qmp::Qmp;
-pub use spec::{Accelerator, Backing, VmSpec};
+pub use spec::{Backing, Boot, VmSpec};

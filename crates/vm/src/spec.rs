@@ -1,14 +1,9 @@
 //! The specification of a guest, and QEMU's command line for it.
 
 use std::ffi::OsString;
-use std::fmt;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use aquifer_disk_cache::ARRIVING;
 use aquifer_guest_agent::message::PORT;
@@ -19,115 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::VmError;
 use crate::node::NodeChoice;
 use crate::process::Files;
-
-/// The engine that executes the guest's code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Accelerator {
-    /// Hardware virtualization, by `/dev/kvm`.
-    Kvm,
-    /// QEMU's emulation.
-    Tcg,
-}
-
-impl fmt::Display for Accelerator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
-        })
-    }
-}
-
-/// SeaBIOS's last message if no device is bootable, and the longest wait for it.
-const FIRMWARE_DONE: &str = "No bootable device";
-const FIRMWARE: Duration = Duration::from_secs(5);
-
-/// KVM is rejected if it is slower than emulation by this factor: a guest's kernel would hang for
-/// minutes.
-const OF_NO_USE: u32 = 3;
-
-impl Accelerator {
-    /// Chooses KVM if this QEMU runs a machine of this type well under it, else emulation.
-    ///
-    /// On some hosts, virtual ones above all, guests crawl in spite of `/dev/kvm`. So this function
-    /// runs the machine's firmware under both. A usable KVM takes at most about as long as
-    /// emulation; an unusable one takes fifteen times as long.
-    pub fn find(qemu: &Path, machine: &str) -> Self {
-        let emulated = Self::Tcg.firmware_time(qemu, machine, FIRMWARE).unwrap_or(FIRMWARE);
-        let bound = FIRMWARE.min(emulated * OF_NO_USE);
-        if Self::Kvm.firmware_time(qemu, machine, bound).is_some() { Self::Kvm } else { Self::Tcg }
-    }
-
-    /// Measures the time until the machine's firmware finds no bootable device; `None` if that
-    /// takes longer than `bound`.
-    fn firmware_time(self, qemu: &Path, machine: &str, bound: Duration) -> Option<Duration> {
-        let mut probe = Command::new(qemu);
-        probe.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-machine",
-            machine,
-            "-m",
-            "64",
-        ]);
-        probe.args(self.arguments());
-        // SeaBIOS prints its messages to this port.
-        probe.args([
-            "-chardev",
-            "stdio,id=said",
-            "-device",
-            "isa-debugcon,iobase=0x402,chardev=said",
-        ]);
-        probe.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let started = Instant::now();
-        let mut probe = probe.spawn().ok()?;
-        let said = probe.stdout.take();
-        let (tell, told) = mpsc::channel();
-        let reading = thread::spawn(move || {
-            let lines = said.map(|said| BufReader::new(said).lines().map_while(Result::ok));
-            let done = lines.into_iter().flatten().find(|line| line.contains(FIRMWARE_DONE));
-            // After the timeout no thread receives this.
-            let _ = tell.send(done.map(|_| started.elapsed()));
-        });
-        let took = told.recv_timeout(bound).ok().flatten();
-        let _ = probe.kill();
-        let _ = probe.wait();
-        let _ = reading.join();
-        took
-    }
-
-    /// Returns QEMU's arguments for this accelerator, and for a processor with all of its features.
-    pub fn arguments(self) -> [&'static str; 4] {
-        ["-accel", self.option(), "-cpu", self.cpu()]
-    }
-
-    fn option(self) -> &'static str {
-        match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg,thread=multi",
-        }
-    }
-
-    /// Returns the default of `-cpu`. An emulated processor hides fast `rep movsb` (ERMS, FSRM):
-    /// QEMU emulates that byte by byte, so that kernels copy files four times slower.
-    fn cpu(self) -> &'static str {
-        match self {
-            Self::Kvm => "host",
-            Self::Tcg => "max,-erms,-fsrm",
-        }
-    }
-
-    /// Returns the processor model that stands for all features of the host.
-    fn whole_cpu(self) -> &'static str {
-        match self {
-            Self::Kvm => "host",
-            Self::Tcg => "max",
-        }
-    }
-}
+use crate::processors::{Accelerator, Processors};
 
 /// The place of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,18 +41,9 @@ pub struct VmSpec {
     pub max_memory: Bytes,
     /// Place of the memory.
     pub backing: Backing,
-    /// Number of vCPUs.
-    pub cpus: u32,
-    /// NUMA node of the host.
-    #[serde(default, skip_serializing_if = "NodeChoice::is_auto")]
-    pub node: NodeChoice,
-    /// Accelerator.
-    pub accelerator: Accelerator,
-    /// The processor model, as QEMU's `-cpu` takes it; the host must offer all of its features.
-    /// Without a model the guest sees all features of the host, and can move only to a host that
-    /// has them too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<String>,
+    /// Processors.
+    #[serde(flatten)]
+    pub processors: Processors,
     /// QEMU's machine type.
     pub machine: String,
     /// Image files of disks. A name that ends in `.qcow2` has that format; others are raw.
@@ -173,18 +51,26 @@ pub struct VmSpec {
     /// Further disks, numbered after those, which the VM reaches through its group's cache.
     #[serde(default)]
     pub cached_disks: Vec<PathBuf>,
-    /// A kernel to boot in place of the first disk's.
-    pub kernel: Option<PathBuf>,
-    /// The kernel's initial RAM file system.
-    pub initrd: Option<PathBuf>,
-    /// The kernel's command line.
-    pub append: Option<String>,
+    /// What boots in place of the first disk.
+    #[serde(flatten)]
+    pub boot: Boot,
     /// QEMU's executable.
     pub qemu: PathBuf,
     /// The library that maps the region in QEMU.
     pub preload: PathBuf,
     /// Further arguments of QEMU.
     pub extra: Vec<String>,
+}
+
+/// A kernel that QEMU boots in place of a disk's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Boot {
+    /// The kernel; the guest boots from its first disk without one.
+    pub kernel: Option<PathBuf>,
+    /// The kernel's initial RAM file system.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    pub append: Option<String>,
 }
 
 /// Refused arguments, and why.
@@ -237,26 +123,20 @@ impl VmSpec {
             memory,
             max_memory: memory,
             backing,
-            cpus: 1,
-            node: NodeChoice::Auto,
-            accelerator: Accelerator::Tcg,
-            cpu: None,
+            processors: Processors {
+                cpus: 1,
+                node: NodeChoice::Auto,
+                accelerator: Accelerator::Tcg,
+                cpu: None,
+            },
             machine: "q35".to_owned(),
             disks: Vec::new(),
             cached_disks: Vec::new(),
-            kernel: None,
-            initrd: None,
-            append: None,
+            boot: Boot::default(),
             qemu: "qemu-system-x86_64".into(),
             preload: PathBuf::new(),
             extra: Vec::new(),
         }
-    }
-
-    /// Returns the processor model that stands for all features of the host, if the VM uses that
-    /// model.
-    pub(crate) fn whole_cpu(&self) -> Option<&'static str> {
-        self.cpu.is_none().then(|| self.accelerator.whole_cpu())
     }
 
     /// Returns the memory that the VM can get beyond its size at boot.
@@ -308,14 +188,10 @@ impl VmSpec {
         }
         qemu.args(["-name", name.as_str(), "-nodefaults", "-no-user-config", "-display", "none"]);
         qemu.args(["-machine", &format!("{},memory-backend=ram", self.machine)]);
-        qemu.args(["-accel", self.accelerator.option()]);
-        // With `enforce`, QEMU refuses to start if the host lacks a feature of the model.
-        let cpu = self.cpu.as_ref().map(|model| format!("{model},enforce"));
-        qemu.args(["-cpu", cpu.as_deref().unwrap_or(self.accelerator.cpu())]);
+        self.processors.add_to(&mut qemu);
         if !self.extra.iter().any(|argument| is(argument, SANDBOX[0])) {
             qemu.args(SANDBOX);
         }
-        qemu.args(["-smp", &self.cpus.to_string()]);
         qemu.arg("-object").arg(self.backend("ram", *memory, region, place.node));
         if self.growth() == Bytes::ZERO {
             qemu.args(["-m", &format!("{}M", memory.0 >> 20)]);
@@ -366,12 +242,13 @@ impl VmSpec {
         for (number, disk) in self.cached_disks.iter().enumerate() {
             cached_disk(&mut qemu, number, (disk, comes), cache);
         }
-        for (option, value) in [("-kernel", &self.kernel), ("-initrd", &self.initrd)] {
+        let Boot { kernel, initrd, append } = &self.boot;
+        for (option, value) in [("-kernel", kernel), ("-initrd", initrd)] {
             if let Some(value) = value {
                 qemu.arg(option).arg(value);
             }
         }
-        if let Some(append) = &self.append {
+        if let Some(append) = append {
             qemu.args(["-append", append]);
         }
         if comes {
@@ -555,15 +432,22 @@ mod tests {
         assert_eq!(values(&spec(&[]), "-sandbox"), [SANDBOX[1]]);
         assert_eq!(values(&spec(&["-sandbox", "off"]), "-sandbox"), ["off"]);
         assert_eq!(values(&spec(&[]), "-cpu"), ["max,-erms,-fsrm"]);
-        let model = VmSpec { cpu: Some("Nehalem".to_owned()), ..spec(&[]) };
+        let mut model = spec(&[]);
+        model.processors.cpu = Some("Nehalem".to_owned());
         assert_eq!(values(&model, "-cpu"), ["Nehalem,enforce"]);
         assert!(spec(&["-cpu", "Nehalem"]).check().is_err());
     }
 
     #[test]
-    fn a_qemu_that_cannot_start_leaves_emulation() {
-        assert_eq!(Accelerator::find(Path::new("/no/qemu"), "q35"), Accelerator::Tcg);
-        assert_eq!(Accelerator::find(Path::new("/bin/false"), "q35"), Accelerator::Tcg);
+    fn a_record_is_flat_and_refused_with_a_field_that_is_unknown() {
+        let mut spec = spec(&[]);
+        (spec.processors.node, spec.boot.append) = (NodeChoice::Any, Some("quiet".to_owned()));
+        let mut record = serde_json::to_value(&spec).unwrap();
+        assert_eq!((&record["cpus"], &record["append"]), (&1.into(), &"quiet".into()));
+        assert_eq!(serde_json::from_value::<VmSpec>(record.clone()).unwrap(), spec);
+        record["cpu_count"] = 1.into();
+        let refused = serde_json::from_value::<VmSpec>(record).unwrap_err().to_string();
+        assert!(refused.contains("cpu_count"), "{refused}");
     }
 
     #[test]

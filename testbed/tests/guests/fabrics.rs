@@ -93,7 +93,7 @@ fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
     third.filled()?;
     second.is_done()?;
     third.is_done()?;
-    let volumes = borrower.status()?.borrowed;
+    let volumes = borrower.status()?.loans.borrowed;
     assert!(volumes.len() >= 2 && volumes.iter().all(|volume| volume.pid.is_none()), "{volumes:?}");
     for lender in lenders {
         assert_eq!(lender.status()?.role, Role::Lender, "{lender}");
@@ -113,7 +113,7 @@ fn two_borrow_from_one(hosts: &Testbed, borrowers: [&str; 2], lender: &str) -> R
     for borrower in borrowers {
         loads.push(overloaded(&hosts[borrower], &[lender], Bytes::mib(24), 300)?);
     }
-    wait_until("the lender lends to both", TIMEOUT, || Ok(lender.status()?.lent.len() >= 2))?;
+    wait_until("the lender lends to both", TIMEOUT, || Ok(lender.status()?.loans.lent.len() >= 2))?;
     for (first, second) in &loads {
         second.is_done()?;
         first.verify()?;

@@ -317,7 +317,7 @@ impl Cell<'_> {
             }
             Step::Recall => {
                 drain(site.of(lender))?;
-                ensure!(site.status(lender)?.lent.is_empty(), "{lender} still lends");
+                ensure!(site.status(lender)?.loans.lent.is_empty(), "{lender} still lends");
                 site.of(lender).done(&["host", "undrain"])?;
                 Ok(here)
             }

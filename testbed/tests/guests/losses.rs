@@ -23,13 +23,13 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
         |hosts| {
             let (a, b) = (&hosts["a"], &hosts["b"]);
             let (_first, second) = overloaded(a, &[b], SURPLUS, ENDLESS_ACCESSES)?;
-            let lease = b.status()?.lent[0].lease;
+            let lease = b.status()?.loans.lent[0].lease;
             step("b's plug is pulled");
             b.pull_plug()?;
 
             // The page that the load needs is lost for good, so the kernel kills the load: SIGBUS.
             assert_eq!(second.killed()?.code, 128 + 7);
-            let volume = a.status()?.borrowed.remove(0);
+            let volume = a.status()?.loans.borrowed.remove(0);
             let error = volume.last_error.unwrap_or_default();
             assert!(error.contains("lender b") && error.contains(&lease.to_string()), "{error:?}");
             // The rest of the host goes on.

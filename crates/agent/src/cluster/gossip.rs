@@ -53,9 +53,7 @@ pub(crate) struct Started {
     socket: UdpSocket,
     machine: aquifer_membership::Gossip,
     alarm: Alarm,
-    spare: watch::Receiver<Bytes>,
-    agreements: watch::Receiver<u64>,
-    leave: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
+    inbox: Inbox,
     begun: Instant,
     /// When the agent last followed the news.
     followed: Instant,
@@ -64,6 +62,14 @@ pub(crate) struct Started {
     /// The hosts on their way to the disk; the task returns whether they are there.
     saving: Option<JoinHandle<bool>>,
     lives: Arc<Mutex<BTreeMap<HostName, u64>>>,
+}
+
+/// The ends of the channels by which the agent tells the task what is new.
+#[derive(Debug)]
+struct Inbox {
+    spare: watch::Receiver<Bytes>,
+    agreements: watch::Receiver<u64>,
+    leave: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
 }
 
 impl Gossip {
@@ -122,9 +128,7 @@ impl Gossip {
             socket,
             machine,
             alarm,
-            spare: spares,
-            agreements: digests,
-            leave: leaves,
+            inbox: Inbox { spare: spares, agreements: digests, leave: leaves },
             begun: Instant::now(),
             followed: Instant::now(),
             passed_on: None,
@@ -194,17 +198,17 @@ impl Started {
                     let now = self.now();
                     self.machine.tick(now)
                 }
-                Ok(()) = self.spare.changed() => {
-                    let spare = *self.spare.borrow_and_update();
+                Ok(()) = self.inbox.spare.changed() => {
+                    let spare = *self.inbox.spare.borrow_and_update();
                     let now = self.now();
                     self.machine.tell(spare, now)
                 }
-                Ok(()) = self.agreements.changed() => {
-                    let digest = *self.agreements.borrow_and_update();
+                Ok(()) = self.inbox.agreements.changed() => {
+                    let digest = *self.inbox.agreements.borrow_and_update();
                     let now = self.now();
                     self.machine.tell_agreements(digest, now)
                 }
-                Some((for_good, done)) = self.leave.recv() => {
+                Some((for_good, done)) = self.inbox.leave.recv() => {
                     let now = self.now();
                     let farewell = self.machine.leave(for_good, now);
                     self.perform(farewell, &peers, &events, &agent).await;

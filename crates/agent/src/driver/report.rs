@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use aquifer_api::Problem;
 use aquifer_api::cluster::Summary;
 use aquifer_api::order::{Draining, Left};
-use aquifer_api::status::{HostMemory, LeaseHealth, Ledger, LeftToDrain, Lent, Peer, Status};
+use aquifer_api::status::{
+    AgentProcess, History, HostMemory, LeaseHealth, Ledger, LeftToDrain, Lent, Loans, Membership,
+    Peer, Status,
+};
 use aquifer_control as control;
 use aquifer_page::{Bytes, HostName};
 use aquifer_vm::process::client;
@@ -24,12 +27,16 @@ impl Driver {
         let (controller, memory) = (self.node.controller(), self.node.memory());
         let mut status = Status {
             host: config.host.clone(),
-            address: config.listen.to_string(),
-            admits: self.parts.gossip.as_ref().is_some_and(Gossip::admits),
-            zone: config.zone.clone(),
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_s: self.now().as_secs_f64(),
+            membership: Membership {
+                address: config.listen.to_string(),
+                admits: self.parts.gossip.as_ref().is_some_and(Gossip::admits),
+                zone: config.zone.clone(),
+            },
+            agent: AgentProcess {
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                uptime_s: self.now().as_secs_f64(),
+            },
             role: controller.role(),
             memory: HostMemory {
                 source: self.parts.source.name(),
@@ -44,28 +51,28 @@ impl Driver {
             },
             ledger: ledger(self.node.ledger()),
             draining: None,
-            lent: self.lent(),
-            borrowed: Vec::new(),
-            regions: Vec::new(),
+            loans: Loans { lent: self.lent(), borrowed: Vec::new(), regions: Vec::new() },
             scanners: Vec::new(),
             peers: self.peers(),
-            decisions: self.parts.journal.decisions(),
-            events: self.parts.events.all(),
-            role_changes: self.parts.journal.role_changes(),
+            history: History {
+                decisions: self.parts.journal.decisions(),
+                events: self.parts.events.all(),
+                role_changes: self.parts.journal.role_changes(),
+            },
             period_s: config.memory.period.as_secs_f64(),
         };
         let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
         let state = config.state.clone();
         let vms = self.node.vacates().then(|| self.parts.vms.clone());
         tokio::task::spawn_blocking(move || {
-            let leases = status.lent.len();
+            let loans = &mut status.loans;
+            let leases = loans.lent.len();
             status.draining =
                 vms.and_then(|vms| vms.count()).map(|vms| LeftToDrain { vms, leases });
-            status.borrowed = borrower.status();
-            status.regions = borrower.regions();
+            (loans.borrowed, loans.regions) = (borrower.status(), borrower.regions());
             status.scanners = groups::scanners(&state);
-            let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
-            let regions = status.regions.iter_mut().flat_map(|region| &mut region.leases);
+            let held = loans.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
+            let regions = loans.regions.iter_mut().flat_map(|region| &mut region.leases);
             for held in held.chain(regions).filter(|held| lost.contains(&held.lease)) {
                 "lost by its lender".clone_into(&mut held.state);
                 held.health = LeaseHealth::Lost;

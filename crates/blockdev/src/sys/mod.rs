@@ -44,8 +44,8 @@ pub(crate) mod loop_control {
         pub(crate) encrypt_key_size: u32,
         pub(crate) flags: u32,
         pub(crate) file_name: [u8; 64],
-        pub(crate) crypt_name: [u8; 64],
-        pub(crate) encrypt_key: [u8; 32],
+        /// `lo_crypt_name` and `lo_encrypt_key`: no device of ours encrypts.
+        pub(crate) encryption: [u8; 96],
         pub(crate) init: [u64; 2],
     }
 
@@ -81,8 +81,7 @@ pub(crate) mod loop_control {
             encrypt_key_size: 0,
             flags: 0,
             file_name: [0; 64],
-            crypt_name: [0; 64],
-            encrypt_key: [0; 32],
+            encryption: [0; 96],
             init: [0; 2],
         };
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, HostName};
 use aquifer_sim::{
-    Amounts, Costs, Faults, Load, Network, Report, Scenario, Simulation, VmSpec, read_trace,
-    synthetic_hosts, synthetic_vms,
+    Amounts, Costs, Faults, Load, MessageCounts, Network, Report, Scenario, Simulation, VmSpec,
+    read_trace, synthetic_hosts, synthetic_vms,
 };
 use clap::Args;
 use humantime::format_duration;
@@ -263,6 +263,7 @@ fn vms(report: &Report) -> String {
 
 fn text(report: &Report) -> String {
     let Report { counts, role_changes, .. } = report;
+    let MessageCounts { messages, offer_questions, lost_messages, duplicates } = counts.network;
     let time = format_duration(Duration::from_secs_f64(report.simulated_s));
     let oscillation = role_changes.host.as_ref().map_or(String::new(), |host| {
         format!(", at most {} within ten minutes ({host})", role_changes.most_in_ten_minutes)
@@ -284,8 +285,8 @@ fn text(report: &Report) -> String {
             report.hosts, report.memory, report.seed, counts.steps, report.violations
         ),
         format!(
-            "{} messages, {} of them for offers; {} lost, {} doubled",
-            counts.messages, counts.offer_questions, counts.lost_messages, counts.duplicates
+            "{messages} messages, {offer_questions} of them for offers; {lost_messages} lost, \
+             {duplicates} doubled"
         ),
         format!(
             "{} leases granted, {} recalled, {} expired with {} lost",

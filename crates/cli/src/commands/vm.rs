@@ -380,6 +380,7 @@ fn listed(all: &[VmStatus], off: &[Defined]) -> String {
 }
 
 fn text(files: &Files, status: &VmStatus) -> String {
+    let VmStatus { access, transit, .. } = status;
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");
     line("vm", format!("{}, {}", status.name, state(status)));
@@ -403,20 +404,20 @@ fn text(files: &Files, status: &VmStatus) -> String {
         line("adopted", format!("through {}", qmp.display()));
         agent.iter().for_each(|agent| line("agent", agent.display().to_string()));
     }
-    if let Some(handed_over) = &status.handed_over {
+    if let Some(handed_over) = &transit.handed_over {
         line("moved", format!("to host {}, which owns it now", handed_over.to));
         if let Some(left) = &handed_over.left_at_source {
             line("left", format!("part of its memory, which host {} fetches", left.host));
         }
     }
-    match &status.incoming {
+    match &transit.incoming {
         Some(incoming) if incoming.prepared => {
             line("incoming", format!("from host {}, waiting for the hand-over", incoming.from))
         }
         Some(incoming) => line("incoming", format!("from host {}", incoming.from)),
         None => {}
     }
-    if let Some(source) = &status.awaiting_source {
+    if let Some(source) = &transit.awaiting_source {
         let left = status
             .region
             .as_ref()
@@ -427,11 +428,11 @@ fn text(files: &Files, status: &VmStatus) -> String {
         let on = status.node.map_or(String::new(), |node| format!(" on NUMA node {node}"));
         line("qemu", format!("process {pid}{on}"));
     }
-    if let (Some(serial), Some(console)) = (&status.serial, &status.console) {
+    if let (Some(serial), Some(console)) = (&access.serial, &access.console) {
         line("serial", format!("{} (output: {})", serial.display(), console.display()));
-        line("qmp", status.qmp.display().to_string());
+        line("qmp", access.qmp.display().to_string());
     }
-    line("log", status.log.display().to_string());
+    line("log", access.log.display().to_string());
     match &status.region {
         Some(region) => text.push_str(&region::text(&files.region(), region)),
         None if is_pooled(status) => line("region", "no engine serves it".to_owned()),

@@ -51,7 +51,7 @@ impl Why {
         let name = self.name.filter(|name| *name != status.host.as_str());
         if name.is_some() {
             // They last, and the decisions about them may be gone.
-            status.decisions.extend(disputes(&agent));
+            status.history.decisions.extend(disputes(&agent));
         }
         let known = known(&status, common);
         if let Some(name) = &name
@@ -65,7 +65,7 @@ impl Why {
             let names = |name: &String| decision.about.iter().any(|one| one.name == *name);
             name.as_ref().is_none_or(names)
         };
-        let decisions: Vec<_> = status.decisions.into_iter().filter(about).collect();
+        let decisions: Vec<_> = status.history.decisions.into_iter().filter(about).collect();
         output::answer(common.json, &decisions, |decisions| text(decisions))?;
         Ok(ExitCode::SUCCESS)
     }
@@ -73,24 +73,25 @@ impl Why {
 
 /// Returns what this host knows of, besides itself: from its agent's status, and the VMs here.
 fn known(status: &Status, common: &Common) -> BTreeSet<Subject> {
+    let Status { loans, history, .. } = status;
     let of = |kind, name: &dyn ToString| Subject { kind, name: name.to_string() };
     let mut known: BTreeSet<_> =
-        status.decisions.iter().flat_map(|decision| decision.about.clone()).collect();
+        history.decisions.iter().flat_map(|decision| decision.about.clone()).collect();
     known.extend(status.peers.iter().map(|peer| of(SubjectKind::Host, &peer.host)));
-    for lent in &status.lent {
+    for lent in &loans.lent {
         known.insert(of(SubjectKind::Lease, &lent.lease));
         known.insert(of(SubjectKind::Host, &lent.borrower));
         known.extend(lent.region.iter().map(|region| of(SubjectKind::Region, region)));
     }
-    for volume in &status.borrowed {
+    for volume in &loans.borrowed {
         known.insert(of(SubjectKind::Volume, &volume.volume));
     }
-    for region in &status.regions {
+    for region in &loans.regions {
         known.insert(of(SubjectKind::Region, &region.region));
         known.insert(of(SubjectKind::Volume, &region.volume));
     }
-    let swap = status.borrowed.iter().flat_map(|volume| &volume.leases);
-    for held in swap.chain(status.regions.iter().flat_map(|region| &region.leases)) {
+    let swap = loans.borrowed.iter().flat_map(|volume| &volume.leases);
+    for held in swap.chain(loans.regions.iter().flat_map(|region| &region.leases)) {
         known.insert(of(SubjectKind::Lease, &held.lease));
         known.insert(of(SubjectKind::Host, &held.lender));
     }

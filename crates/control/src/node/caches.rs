@@ -97,7 +97,8 @@ impl Node {
     pub(super) fn size_caches(&mut self) {
         let (config, memory) = (&self.controller.facts().config, self.own.memory);
         let overloaded = memory.overloaded(config);
-        let over = self.caches.loan.as_ref().is_some_and(|(.., since)| self.passed(LOAN, *since));
+        let over =
+            self.own.caches.loan.as_ref().is_some_and(|(.., since)| self.passed(LOAN, *since));
         if over {
             self.end_loan("the loan did not end in time".to_owned());
         }
@@ -121,7 +122,7 @@ impl Node {
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        self.caches.changing.is_some() || self.caches.loan.is_some()
+        self.own.caches.changing.is_some() || self.own.caches.loan.is_some()
     }
 
     pub(super) fn autos(&self) -> impl Iterator<Item = (&RegionMemory, AutoCache)> {
@@ -130,7 +131,7 @@ impl Node {
     }
 
     pub(super) fn rests(&self, region: &RegionName) -> bool {
-        self.caches.failed.get(region).is_some_and(|at| !self.passed(RETRY, *at))
+        self.own.caches.failed.get(region).is_some_and(|at| !self.passed(RETRY, *at))
     }
 
     /// Returns the cache that frees most, and a text about the others.
@@ -163,7 +164,7 @@ impl Node {
         let (memory, target) = (self.own.memory, self.target());
         let excess = memory.used.saturating_sub(target);
         // The kernel's signal looks back on some seconds.
-        let acted = self.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
+        let acted = self.own.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
         if excess == Bytes::ZERO && acted {
             return;
         }
@@ -194,7 +195,7 @@ impl Node {
                 format!("borrows {bytes} for region {name}, to shrink its cache: {is}"),
                 about,
             );
-            self.caches.loan = Some((name.clone(), auto.volume, self.now));
+            self.own.caches.loan = Some((name.clone(), auto.volume, self.now));
             let (volume, group) = (auto.volume, region.group);
             let request = RegionRequest { region: name, volume, bytes, least, group };
             return self.with_offers(Waiting::BorrowFor(request));
@@ -204,15 +205,15 @@ impl Node {
     }
 
     fn change(&mut self, region: RegionName, cache: Bytes) {
-        self.caches.changing = Some(region.clone());
-        self.caches.changed = Some(self.now);
+        self.own.caches.changing = Some(region.clone());
+        self.own.caches.changed = Some(self.now);
         self.outputs.push(super::Output::SetCache { region, cache });
     }
 
     /// Grows the cache of a region, if its lender waits for memory that no other host takes. Then
     /// the engine brings the pages home.
     fn grow_for_lenders(&mut self) {
-        let acted = self.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
+        let acted = self.own.caches.changed.is_some_and(|at| !self.passed(SETTLING, at));
         if acted || self.is_busy() {
             return;
         }
@@ -286,14 +287,14 @@ impl Node {
 
     /// Grows the cache that fetched most since the last look, if this host has room below T_lower.
     fn grow(&mut self) {
-        if !self.passed(GROWTH, self.caches.looked) {
+        if !self.passed(GROWTH, self.own.caches.looked) {
             return;
         }
-        self.caches.looked = self.now;
+        self.own.caches.looked = self.now;
         let fetched: BTreeMap<_, _> =
             self.autos().map(|(region, auto)| (region.name.clone(), auto.fetched)).collect();
-        let before = std::mem::replace(&mut self.caches.fetched, fetched);
-        let rests = self.caches.changed.is_some_and(|at| !self.passed(GROWTH, at));
+        let before = std::mem::replace(&mut self.own.caches.fetched, fetched);
+        let rests = self.own.caches.changed.is_some_and(|at| !self.passed(GROWTH, at));
         let lower = self.own.memory.lower(&self.controller.facts().config);
         let room = lower.saturating_sub(self.taken());
         let wants = |(region, auto): (&RegionMemory, AutoCache)| {
@@ -325,10 +326,10 @@ impl Node {
 
     /// Notes that a cache has its new size, or why not.
     pub(super) fn cache_set(&mut self, region: &RegionName, failed: Option<String>) {
-        if self.caches.changing.take_if(|changing| changing == region).is_none() {
+        if self.own.caches.changing.take_if(|changing| changing == region).is_none() {
             return;
         }
-        self.caches.changed = Some(self.now);
+        self.own.caches.changed = Some(self.now);
         if let Some(why) = failed {
             self.own.claims.take(Purpose::Cache, region);
             self.note_claims();
@@ -338,7 +339,7 @@ impl Node {
 
     /// Notes the end of a loan for a cache that is to shrink.
     pub(super) fn note_loan(&mut self, decision: &Decision) {
-        let Some((_, ours, _)) = &self.caches.loan else { return };
+        let Some((_, ours, _)) = &self.own.caches.loan else { return };
         match &decision.what {
             What::Lacks { volume, .. } if volume == ours => {
                 self.end_loan("other hosts do not lend enough".to_owned());
@@ -350,11 +351,11 @@ impl Node {
 
     /// Notes that the region has its leases.
     pub(super) fn loan_arrived(&mut self, volume: VolumeId) {
-        self.caches.loan.take_if(|(_, ours, _)| *ours == volume);
+        self.own.caches.loan.take_if(|(_, ours, _)| *ours == volume);
     }
 
     fn end_loan(&mut self, why: String) {
-        if let Some((region, ..)) = self.caches.loan.take() {
+        if let Some((region, ..)) = self.own.caches.loan.take() {
             self.give_up(region, &why);
         }
     }
@@ -366,7 +367,7 @@ impl Node {
             format!("cannot change the cache of region {region}, tries again in {rest} s: {why}"),
             about,
         );
-        self.caches.failed.insert(region, self.now);
+        self.own.caches.failed.insert(region, self.now);
     }
 }
 

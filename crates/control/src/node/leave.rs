@@ -30,7 +30,7 @@ impl Node {
             || controller.pending_releases() > 0
             || self.orders.is_borrowing()
             || !self.orders.requests.is_empty()
-            || self.caches.is_borrowing();
+            || self.own.caches.is_borrowing();
         // The memory of what begins may be at lenders.
         let begins = controller.expects() || !self.own.claims.is_empty();
         let wait = "wait until 'aquifer status' shows that it is done";

@@ -88,7 +88,6 @@ pub struct Node {
     borrowing: Borrowing,
     own: Own,
     moves: Moves,
-    caches: Caches,
     belonging: Belonging,
     outputs: Vec<Output>,
 }
@@ -103,6 +102,7 @@ struct Own {
     /// The last reading of VMs, regions and groups. The controller gets it with the claims.
     read: OwnMemory,
     claims: Claims,
+    caches: Caches,
 }
 
 /// What the node remembers of its place in the cluster.
@@ -170,7 +170,6 @@ impl Node {
             borrowing: Borrowing::default(),
             own: Own::default(),
             moves,
-            caches: Caches::default(),
             belonging: Belonging::default(),
             outputs: Vec::new(),
         }

@@ -47,7 +47,7 @@ impl Node {
     /// Gives back a lease that a region does not need. A region keeps some more than it needs, as
     /// its cache may shrink again.
     pub(super) fn give_back_surplus(&mut self) {
-        let rests = self.caches.changed.is_some_and(|at| !self.passed(RETURN, at));
+        let rests = self.own.caches.changed.is_some_and(|at| !self.passed(RETURN, at));
         if rests || self.is_busy() {
             return;
         }
@@ -74,7 +74,7 @@ impl Node {
         });
         let Some((region, lease, keeps, needs)) = surplus else { return };
         let BorrowedLease { lease, lender, bytes, .. } = lease;
-        self.caches.changed = Some(self.now);
+        self.own.caches.changed = Some(self.now);
         self.log(
             format!(
                 "gives lease {lease} of {bytes} back to {lender}: region {region} has {keeps} at \

@@ -5,18 +5,25 @@ use std::path::Path;
 
 use aquifer_cli::failure::Result;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use serde::Serialize;
 
 use crate::user::{Holds, Part, User};
 
 /// The memory that the first guest's program fills.
 pub(super) const HELD: Bytes = Bytes::mib(112);
 
-/// The pages that a guest wrote and checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) written: u64,
-    pub(super) verified: u64,
-    pub(super) wrong: u64,
+/// The pages that guests wrote and checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    /// Pages that guests wrote.
+    #[serde(rename = "pages_written")]
+    pub written: u64,
+    /// Pages in which every byte equalled the last write.
+    #[serde(rename = "pages_verified")]
+    pub verified: u64,
+    /// Pages in parts of memory with a byte that differed.
+    #[serde(rename = "pages_wrong")]
+    pub wrong: u64,
 }
 
 impl Tally {

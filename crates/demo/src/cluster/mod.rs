@@ -110,14 +110,14 @@ impl Play<'_> {
         self.stage.forget_files_of(home);
         self.progress.say("the guest verifies every page".to_owned());
         guest.pass()?;
-        let shared = self.share(&boot, &mut guest)?;
+        let (shared, twin) = self.share(&boot, &mut guest)?;
         std::thread::sleep(CODA);
         self.first().run(&["vm", "stop", VM, "--force"])?;
         self.first().run(&["vm", "rm", VM])?;
         Ok(Played {
             files_edited: self.stage.files_edited(),
             join_ms: self.stage.join_ms.clone(),
-            tally: guest.tally,
+            tally: guest.tally + twin,
             group_hosts,
             shared,
             drained_ms: lender_ms.max(home_ms),
@@ -142,7 +142,7 @@ impl Play<'_> {
     fn lender(&self) -> Result<String> {
         let what = "finding the VM's lender";
         self.session.wait().until(what, STEP, || {
-            let regions = self.first().try_status().map(|status| status.regions);
+            let regions = self.first().try_status().map(|status| status.loans.regions);
             let leases = regions.into_iter().flatten().flat_map(|region| region.leases);
             let lenders: Vec<_> = leases.map(|held| held.lender.to_string()).collect();
             Ok(<[String; 1]>::try_from(lenders).ok().map(|[lender]| lender))
@@ -153,8 +153,9 @@ impl Play<'_> {
     fn new_home(&self, from: &str) -> Result<&Member> {
         self.session.wait().until("letting the VM move", STEP, || {
             let others = self.stage.hosts.iter().filter(|host| host.name() != from);
-            let has_it =
-                |host: &&Member| host.try_status().is_some_and(|status| !status.regions.is_empty());
+            let has_it = |host: &&Member| {
+                host.try_status().is_some_and(|status| !status.loans.regions.is_empty())
+            };
             Ok(others.into_iter().find(has_it))
         })
     }
@@ -210,7 +211,7 @@ impl Play<'_> {
         let deadline = Instant::now() + STEP;
         guest.pass_until(|| {
             let late = || format!("{name} still lends after {} s", STEP.as_secs());
-            let is_free = lender.try_status().is_some_and(|status| status.lent.is_empty());
+            let is_free = lender.try_status().is_some_and(|status| status.loans.lent.is_empty());
             if !is_free && Instant::now() > deadline {
                 return Err(Failure::new("recalling memory", late()));
             }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use aquifer_page::Bytes;
 use serde::Serialize;
 
 use super::guest::Tally;
@@ -20,18 +19,12 @@ pub struct Summary {
     pub join_ms: Vec<u64>,
     /// Hosts that have the agreement and key of the group, which was created on one of them.
     pub group_hosts: u64,
-    /// Memory of two VMs of the group that their host kept once for several pages, in bytes.
-    pub shared_bytes: Bytes,
-    /// The memory that this saved, in bytes.
-    pub saved_bytes: Bytes,
-    /// Shared pages that became a VM's own again, because the first VM's guest wrote new content.
-    pub unshared_pages: u64,
-    /// Pages that both guests wrote.
-    pub pages_written: u64,
-    /// Pages in which every byte equalled the last write.
-    pub pages_verified: u64,
-    /// Pages in parts of memory with a byte that differed.
-    pub pages_wrong: u64,
+    /// What two VMs of the group shared.
+    #[serde(flatten)]
+    pub shared: Shared,
+    /// The pages of both guests.
+    #[serde(flatten)]
+    pub tally: Tally,
     /// Leases that their lenders recalled.
     pub recalls: u64,
     /// Moves of the VM to another host.
@@ -62,7 +55,7 @@ pub struct Decided {
 pub(super) struct Played {
     pub(super) files_edited: u64,
     pub(super) join_ms: Vec<u64>,
-    /// The pages of the first VM's guest.
+    /// The pages of both guests.
     pub(super) tally: Tally,
     pub(super) group_hosts: u64,
     pub(super) shared: Shared,
@@ -71,19 +64,13 @@ pub(super) struct Played {
 
 impl Summary {
     pub(super) fn new(played: Played, seen: &Seen) -> Self {
-        let Shared { shared, saved, unshared, tally } = played.shared;
-        let Tally { written, verified, wrong } = played.tally + tally;
         Self {
             hosts: seen.hosts.len() as u64,
             files_edited: played.files_edited,
             join_ms: played.join_ms,
             group_hosts: played.group_hosts,
-            shared_bytes: shared,
-            saved_bytes: saved,
-            unshared_pages: unshared,
-            pages_written: written,
-            pages_verified: verified,
-            pages_wrong: wrong,
+            shared: played.shared,
+            tally: played.tally,
             recalls: seen.recalled.len() as u64,
             moves: moves(seen),
             drained_ms: played.drained_ms,
@@ -125,22 +112,19 @@ impl fmt::Display for Summary {
             joins.join(", "),
             self.files_edited
         )?;
-        writeln!(
-            f,
-            "{} pages verified of {} written, {} wrong",
-            self.pages_verified, self.pages_written, self.pages_wrong
-        )?;
+        let Tally { written, verified, wrong } = self.tally;
+        writeln!(f, "{verified} pages verified of {written} written, {wrong} wrong")?;
         writeln!(
             f,
             "{} leases recalled, {} moves of the VM, at most {} ms to drain a host and leave",
             self.recalls, self.moves, self.drained_ms
         )?;
+        let Shared { shared, saved, unshared } = self.shared;
+        let kept = shared.saturating_sub(saved);
         writeln!(
             f,
-            "two VMs of a group shared {} in {} until they wrote to {} pages; {} hosts know it",
-            self.shared_bytes,
-            self.shared_bytes.saturating_sub(self.saved_bytes),
-            self.unshared_pages,
+            "two VMs of a group shared {shared} in {kept} until they wrote to {unshared} pages; {} \
+             hosts know it",
             self.group_hosts
         )?;
         let (violations, readings) = (self.ledger_violations, self.ledger_readings);
@@ -156,6 +140,7 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     use aquifer_api::status::Decision;
+    use aquifer_page::Bytes;
 
     use super::super::watch::Watched;
     use super::*;
@@ -168,13 +153,8 @@ mod tests {
         let a = host("a", vec![decided(101.0, "asks"), decided(103.25, "moved VM web to b")]);
         let b = host("b", vec![decided(99.5, "joins"), decided(102.0, "grants")]);
         let seen = Seen { began: 100.0, hosts: vec![a, b], ..Seen::default() };
-        let tally = Tally { written: 9, verified: 8, wrong: 1 };
-        let shared = Shared {
-            shared: Bytes::mib(5),
-            saved: Bytes::mib(3),
-            unshared: 7,
-            tally: Tally { written: 4, verified: 4, wrong: 0 },
-        };
+        let tally = Tally { written: 13, verified: 12, wrong: 1 };
+        let shared = Shared { shared: Bytes::mib(5), saved: Bytes::mib(3), unshared: 7 };
         let played = Played {
             files_edited: 0,
             join_ms: vec![7, 8],

@@ -7,7 +7,7 @@ use aquifer_cli::failure::{OrFail, Result};
 use aquifer_dedup::Sharing;
 use aquifer_hosts::block_on;
 use aquifer_page::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::boot::{Boot, serial};
 use super::guest::{Tally, Writer};
@@ -32,16 +32,17 @@ const RATE: &str = "50";
 const PASSES: u64 = 10;
 
 /// The figures of the act.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shared {
-    /// Memory of both VMs that the host kept once for several pages.
-    pub(super) shared: Bytes,
-    /// The memory that this saved.
-    pub(super) saved: Bytes,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Shared {
+    /// Memory of both VMs that the host kept once for several pages, in bytes.
+    #[serde(rename = "shared_bytes")]
+    pub shared: Bytes,
+    /// The memory that this saved, in bytes.
+    #[serde(rename = "saved_bytes")]
+    pub saved: Bytes,
     /// Shared pages that became a VM's own again, because the first VM's guest wrote new content.
-    pub(super) unshared: u64,
-    /// The pages of the second VM's guest.
-    pub(super) tally: Tally,
+    #[serde(rename = "unshared_pages")]
+    pub unshared: u64,
 }
 
 /// The part of the output of `aquifer group show --json` that the demo reads.
@@ -69,8 +70,9 @@ impl Play<'_> {
     }
 
     /// Starts a second VM beside the first, and lets both guests write the same content. When their
-    /// pages are shared, both check theirs, also after one of them has written new content.
-    pub(super) fn share(&self, boot: &Boot, guest: &mut Writer<'_>) -> Result<Shared> {
+    /// pages are shared, both check theirs, also after one of them has written new content. Returns
+    /// the second guest's pages too.
+    pub(super) fn share(&self, boot: &Boot, guest: &mut Writer<'_>) -> Result<(Shared, Tally)> {
         let home = self.first();
         self.progress.say("a second VM of the group starts beside the first".to_owned());
         self.watch.mark(home.name(), "a second VM of the group starts");
@@ -93,12 +95,12 @@ impl Play<'_> {
         home.run(&["vm", "stop", TWIN, "--force"])?;
         home.run(&["vm", "rm", TWIN])?;
         guest.check()?;
-        Ok(Shared {
+        let shared = Shared {
             shared: before.shared_bytes,
             saved: before.saved_bytes,
             unshared: after.broken.saturating_sub(before.broken),
-            tally: twin.tally,
-        })
+        };
+        Ok((shared, twin.tally))
     }
 
     /// Waits until the scanner that the agent runs has seen all pages of both VMs again.

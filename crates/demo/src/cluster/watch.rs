@@ -55,7 +55,7 @@ impl Seen {
     /// Takes in the status of a host.
     pub(super) fn note(&mut self, host: usize, at: f64, status: Status) {
         let watched = &mut self.hosts[host];
-        let stored = status.lent.iter().map(|lent| lent.stored).sum();
+        let stored = status.loans.lent.iter().map(|lent| lent.stored).sum();
         watched.samples.push(Sample { at, ledger: status.ledger, stored });
         // The journal keeps the latest decisions only, and is in order of time.
         let is_new = |new: &Decision| {
@@ -63,10 +63,11 @@ impl Seen {
             !known.into_iter().any(|known| known.at == new.at && known.what == new.what)
         };
         let last = watched.decisions.last().map_or(0.0, |decision| decision.at);
-        let new: Vec<_> = status.decisions.into_iter().filter(|new| new.at >= last).collect();
+        let new: Vec<_> =
+            status.history.decisions.into_iter().filter(|new| new.at >= last).collect();
         let new: Vec<_> = new.into_iter().filter(is_new).collect();
         watched.decisions.extend(new);
-        let recalled = status.lent.iter().filter(|lent| lent.state == LoanState::Recalled);
+        let recalled = status.loans.lent.iter().filter(|lent| lent.state == LoanState::Recalled);
         self.recalled.extend(recalled.map(|lent| lent.lease));
     }
 

@@ -204,7 +204,7 @@ impl Cluster {
         let Self { guest, picture } = self;
         let options = cluster::Options { machine: guest.machine()?, run_dir: run_dir(common)? };
         let outcome = cluster::run(&options)?;
-        let (wrong, edited) = (outcome.summary.pages_wrong, outcome.summary.files_edited);
+        let (wrong, edited) = (outcome.summary.tally.wrong, outcome.summary.files_edited);
         let violations = outcome.summary.ledger_violations;
         show(common, &outcome, picture)?;
         is_zero(wrong, "keeping a guest's memory", || format!("{wrong} pages are wrong"))?;

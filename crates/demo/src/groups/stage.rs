@@ -8,12 +8,12 @@ use aquifer_blockdev::swap;
 use aquifer_cli::failure::{OrFail, Result};
 use aquifer_group::{Agreement, Agreements, GroupEncryption};
 use aquifer_page::{Bytes, Group, RegionName};
-use aquifer_region::LinkSpec;
 use aquifer_region::process::RegionSpec;
+use aquifer_region::{LinkSpec, Paging};
 use aquifer_vm::memory::{Limits, UNLIMITED};
 use aquifer_vm::process::client::NewVm;
 use aquifer_vm::process::{Files, client};
-use aquifer_vm::{Backing, VmSpec};
+use aquifer_vm::{Backing, Boot, Processors, VmSpec};
 
 use super::{BASE, MEMORY};
 use crate::machine::{Machine, clear};
@@ -84,18 +84,20 @@ impl Stage {
     fn start(&self, vm: &Vm, image: &VmSpec) -> Result<()> {
         let what = || format!("starting guest '{}'", vm.name);
         let (name, group): (_, Group) = (name(vm.name)?, vm.group.parse().or_fail(what)?);
-        let append = image.append.as_deref().unwrap_or_default();
+        let append = image.boot.append.as_deref().unwrap_or_default();
+        let append = Some(format!("{append} --swap {SWAP_DEVICE}"));
         let spec = VmSpec {
             name: name.clone(),
             backing: Backing::Region,
             disks: vec![disk(&self.dir, vm.name)?],
-            append: Some(format!("{append} --swap {SWAP_DEVICE}")),
-            cpus: 1,
+            boot: Boot { append, ..image.boot.clone() },
+            processors: Processors { cpus: 1, ..image.processors.clone() },
             ..image.clone()
         };
         // The cache has room for all of the memory.
         let cache = MEMORY + Bytes::mib(16);
-        let region = RegionSpec { group, link: Some(LINK), ..RegionSpec::new(name, MEMORY, cache) };
+        let paging = Paging { link: Some(LINK), ..Paging::default() };
+        let region = RegionSpec { group, paging, ..RegionSpec::new(name, MEMORY, cache) };
         let limits = Limits { min: BASE, max: MEMORY, ..UNLIMITED };
         let exe = program::aquifer()?;
         let (memory, limits) = (Some(&region), &limits);

@@ -194,14 +194,14 @@ impl Summary {
             },
             faults,
             hit_rate,
-            fault_p50_us: after.latency.p50_us,
-            fault_p99_us: after.latency.p99_us,
+            fault_p50_us: after.fetches.latency.p50_us,
+            fault_p99_us: after.fetches.latency.p99_us,
             throughput: Throughput {
                 reads_per_s: per_second(read),
                 local_reads_per_s: per_second(local),
                 throughput_ratio: per_second(read) / per_second(local),
             },
-            histogram: after.histogram.clone(),
+            histogram: after.fetches.histogram.clone(),
         }
     }
 }

@@ -246,7 +246,7 @@ impl Seen {
 fn ask(eye: &mut Eyes, runtime: &Runtime, changes: &mut dyn FnMut(Vec<RoleChange>)) {
     if let Ok(status) = runtime.block_on(eye.client.get::<Status>(path::STATUS)) {
         eye.role = status.role;
-        changes(status.role_changes);
+        changes(status.history.role_changes);
     }
 }
 

@@ -37,8 +37,9 @@ fn read_pages_stay_cached_until_the_disk_is_closed() {
         assert!(read == content);
     }
     let status = here.status();
-    assert_eq!((status.hits, status.misses, status.used), (256, 256, Bytes::mib(1)));
-    assert_eq!(status.read_bytes, Bytes::mib(2));
+    let counts = status.counts;
+    assert_eq!((counts.hits, counts.misses, status.used), (256, 256, Bytes::mib(1)));
+    assert_eq!(counts.read_bytes, Bytes::mib(2));
     drop(one);
     until(|| here.status().disks.is_empty());
     assert_eq!(here.status().used, Bytes::ZERO);
@@ -63,7 +64,7 @@ fn a_disk_is_read_by_all_or_written_by_one() {
         reader.read(0, &mut read).unwrap();
         assert!(read == content);
     }
-    assert_eq!(here.status().hits, 256);
+    assert_eq!(here.status().counts.hits, 256);
     assert!(one.write(0, &[1]).unwrap_err().to_string().contains("not permitted"));
     assert!(one.trim(0, 4096).unwrap_err().to_string().contains("does not release space"));
     one.read(0, &mut read).unwrap();
@@ -206,7 +207,7 @@ fn a_disk_moves_from_one_cache_to_another_with_its_vm() {
         destination.read(0, &mut read).unwrap();
         assert!(read == content);
     }
-    assert!(to.status().disks[0].held && to.status().hits >= 256);
+    assert!(to.status().disks[0].held && to.status().counts.hits >= 256);
     // The source's QEMU is still connected, and sees what the destination writes.
     source.read(0, &mut source_read).unwrap();
     assert!(source_read == content);

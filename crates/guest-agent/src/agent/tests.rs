@@ -157,7 +157,7 @@ fn a_check_brings_memory_online_and_says_what_there_is() {
     let ToHost::Checked { id: 5, report } = host.hear() else { panic!("no answer to the check") };
     assert_eq!(fs::read_to_string(block.join("state")).unwrap(), "online_movable");
     assert_eq!((report.total, report.available), (Bytes::gib(1), Bytes::mib(900)));
-    assert_eq!((report.online, report.block), (Bytes::mib(128), Bytes::mib(128)));
+    assert_eq!((report.blocks.online, report.blocks.block), (Bytes::mib(128), Bytes::mib(128)));
 }
 
 #[test]

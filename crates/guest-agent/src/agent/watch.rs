@@ -69,8 +69,8 @@ impl Watch {
     /// Reads what changes from moment to moment.
     pub(super) fn sample(&mut self) -> io::Result<SampledMemory> {
         self.figures.sample(&mut self.last)?;
-        let GuestReport { total, available, block, .. } = self.last;
-        Ok(SampledMemory { total, available, block })
+        let GuestReport { total, available, blocks, .. } = self.last;
+        Ok(SampledMemory { total, available, block: blocks.block })
     }
 
     /// Reads all figures.

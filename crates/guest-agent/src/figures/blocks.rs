@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use aquifer_page::Bytes;
 
 use super::parse;
+use crate::message::BlockSizes;
 
 /// The zone in which added memory goes online.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -31,14 +32,6 @@ impl Online {
             Self::Leave => &[],
         }
     }
-}
-
-/// The sizes of all online and all offline blocks, and of one block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Count {
-    pub(crate) online: Bytes,
-    pub(crate) offline: Bytes,
-    pub(crate) block: Bytes,
 }
 
 /// The guest's memory blocks.
@@ -84,7 +77,7 @@ impl Blocks {
     }
 
     /// Counts the blocks.
-    pub(crate) fn count(&self) -> Count {
+    pub(crate) fn count(&self) -> BlockSizes {
         let block = fs::read_to_string(self.dir.join("block_size_bytes")).ok();
         let block = block.and_then(|text| parse::block_size(&text)).unwrap_or_default();
         let (mut online, mut all) = (0, 0);
@@ -93,7 +86,7 @@ impl Blocks {
             online += u64::from(is_online(&state));
         }
         let bytes = |blocks: u64| Bytes(block.0.saturating_mul(blocks));
-        Count { online: bytes(online), offline: bytes(all - online), block }
+        BlockSizes { online: bytes(online), offline: bytes(all - online), block }
     }
 
     /// Returns the directory's link count, which changes when blocks are added or removed.
@@ -140,8 +133,11 @@ mod tests {
     #[test]
     fn blocks_are_counted_by_their_state() {
         let (_root, blocks) = machine(&["online", "offline", "going-offline", "online", "online"]);
-        let expected =
-            Count { online: Bytes::mib(384), offline: Bytes::mib(256), block: Bytes::mib(128) };
+        let expected = BlockSizes {
+            online: Bytes::mib(384),
+            offline: Bytes::mib(256),
+            block: Bytes::mib(128),
+        };
         assert_eq!(blocks.count(), expected);
     }
 
@@ -149,7 +145,7 @@ mod tests {
     fn a_machine_without_memory_hotplug_has_no_blocks() {
         let root = tempfile::tempdir().unwrap();
         let blocks = Blocks::new(root.path());
-        assert_eq!(blocks.count(), Count::default());
+        assert_eq!(blocks.count(), BlockSizes::default());
         assert_eq!(blocks.bring_online(Online::Movable), 0);
         blocks.keep_online(Online::Movable).unwrap();
     }

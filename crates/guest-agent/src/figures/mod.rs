@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
 
+pub(crate) use blocks::Blocks;
 pub use blocks::Online;
-pub(crate) use blocks::{Blocks, Count};
 
-use crate::message::GuestReport;
+use crate::message::{BlockSizes, GuestReport};
 
 /// Size of the buffer, in bytes: more than any of the files holds.
 const ROOM: usize = 64 << 10;
@@ -26,7 +26,7 @@ const COUNTED: Duration = Duration::from_secs(10);
 /// A count of the blocks.
 #[derive(Debug)]
 struct Counted {
-    count: Count,
+    count: BlockSizes,
     at: Instant,
     /// The kernel's memory at that time, which changes when blocks go online or offline.
     total: Bytes,
@@ -86,14 +86,13 @@ impl Figures {
         if let Some(pressure) = &self.pressure
             && let Ok(text) = read(pressure, &mut self.buffer)
         {
-            parse::stalls(text, &mut report);
+            report.stalls = parse::stalls(text);
         }
-        let count = self.count(report.total);
-        let Count { online, offline, block } = count;
-        Ok(GuestReport { online, offline, block, ..report })
+        report.blocks = self.count(report.total);
+        Ok(report)
     }
 
-    fn count(&mut self, total: Bytes) -> Count {
+    fn count(&mut self, total: Bytes) -> BlockSizes {
         let links = self.blocks.links();
         if let Some(counted) = &self.counted
             && (counted.total, counted.links) == (total, links)
@@ -159,11 +158,11 @@ mod tests {
             fs::write(root.path().join(file), text).unwrap();
         }
         let mut figures = Figures::open(root.path()).unwrap();
-        assert_eq!(figures.read().unwrap().offline, Bytes::ZERO);
+        assert_eq!(figures.read().unwrap().blocks.offline, Bytes::ZERO);
         fs::create_dir(blocks.join("memory1")).unwrap();
         fs::write(blocks.join("memory1/state"), "offline\n").unwrap();
-        let report = figures.read().unwrap();
-        assert_eq!((report.online, report.offline), (Bytes::mib(128), Bytes::mib(128)));
+        let BlockSizes { online, offline, .. } = figures.read().unwrap().blocks;
+        assert_eq!((online, offline), (Bytes::mib(128), Bytes::mib(128)));
         assert_eq!(figures.check(Online::Movable).unwrap().total, Bytes::mib(128));
         assert_eq!(fs::read_to_string(blocks.join("memory1/state")).unwrap(), "online_movable");
     }

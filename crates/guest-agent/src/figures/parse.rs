@@ -3,7 +3,7 @@
 use aquifer_page::Bytes;
 use aquifer_procfs::{fields, pressure};
 
-use crate::message::GuestReport;
+use crate::message::{GuestReport, Stalls};
 
 /// Reads the text of `/proc/meminfo` (proc_meminfo(5)) into `report`.
 pub(crate) fn meminfo(text: &str, report: &mut GuestReport) {
@@ -36,11 +36,13 @@ pub(crate) fn vmstat(text: &str, page: u64, report: &mut GuestReport) {
     }
 }
 
-/// Reads the text of `/proc/pressure/memory` (kernel's accounting/psi.rst) into `report`.
-pub(crate) fn stalls(text: &str, report: &mut GuestReport) {
-    report.pressure_some = pressure(text, "some", "avg10");
-    report.pressure_full = pressure(text, "full", "avg10");
-    report.stalled_us = pressure(text, "some", "total");
+/// Parses the text of `/proc/pressure/memory` (kernel's accounting/psi.rst).
+pub(crate) fn stalls(text: &str) -> Stalls {
+    Stalls {
+        pressure_some: pressure(text, "some", "avg10"),
+        pressure_full: pressure(text, "full", "avg10"),
+        stalled_us: pressure(text, "some", "total"),
+    }
 }
 
 /// Parses the number in `block_size_bytes`: hexadecimal, without a prefix.
@@ -66,10 +68,9 @@ mod tests {
             4096,
             &mut report,
         );
-        stalls(
+        report.stalls = stalls(
             "some avg10=1.53 avg60=0.40 avg300=0.09 total=123456\n\
              full avg10=0.25 avg60=0.10 avg300=0.02 total=65432\n",
-            &mut report,
         );
         let expected = GuestReport {
             total: Bytes::kib(466_804),
@@ -80,9 +81,11 @@ mod tests {
             swap_in: 40_960,
             swap_out: 4 << 20,
             oom_kills: 2,
-            pressure_some: Some(1.53),
-            pressure_full: Some(0.25),
-            stalled_us: Some(123_456),
+            stalls: Stalls {
+                pressure_some: Some(1.53),
+                pressure_full: Some(0.25),
+                stalled_us: Some(123_456),
+            },
             ..GuestReport::default()
         };
         assert_eq!(report, expected);
@@ -93,7 +96,7 @@ mod tests {
         let mut report = GuestReport::default();
         meminfo("", &mut report);
         vmstat("oom_kill many\n", 4096, &mut report);
-        stalls("", &mut report);
+        assert_eq!(stalls(""), Stalls::default());
         assert_eq!(report, GuestReport::default());
     }
 

@@ -108,7 +108,7 @@ impl Host {
     pub fn end(&self, timeout: Duration) {
         // On SIGINT, an agent that has only lent would wait until its borrowers, which may be gone,
         // have room elsewhere.
-        let lends_only = self.try_status().is_none_or(|status| status.borrowed.is_empty());
+        let lends_only = self.try_status().is_none_or(|status| status.loans.borrowed.is_empty());
         if let Some(mut agent) = self.agent().take() {
             let pid = Pid::from_child(&agent);
             // A second signal ends an agent that waits for a borrower that is gone.

@@ -38,10 +38,7 @@ pub(super) struct Cache {
     pub(super) beyond: u64,
     /// The thread that keeps frames free is working.
     pub(super) making_room: bool,
-    /// A caller of [`Engine::wait_until_short`] wants to hear of faults that find little room or
-    /// none; `is_short` says that there were some.
-    pub(super) watched: bool,
-    pub(super) is_short: bool,
+    pub(super) shortage: Shortage,
     /// Victims outside the page tables, the oldest first. Pages touched since are still listed.
     pub(super) cold_list: VecDeque<u64>,
     /// The limit must not fall below this many frames: a lease has left, or is about to.
@@ -55,6 +52,15 @@ pub(super) struct Cache {
     /// Pages that threads wait for and that come from the source host. Pages that came since are
     /// still listed.
     pub(super) awaiting_source: VecDeque<u64>,
+}
+
+/// Faults that find little room or none.
+#[derive(Debug, Default)]
+pub(super) struct Shortage {
+    /// A caller of [`Engine::wait_until_short`] wants to hear of them.
+    pub(super) watched: bool,
+    /// There were some.
+    pub(super) occurred: bool,
 }
 
 /// The events that threads wait for, with the lock of the cache.
@@ -74,12 +80,11 @@ impl Cache {
             limit: (config.cache.0 / PAGE_SIZE as u64).max(Engine::LEAST_FRAMES),
             pages,
             frames: 0,
-            policy: config.policy.make(pages),
-            scheme: config.scheme,
+            policy: config.paging.policy.make(pages),
+            scheme: config.paging.scheme,
             beyond: 0,
             making_room: false,
-            watched: false,
-            is_short: false,
+            shortage: Shortage::default(),
             cold_list: VecDeque::new(),
             least: 0,
             pages_come_home: false,
@@ -215,14 +220,14 @@ impl Engine {
 
     /// Sets whether [`wait_until_short`](Self::wait_until_short) hears of faults.
     pub fn watch_room(&self, watched: bool) {
-        lock(&self.cache).watched = watched;
+        lock(&self.cache).shortage.watched = watched;
     }
 
     /// Waits for a fault that finds little room or none. Returns false once the engine has ended.
     pub fn wait_until_short(&self) -> bool {
         let mut cache = lock(&self.cache);
-        cache.is_short = false;
-        let enough = |cache: &mut Cache| !cache.is_short && !self.has_ended();
+        cache.shortage.occurred = false;
+        let enough = |cache: &mut Cache| !cache.shortage.occurred && !self.has_ended();
         drop(self.signals.watch.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner));
         !self.has_ended()
     }

@@ -39,8 +39,8 @@ enum Whence {
 impl Engine {
     /// Signals the eviction thread if few frames are free and it is idle. Also signals the watcher.
     pub(super) fn see_to_room(&self, cache: &mut Cache) {
-        if cache.watched && !cache.is_short && cache.free() <= cache.reserve() {
-            cache.is_short = true;
+        if cache.shortage.watched && !cache.shortage.occurred && cache.free() <= cache.reserve() {
+            cache.shortage.occurred = true;
             self.signals.watch.notify_one();
         }
         if !cache.making_room && cache.free() + (FEW as u64) < cache.reserve() {

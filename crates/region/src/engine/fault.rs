@@ -60,8 +60,8 @@ impl Faults {
         let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         epoll::add(&epoll, &end, epoll::EventData::new_u64(NO_PROGRAM), epoll::EventFlags::IN)?;
         Ok(Self {
-            workers: config.workers,
-            timeout: config.fault_timeout,
+            workers: config.paging.workers,
+            timeout: config.paging.fault_timeout,
             epoll,
             end,
             poll_token: Arc::default(),

@@ -95,7 +95,7 @@ impl Engine {
     /// Sets whether pages and extents stay where they are, as during a hand-over.
     pub(super) fn freeze(&self, frozen: bool) {
         let cache = crate::lock(&self.cache);
-        self.frozen.store(frozen, Ordering::Relaxed);
+        self.phase.frozen.store(frozen, Ordering::Relaxed);
         drop(cache);
         if frozen {
             self.lenders.volume.hold_still();

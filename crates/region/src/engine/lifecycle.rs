@@ -19,7 +19,7 @@ use super::programs::Programs;
 use super::sharing::GroupPages;
 use super::surviving_mappings::SurvivingMappings;
 use super::watching::{Is, Watching};
-use super::{Engine, EngineConfig};
+use super::{Engine, EngineConfig, Phase};
 use crate::counters::Counters;
 use crate::error::RegionError;
 use crate::extent_map::ExtentMap;
@@ -73,7 +73,7 @@ impl Engine {
             Arc::new(ExtentMap::new(&extent_map.1, extents).map_err(fail(extent_map.0))?);
         let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
         // Besides the fault workers, one thread evicts and one discards.
-        let workers = volume_workers(config.workers);
+        let workers = volume_workers(config.paging.workers);
         let fail = RegionError::io(format!("cannot read {}", programs.display()));
         let mapped = [region.0.to_owned(), frames.clone()];
         let surviving_mappings = SurvivingMappings::open(programs, mapped).map_err(fail)?;
@@ -103,19 +103,18 @@ impl Engine {
             lenders: Lenders {
                 volume,
                 extent_map: extent_map.clone(),
-                link: config.link.map(Link::new),
+                link: config.paging.link.map(Link::new),
                 upkeep: Mutex::default(),
                 leftovers: Mutex::default(),
             },
             cache: Mutex::new(Cache::new(config, pages)),
             signals: Signals::default(),
-            programs: Programs::new(surviving_mappings, config.prefetch),
+            programs: Programs::new(surviving_mappings, config.paging.prefetch),
             faults: Faults::new(config).map_err(RegionError::io("cannot create an epoll"))?,
             early: Early::new(pages),
             counters: Counters::default(),
             watching,
-            ended: AtomicBool::new(false),
-            frozen: AtomicBool::new(config.foreign),
+            phase: Phase { ended: AtomicBool::new(false), frozen: AtomicBool::new(config.foreign) },
         };
         if !unwatched {
             engine
@@ -164,7 +163,7 @@ impl Engine {
 
     /// Makes the threads end.
     pub fn end(&self) {
-        self.ended.store(true, Ordering::Relaxed);
+        self.phase.ended.store(true, Ordering::Relaxed);
         *lock(&self.lenders.upkeep) = None;
         // Each condition is signalled under the lock under which its waiters check for the end. A
         // failed write means that the eventfd was already set.

@@ -83,6 +83,42 @@ pub enum Scheme {
     PreEvict,
 }
 
+/// How an engine fetches and evicts pages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Paging {
+    /// The policy that chooses victims.
+    pub policy: PolicyKind,
+    /// When victims leave the cache.
+    pub scheme: Scheme,
+    /// The prefetcher.
+    pub prefetch: PrefetchKind,
+    /// An emulated link, slower than the real one.
+    pub link: Option<LinkSpec>,
+    /// How long a program waits for a page that cannot be fetched, before it gets `SIGBUS`. `None`:
+    /// no limit.
+    pub fault_timeout: Option<Duration>,
+    /// How many faults the engine serves at a time.
+    pub workers: usize,
+}
+
+impl Paging {
+    /// The default number of workers.
+    pub const DEFAULT_WORKERS: usize = 2;
+}
+
+impl Default for Paging {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::default(),
+            scheme: Scheme::default(),
+            prefetch: PrefetchKind::default(),
+            link: None,
+            fault_timeout: None,
+            workers: Self::DEFAULT_WORKERS,
+        }
+    }
+}
+
 /// The configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -91,19 +127,8 @@ pub struct EngineConfig {
     /// While all pages fit into the cache and none has left it, nobody watches the programs: their
     /// faults are the kernel's alone.
     pub may_be_unwatched: bool,
-    /// The policy that chooses victims.
-    pub policy: PolicyKind,
-    /// When victims leave.
-    pub scheme: Scheme,
-    /// The prefetcher.
-    pub prefetch: PrefetchKind,
-    /// An emulated link, slower than the real one.
-    pub link: Option<LinkSpec>,
-    /// How long a thread waits for a page that cannot be fetched, before it gets `SIGBUS`. `None`:
-    /// no limit.
-    pub fault_timeout: Option<Duration>,
-    /// How many faults the engine serves at a time.
-    pub workers: usize,
+    /// How pages come and leave.
+    pub paging: Paging,
     /// The volume belongs to another host's engine. This engine must not write to it, until it owns
     /// the region.
     pub foreign: bool,
@@ -124,6 +149,13 @@ pub struct Engine {
     early: Early,
     counters: Counters,
     watching: Watching,
+    phase: Phase,
+}
+
+/// The phase of an engine's life.
+#[derive(Debug)]
+struct Phase {
+    /// The engine serves nothing more.
     ended: AtomicBool,
     /// No page may leave, and no write may reach the volume, as the region is handed over or
     /// another host's.
@@ -132,11 +164,11 @@ pub struct Engine {
 
 impl Engine {
     fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed)
+        self.phase.ended.load(Ordering::Relaxed)
     }
 
     fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Relaxed)
+        self.phase.frozen.load(Ordering::Relaxed)
     }
 
     /// Refuses a change during a hand-over, or while the region is another host's.

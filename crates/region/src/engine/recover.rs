@@ -112,7 +112,7 @@ mod tests {
     use aquifer_volume::VolumeConfig;
 
     use super::*;
-    use crate::engine::EngineConfig;
+    use crate::engine::{EngineConfig, Paging};
     use crate::error::RegionError;
     use crate::table::Table;
 
@@ -154,12 +154,7 @@ mod tests {
         let config = EngineConfig {
             cache: Bytes::mib(1),
             may_be_unwatched: false,
-            policy: Default::default(),
-            scheme: Default::default(),
-            prefetch: Default::default(),
-            link: None,
-            fault_timeout: None,
-            workers: 1,
+            paging: Paging { workers: 1, ..Paging::default() },
             foreign: false,
         };
         let volume = VolumeConfig {

@@ -10,7 +10,7 @@ use aquifer_region_client::Run;
 use aquifer_volume::LeaseState;
 
 use super::files::{Files, RegionSpec};
-use super::message::{Bucket, Latency, RegionStatus, Request, Response};
+use super::message::{Bucket, FetchTimes, Latency, RegionStatus, Request, Response};
 use super::quota::Member;
 use crate::engine::Engine;
 use crate::error::RegionError;
@@ -72,9 +72,11 @@ impl Serving {
             waiting: (stalled + if away { fetching } else { 0 }) as u64,
             counts,
             hit_rate: here as f64 / (here + counts.remote_faults).max(1) as f64,
-            latency: Latency::from(&times),
-            histogram: Bucket::of(&times),
-            link: self.engine.link_times().as_ref().map(Latency::from),
+            fetches: FetchTimes {
+                latency: Latency::from(&times),
+                histogram: Bucket::of(&times),
+                link: self.engine.link_times().as_ref().map(Latency::from),
+            },
             uptime_ms: self.since.elapsed().as_millis() as u64,
             volume,
         }

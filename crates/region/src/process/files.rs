@@ -13,11 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use super::record;
 use super::regions::{self, UNFINISHED};
-use crate::engine::{LinkSpec, Scheme};
+use crate::engine::Paging;
 use crate::error::RegionError;
 use crate::frames;
-use crate::policy::PolicyKind;
-use crate::prefetch::PrefetchKind;
 
 /// The specification of a region.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,19 +36,9 @@ pub struct RegionSpec {
     pub began_local: bool,
     /// Its tenant; a limit can cover all caches of a group.
     pub group: Group,
-    /// The policy that chooses victims.
-    pub policy: PolicyKind,
-    /// When victims leave the cache.
-    pub scheme: Scheme,
-    /// The prefetcher.
-    pub prefetch: PrefetchKind,
-    /// An emulated link, if any.
-    pub link: Option<LinkSpec>,
-    /// How long a program waits for a page that cannot be fetched, before it gets `SIGBUS`. `None`:
-    /// no limit.
-    pub fault_timeout: Option<Duration>,
-    /// The number of faults served at a time.
-    pub workers: usize,
+    /// How its pages come and leave.
+    #[serde(flatten)]
+    pub paging: Paging,
     /// The id of its volume.
     pub volume: VolumeId,
     /// The leases that hold its pages.
@@ -74,9 +62,6 @@ impl RegionSpec {
         self.leases.iter().map(|lease| lease.capacity).sum()
     }
 
-    /// The default number of workers.
-    pub const DEFAULT_WORKERS: usize = 2;
-
     /// Makes a specification without leases, and with defaults otherwise.
     pub fn new(name: RegionName, size: Bytes, cache: Bytes) -> Self {
         Self {
@@ -86,12 +71,7 @@ impl RegionSpec {
             auto: false,
             began_local: false,
             group: Group::default(),
-            policy: PolicyKind::default(),
-            scheme: Scheme::default(),
-            prefetch: PrefetchKind::default(),
-            link: None,
-            fault_timeout: None,
-            workers: Self::DEFAULT_WORKERS,
+            paging: Paging::default(),
             volume: VolumeId::random(),
             leases: Vec::new(),
             io_timeout: VolumeConfig::DEFAULT_IO_TIMEOUT,
@@ -404,4 +384,27 @@ fn create_sized(path: &Path, size: u64) -> Result<(), RegionError> {
 
 fn write_record(path: &Path, spec: &RegionSpec) -> Result<(), RegionError> {
     record::write(path, spec).map_err(RegionError::io(format!("cannot write {}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+    use crate::LinkSpec;
+
+    #[test]
+    fn a_record_is_flat_and_refused_with_a_field_that_is_unknown() {
+        let link = LinkSpec { latency: Duration::from_micros(5), one_at_a_time: true };
+        let timeout = Some(Duration::from_millis(1500));
+        let paging = Paging { link: Some(link), fault_timeout: timeout, ..Paging::default() };
+        let spec = RegionSpec::new("one".parse().unwrap(), Bytes::mib(64), Bytes::mib(1));
+        let spec = RegionSpec { paging, ..spec };
+        let mut record = serde_json::to_value(&spec).unwrap();
+        assert_eq!((&record["workers"], &record["scheme"]), (&2.into(), &"pre-evict".into()));
+        assert_eq!(serde_json::from_value::<RegionSpec>(record.clone()).unwrap(), spec);
+        record["workres"] = 2.into();
+        let refused = serde_json::from_value::<RegionSpec>(record).unwrap_err().to_string();
+        assert!(refused.contains("workres"), "{refused}");
+    }
 }

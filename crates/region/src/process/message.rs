@@ -102,16 +102,24 @@ pub struct RegionStatus {
     /// The share of faults that found their page here, among faults on pages written earlier. The
     /// engine does not see touches of mapped pages, so programs find a far larger share here.
     pub hit_rate: f64,
-    /// The latency of remote faults since the engine started.
+    /// The times of fetches since the engine started.
+    #[serde(flatten)]
+    pub fetches: FetchTimes,
+    /// The time since the engine started, in milliseconds.
+    pub uptime_ms: u64,
+    /// The status of the region's volume.
+    pub volume: VolumeStatus,
+}
+
+/// How long fetches took.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FetchTimes {
+    /// The latency of remote faults.
     pub latency: Latency,
     /// The same times as a histogram, without empty ends.
     pub histogram: Vec<Bucket>,
     /// The latency of fetches over an emulated link.
     pub link: Option<Latency>,
-    /// The time since the engine started, in milliseconds.
-    pub uptime_ms: u64,
-    /// The status of the region's volume.
-    pub volume: VolumeStatus,
 }
 
 /// The latency of remote faults, from the engine's notice until the page was mapped, or of a link.

@@ -43,7 +43,7 @@ mod view;
 
 pub use file_lock::lock_file;
 pub use files::{Files, GroupFiles, RegionSpec};
-pub use message::{Bucket, Latency, RegionStatus};
+pub use message::{Bucket, FetchTimes, Latency, RegionStatus};
 pub use pages::{Extent, PageState, Pages};
 pub use preload_library::preload_library;
 pub use quota::{Limits, Quota};

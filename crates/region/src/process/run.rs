@@ -139,12 +139,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
     let config = EngineConfig {
         cache: spec.cache,
         may_be_unwatched: spec.began_local,
-        policy: spec.policy,
-        scheme: spec.scheme,
-        prefetch: spec.prefetch,
-        link: spec.link,
-        fault_timeout: spec.fault_timeout,
-        workers: spec.workers,
+        paging: spec.paging.clone(),
         foreign: files.is_foreign(),
     };
     let volume = VolumeConfig {

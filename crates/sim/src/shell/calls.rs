@@ -60,16 +60,16 @@ impl Simulation {
 
     /// Hands a packet to the network, which may lose, delay and duplicate it.
     fn send(&mut self, packet: Packet) {
-        self.counts.messages += 1;
+        self.counts.network.messages += 1;
         let is_offer = matches!(packet.content, Content::Ask(Ask::Offer | Ask::Room(_)));
-        self.counts.offer_questions += u64::from(is_offer);
+        self.counts.network.offer_questions += u64::from(is_offer);
         let network = self.scenario.network;
         if self.is_cut_off(packet.from, packet.to) || self.rng.random_bool(network.loss) {
-            self.counts.lost_messages += 1;
+            self.counts.network.lost_messages += 1;
             return;
         }
         if self.rng.random_bool(network.duplication) {
-            self.counts.duplicates += 1;
+            self.counts.network.duplicates += 1;
             let at = self.arrival();
             self.agenda.enter(at, Event::Arrival(Box::new(packet.clone())));
         }
@@ -87,7 +87,7 @@ impl Simulation {
     pub(crate) fn arrive(&mut self, packet: Packet) {
         let Packet { from, to, call, content } = packet;
         if self.is_cut_off(from, to) || self.hosts[to].agent.is_none() {
-            self.counts.lost_messages += 1;
+            self.counts.network.lost_messages += 1;
             return;
         }
         match content {

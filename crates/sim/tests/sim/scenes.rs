@@ -123,6 +123,6 @@ fn without_faults_a_hundred_hosts_share_without_losses() {
     let loads = synthetic_hosts(100, Bytes::gib(64), 3).unwrap();
     let scenario = Scenario::new(loads, Bytes::gib(64), seconds(300), 3);
     let Report { counts, violations, usage, .. } = Simulation::new(scenario).run().unwrap();
-    assert_eq!((violations, counts.lost_bytes, counts.lost_messages), (0, 0, 0));
+    assert_eq!((violations, counts.lost_bytes, counts.network.lost_messages), (0, 0, 0));
     assert!(counts.grants > 10 && usage.remote.most > Bytes::gib(1), "{counts:?} {usage:?}");
 }

@@ -48,10 +48,9 @@ pub struct Figures {
 
 impl From<GuestReport> for Figures {
     fn from(report: GuestReport) -> Self {
-        let GuestReport { total, available, swap_used, swap_in, swap_out, pressure_some, .. } =
-            report;
-        let source = Source::Agent;
-        Self { source, total, available, swap_used, swap_in, swap_out, pressure: pressure_some }
+        let GuestReport { total, available, swap_used, swap_in, swap_out, stalls, .. } = report;
+        let (source, pressure) = (Source::Agent, stalls.pressure_some);
+        Self { source, total, available, swap_used, swap_in, swap_out, pressure }
     }
 }
 

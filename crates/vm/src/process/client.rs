@@ -16,7 +16,7 @@ use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 
 use super::files::Files;
-use super::message::{Origin, Record, Request, Response, State, Told, VmStatus};
+use super::message::{Access, Origin, Record, Request, Response, State, Told, Transit, VmStatus};
 pub use super::receiving::receive;
 pub use super::release::release;
 use super::run::{SUBCOMMAND, remove_region};
@@ -337,7 +337,7 @@ pub fn offer(files: &Files) -> Result<Arrival, VmError> {
     let (memory, limits) = (regions::record(&files.region())?, files.limits()?);
     let noted = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
     let size = noted.map_or(vm.max_memory, |share| share.memory());
-    let cpu = match vm.whole_cpu() {
+    let cpu = match vm.processors.whole_cpu() {
         Some(model) => Some(Cpu::of(&mut Qmp::connect(&files.control(), ANSWERING)?, model)?),
         None => None,
     };
@@ -510,27 +510,11 @@ pub fn status(files: &Files) -> Result<VmStatus, VmError> {
         Origin::Started(_) => (files.qmp(), Some(files.serial()), Some(files.console())),
         Origin::Adopted { qmp, .. } => (qmp.clone(), None, None),
     };
-    let log = files.log();
+    let access = Access { qmp, serial, console, log: files.log() };
+    let transit = Transit { incoming, handed_over, awaiting_source };
     let share = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
     let (name, limits, host) = (files.name().clone(), files.limits()?, memory::resident(files));
-    Ok(VmStatus {
-        name,
-        origin,
-        share,
-        limits,
-        host,
-        state,
-        pid,
-        node,
-        qmp,
-        serial,
-        console,
-        log,
-        incoming,
-        handed_over,
-        awaiting_source,
-        region,
-    })
+    Ok(VmStatus { name, origin, share, limits, host, state, pid, node, access, transit, region })
 }
 
 pub(super) fn wait_until(timeout: Duration, condition: impl Fn() -> bool) -> Result<(), ()> {

@@ -149,7 +149,7 @@ impl Files {
     /// model.
     pub(crate) fn whole_cpu(&self) -> Result<Option<&'static str>, VmError> {
         match self.read()?.origin {
-            Origin::Started(spec) => Ok(spec.whole_cpu()),
+            Origin::Started(spec) => Ok(spec.processors.whole_cpu()),
             Origin::Adopted { .. } => Ok(None),
         }
     }

@@ -117,6 +117,19 @@ pub struct VmStatus {
     /// The NUMA node whose memory and processors the VM uses; none if the kernel chooses them.
     #[serde(default)]
     pub node: Option<u32>,
+    /// Sockets and logs of the VM.
+    #[serde(flatten)]
+    pub access: Access,
+    /// The VM's way from or to another host.
+    #[serde(flatten)]
+    pub transit: Transit,
+    /// The VM's region; none if no engine serves it.
+    pub region: Option<RegionStatus>,
+}
+
+/// The sockets and logs by which operators reach a VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Access {
     /// A monitor (QMP) for other programs; of an adopted VM, the monitor by which it was adopted.
     pub qmp: PathBuf,
     /// The guest's serial port, a socket. An adopted VM has none here.
@@ -125,14 +138,17 @@ pub struct VmStatus {
     pub console: Option<PathBuf>,
     /// QEMU's log; of an adopted VM, its supervisor's.
     pub log: PathBuf,
+}
+
+/// A VM's way from one host to another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Transit {
     /// Set while the VM arrives and may still belong to the source.
     pub incoming: Option<Incoming>,
     /// Set if the VM belongs to another host.
     pub handed_over: Option<HandedOver>,
     /// Set while part of the VM's memory is still at the source.
     pub awaiting_source: Option<Link>,
-    /// The VM's region; none if no engine serves it.
-    pub region: Option<RegionStatus>,
 }
 
 /// The supervisor's one message to the process that started it: a JSON object on a line.

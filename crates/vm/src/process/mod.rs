@@ -21,7 +21,7 @@ pub(crate) use disks::release as release_disks;
 pub use disks::{cache_needed, has_cache};
 pub use ended::{Cause, Ended, ended};
 pub use files::Files;
-pub use message::{Origin, State, VmStatus};
+pub use message::{Access, Origin, State, Transit, VmStatus};
 pub use receiving::clear_arrivals;
 pub use rest::NextStart;
 pub use run::{SUBCOMMAND, run};

@@ -208,7 +208,7 @@ fn start(files: &Files, record: &Record) -> Result<(Child, Option<u32>), VmError
     }
     let cache = disks::cache_of(files, spec)?;
     let comes = record.incoming.is_some();
-    let choice = if comes { spec.node.elsewhere() } else { spec.node };
+    let choice = if comes { spec.processors.node.elsewhere() } else { spec.processors.node };
     let node = choice.choose(need(files, spec)?)?;
     let number = node.as_ref().map(|node| node.number);
     let place = Place { region: &region, cache: &cache, node: number, comes };
@@ -232,9 +232,9 @@ fn need(files: &Files, spec: &VmSpec) -> Result<Need, VmError> {
         else {
             continue;
         };
-        *others.entry(node).or_default() += u64::from(spec.cpus);
+        *others.entry(node).or_default() += u64::from(spec.processors.cpus);
     }
-    Ok(Need { memory, huge_pages, cpus: spec.cpus, others })
+    Ok(Need { memory, huge_pages, cpus: spec.processors.cpus, others })
 }
 
 fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), VmError> {

@@ -115,14 +115,16 @@ impl Site {
 
     /// Returns the lender that lends to the VM, if there is one.
     pub fn lender(&self) -> Option<&'static str> {
-        let lends = |name: &&str| self.status(name).is_ok_and(|status| !status.lent.is_empty());
+        let lends =
+            |name: &&str| self.status(name).is_ok_and(|status| !status.loans.lent.is_empty());
         LENDERS.into_iter().find(lends)
     }
 
     /// Returns whether a lender recalls a lease.
     pub fn recalls(&self, lender: &str) -> bool {
-        self.status(lender)
-            .is_ok_and(|status| status.lent.iter().any(|lent| lent.state == LoanState::Recalled))
+        self.status(lender).is_ok_and(|status| {
+            status.loans.lent.iter().any(|lent| lent.state == LoanState::Recalled)
+        })
     }
 
     /// Checks that host and lenders agree about all leases, that nothing is left of the VM on the
@@ -130,7 +132,7 @@ impl Site {
     pub fn check(&self, here: Option<&str>) -> Result<()> {
         let mut lent: Vec<(LeaseId, String, String)> = Vec::new();
         for name in LENDERS {
-            let leases = self.status(name)?.lent;
+            let leases = self.status(name)?.loans.lent;
             let files = fs::read_dir(self.of(name).store())?.flatten();
             let files = files.filter(|file| file.path().extension().is_some_and(|e| e == "pages"));
             let (files, known) = (files.count(), leases.len());
@@ -141,7 +143,7 @@ impl Site {
         }
         let mut held = Vec::new();
         for name in VM_HOSTS {
-            let regions = self.status(name)?.regions;
+            let regions = self.status(name)?.loans.regions;
             let leases = regions.iter().flat_map(|region| &region.leases);
             held.extend(leases.map(|it| (it.lease, it.lender.to_string(), name.to_owned())));
             if here != Some(name) {
@@ -154,7 +156,7 @@ impl Site {
         ensure!(held.is_empty() == here.is_none(), "held {held:?}, with the VM on {here:?}");
         for name in NAMES {
             let status = self.status(name)?;
-            let promised: u64 = status.lent.iter().map(|lent| lent.capacity.0).sum();
+            let promised: u64 = status.loans.lent.iter().map(|lent| lent.capacity.0).sum();
             let ledger = status.ledger;
             ensure!(ledger.adds_up() && ledger.overcommitted.0 == 0, "{name}: {ledger:?}");
             ensure!(ledger.lent.0 == promised, "{name} lends {promised}: {ledger:?}");

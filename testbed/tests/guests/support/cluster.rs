@@ -191,8 +191,8 @@ impl Aquifer for Host {
         let status = wait_for(&format!("{self} is free"), TIMEOUT, || {
             let status = self.status()?;
             let free = status.role == Role::Neutral
-                && status.lent.is_empty()
-                && status.borrowed.is_empty();
+                && status.loans.lent.is_empty()
+                && status.loans.borrowed.is_empty();
             Ok(free.then_some(status))
         })?;
         ensure!(self.lends()? == Bytes::ZERO, "{self} still stores {}", self.lends()?);

@@ -61,7 +61,7 @@ fn sample(status: &Status, at: Duration) -> Sample {
         at: at.as_secs_f64(),
         ram: status.memory.used,
         swap: status.memory.swap_used,
-        lent: status.lent.iter().map(|lent| lent.stored).sum(),
+        lent: status.loans.lent.iter().map(|lent| lent.stored).sum(),
         role: status.role,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use aquifer_api::status::{Peer, Standing};
+use aquifer_api::status::{Membership, Peer, Standing};
 use aquifer_page::{Bytes, HostName, Zone};
 use clap::Args;
 use serde::Serialize;
@@ -62,13 +62,14 @@ impl Status {
     /// If the agent does not answer.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let status = self.socket.agent(common)?.status("asking for the hosts")?;
+        let Membership { address, admits, zone } = status.membership;
         let own = Member {
             host: status.host.clone(),
-            address: status.address,
+            address,
             standing: Standing::Up,
             spare: Some(status.memory.spare),
-            admits: status.admits,
-            zone: status.zone,
+            admits,
+            zone,
         };
         let of = |peer: Peer| Member {
             host: peer.host,

@@ -144,7 +144,8 @@ async fn post_with_progress(
 
 /// Returns the volumes that an order is about.
 fn meant(status: &Status, volume: Option<VolumeId>) -> impl Iterator<Item = &Volume> {
-    status.borrowed.iter().filter(move |held| volume.is_none_or(|volume| held.volume == volume))
+    let borrowed = status.loans.borrowed.iter();
+    borrowed.filter(move |held| volume.is_none_or(|volume| held.volume == volume))
 }
 
 /// Returns the bytes swapped out to the volume, or to all volumes.

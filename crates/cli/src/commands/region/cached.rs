@@ -6,7 +6,7 @@ use std::time::Duration;
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_region::process::{Files, RegionSpec};
-use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
+use aquifer_region::{LinkSpec, Paging, PolicyKind, PrefetchKind, RegionError, Scheme};
 use aquifer_volume::{LeaseTarget, VolumeConfig};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -39,6 +39,19 @@ pub(crate) struct Cached {
     /// with 'auto' while this host is short of memory.
     #[arg(long = "lender", value_name = "URI")]
     lenders: Vec<LenderUri>,
+    #[command(flatten)]
+    paging: PagingOptions,
+    #[command(flatten)]
+    groups: Groups,
+    #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
+    socket: Socket,
+}
+
+/// How pages come into the cache and leave it.
+#[derive(Debug, Args)]
+struct PagingOptions {
     /// Eviction policy: round-robin, clock, fifo, random or sieve
     #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
     policy: PolicyKind,
@@ -65,14 +78,26 @@ pub(crate) struct Cached {
     #[arg(long, requires = "emulate_link")]
     one_at_a_time: bool,
     /// Number of faults to serve at a time; each costs a thread
-    #[arg(long, value_name = "N", default_value_t = RegionSpec::DEFAULT_WORKERS)]
+    #[arg(long, value_name = "N", default_value_t = Paging::DEFAULT_WORKERS)]
     workers: usize,
-    #[command(flatten)]
-    groups: Groups,
-    #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    socket: Socket,
+}
+
+impl PagingOptions {
+    /// Returns these options as an engine takes them.
+    fn paging(&self) -> Paging {
+        let link = |latency| LinkSpec { latency, one_at_a_time: self.one_at_a_time };
+        Paging {
+            policy: self.policy,
+            scheme: match self.scheme {
+                SchemeName::OnDemand => Scheme::OnDemand,
+                SchemeName::PreEvict => Scheme::PreEvict,
+            },
+            prefetch: self.prefetch,
+            link: self.emulate_link.map(link),
+            fault_timeout: self.fault_timeout,
+            workers: self.workers.max(1),
+        }
+    }
 }
 
 /// The limit of a local cache.
@@ -262,7 +287,8 @@ impl Cached {
         size: Bytes,
     ) -> Result<Plan> {
         let agreement = self.groups.to_join(common, &self.socket, &self.group)?;
-        let is_remote = !self.lenders.is_empty() || self.emulate_link.is_none();
+        let paging = self.paging.paging();
+        let is_remote = !self.lenders.is_empty() || paging.link.is_none();
         if agreement.is_none() && self.group != Group::default() && is_remote {
             let why = format!(
                 "{} is missing: the region's pages get their own keys, and are never shared",
@@ -302,31 +328,20 @@ impl Cached {
                 .help("add another --lender, or choose a smaller size"));
         }
         let auto = self.cache == CacheSize::Auto;
-        if auto && self.lenders.is_empty() && self.emulate_link.is_some() {
+        if auto && self.lenders.is_empty() && paging.link.is_some() {
             let why = "no page leaves a cache of size 'auto' for an emulated link";
             return Err(Failure::new(format!("creating region '{name}'"), why)
                 .help("give --cache a size, or name a --lender"));
         }
-        let needs_agent = self.lenders.is_empty() && self.emulate_link.is_none() && !auto;
+        let needs_agent = self.lenders.is_empty() && paging.link.is_none() && !auto;
         let agent = needs_agent.then(|| self.socket.clone());
-        let scheme = match self.scheme {
-            SchemeName::OnDemand => Scheme::OnDemand,
-            SchemeName::PreEvict => Scheme::PreEvict,
-        };
         let spec = RegionSpec {
             group: self.group,
-            policy: self.policy,
-            scheme,
-            prefetch: self.prefetch,
-            link: self
-                .emulate_link
-                .map(|latency| LinkSpec { latency, one_at_a_time: self.one_at_a_time }),
-            fault_timeout: self.fault_timeout,
-            io_timeout: self
+            io_timeout: paging
                 .fault_timeout
                 .unwrap_or(VolumeConfig::DEFAULT_IO_TIMEOUT)
                 .min(VolumeConfig::DEFAULT_IO_TIMEOUT),
-            workers: self.workers.max(1),
+            paging,
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),
             auto,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::Usage;
-use aquifer_region::process::{Files, RegionSpec, RegionStatus, client};
+use aquifer_region::process::{Files, Latency, RegionSpec, RegionStatus, client};
 use serde::Serialize;
 
 use super::directory;
@@ -82,7 +82,7 @@ pub(crate) fn cells(usage: Option<Usage>) -> [String; 4] {
 }
 
 pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
-    let RegionStatus { spec, usage, counts, latency, .. } = status;
+    let RegionStatus { spec, usage, counts, fetches, .. } = status;
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");
     let seconds = status.uptime_ms as f64 / 1000.0;
@@ -96,7 +96,10 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
     }
     line("zero", usage.zero.to_string());
     line("mapped by", mapped_by(&status.programs));
-    line("engine", format!("process {}, up {seconds:.0} s; {} policy", status.pid, spec.policy));
+    line(
+        "engine",
+        format!("process {}, up {seconds:.0} s; {} policy", status.pid, spec.paging.policy),
+    );
     line(
         "faults",
         format!(
@@ -117,12 +120,12 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
             counts.prefetch_used,
             counts.prefetch_wasted,
             counts.zeroed,
-            spec.prefetch
+            spec.paging.prefetch
         ),
     );
-    if let Some(link) = &spec.link {
+    if let Some(link) = &spec.paging.link {
         let how = if link.one_at_a_time { "one at a time" } else { "in parallel" };
-        let took = status.link.unwrap_or_default();
+        let took = fetches.link.unwrap_or_default();
         let what = format!("emulated: {:?} per page, {how}", link.latency);
         line("link", format!("{what}; p50 {:.2} us, p99 {:.2} us", took.p50_us, took.p99_us));
     }
@@ -136,8 +139,8 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
             counts.evicted, counts.written_back, counts.found_zero
         ),
     );
-    let (p50, p99, p999) = (latency.p50_us, latency.p99_us, latency.p999_us);
-    line("fetches", format!("p50 {p50:.0} us, p99 {p99:.0} us, p99.9 {p999:.0} us"));
+    let Latency { p50_us, p99_us, p999_us, .. } = fetches.latency;
+    line("fetches", format!("p50 {p50_us:.0} us, p99 {p99_us:.0} us, p99.9 {p999_us:.0} us"));
     if status.waiting > 0 {
         line("WAITING", format!("{} faults wait for an unreachable lender", status.waiting));
     }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_dedup::join_cgroup;
-use aquifer_disk_cache::{CacheStatus, LenderStatus, Options, Service};
+use aquifer_disk_cache::{CacheCounts, CacheStatus, LenderStatus, Options, Service};
 use aquifer_group::GroupEncryption;
 use aquifer_nbd::Uri;
 use aquifer_page::{Bytes, Group};
@@ -154,7 +154,8 @@ fn is_needed(common: &Common, group: &Group, status: &CacheStatus) -> bool {
 
 /// Describes a cache's state for people.
 pub(in crate::commands) fn text(status: &CacheStatus) -> String {
-    let CacheStatus { size, used, hits, misses, disks, lent, borrowers, lenders, .. } = status;
+    let CacheStatus { size, used, counts, disks, lent, borrowers, lenders, .. } = status;
+    let CacheCounts { hits, misses, .. } = counts;
     let rate = *hits as f64 * 100.0 / (hits + misses).max(1) as f64;
     let connections: u64 = disks.iter().map(|disk| disk.connections).sum();
     let mut text = format!(

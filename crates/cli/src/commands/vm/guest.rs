@@ -9,7 +9,7 @@ use aquifer_region_client::Userfault;
 use aquifer_vm::memory::{Limits, UNLIMITED};
 use aquifer_vm::process::client::{self, NewVm};
 use aquifer_vm::process::{Files, VmStatus};
-use aquifer_vm::{Accelerator, Backing, NodeChoice, VmSpec};
+use aquifer_vm::{Accelerator, Backing, Boot, NodeChoice, Processors, VmSpec};
 use clap::{Args, ValueEnum};
 
 use super::limits::Bounds;
@@ -55,6 +55,20 @@ pub(super) struct Guest {
     /// host, a number counts as 'auto'.
     #[arg(long, value_name = "NODE", default_value_t)]
     node: NodeChoice,
+    #[command(flatten)]
+    disks: Disks,
+    #[command(flatten)]
+    boot: BootOptions,
+    #[command(flatten)]
+    hardware: Hardware,
+    /// Further arguments for QEMU
+    #[arg(last = true, value_name = "ARGUMENT")]
+    extra: Vec<String>,
+}
+
+/// The disks of a VM.
+#[derive(Debug, Args)]
+struct Disks {
     /// Disk: a file or block device; repeat for more
     ///
     /// The format is qcow2 if the name ends in .qcow2, else raw.
@@ -66,6 +80,11 @@ pub(super) struct Guest {
     /// disk-cache'. These disks follow those of --disk.
     #[arg(long = "cached-disk", value_name = "FILE")]
     cached_disks: Vec<PathBuf>,
+}
+
+/// The kernel that a VM boots.
+#[derive(Debug, Args)]
+struct BootOptions {
     /// Linux kernel to boot; default the disk's boot loader
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
@@ -75,6 +94,11 @@ pub(super) struct Guest {
     /// Kernel command line for --kernel
     #[arg(long, value_name = "LINE", requires = "kernel")]
     append: Option<String>,
+}
+
+/// The hardware that QEMU emulates.
+#[derive(Debug, Args)]
+struct Hardware {
     /// Accelerator
     #[arg(long, value_name = "WHAT", default_value = "auto")]
     accel: AcceleratorName,
@@ -90,9 +114,6 @@ pub(super) struct Guest {
     /// QEMU program
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     qemu: PathBuf,
-    /// Further arguments for QEMU
-    #[arg(last = true, value_name = "ARGUMENT")]
-    extra: Vec<String>,
 }
 
 /// The accelerator of a guest, as commands take it.
@@ -199,22 +220,28 @@ impl Guest {
             Some(_) => Backing::Region,
             None => Backing::Local { huge: self.huge_pages },
         };
+        let (disks, boot, hardware) = (self.disks, self.boot, self.hardware);
+        let all = |paths: Vec<PathBuf>| paths.into_iter().map(absolute).collect::<Result<_>>();
         let spec = VmSpec {
             name: name.clone(),
             memory,
             max_memory,
             backing,
-            cpus: self.cpus,
-            node: self.node,
-            accelerator: self.accel.choose(&self.qemu, &self.machine),
-            cpu: self.cpu,
-            machine: self.machine,
-            disks: self.disks.into_iter().map(absolute).collect::<Result<_>>()?,
-            cached_disks: self.cached_disks.into_iter().map(absolute).collect::<Result<_>>()?,
-            kernel: self.kernel.map(absolute).transpose()?,
-            initrd: self.initrd.map(absolute).transpose()?,
-            append: self.append,
-            qemu: self.qemu,
+            processors: Processors {
+                cpus: self.cpus,
+                node: self.node,
+                accelerator: hardware.accel.choose(&hardware.qemu, &hardware.machine),
+                cpu: hardware.cpu,
+            },
+            machine: hardware.machine,
+            disks: all(disks.disks)?,
+            cached_disks: all(disks.cached_disks)?,
+            boot: Boot {
+                kernel: boot.kernel.map(absolute).transpose()?,
+                initrd: boot.initrd.map(absolute).transpose()?,
+                append: boot.append,
+            },
+            qemu: hardware.qemu,
             preload: region::preload_library()?,
             extra: self.extra,
         };

@@ -138,7 +138,7 @@ fn a_shrunk_cache_outlives_agent_and_engine() {
     scene.does("check 1");
     scene.a().start();
     scene.a().wait_until_ready();
-    wait_until("the next agent knows the region", || scene.a().status().regions.len() == 1);
+    wait_until("the next agent knows the region", || scene.a().status().loans.regions.len() == 1);
     scene.does("write 2");
     scene.does("check 2");
     assert!(scene.cache() < SIZE);

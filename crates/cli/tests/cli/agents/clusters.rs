@@ -78,7 +78,7 @@ fn a_host_that_dies_is_down_and_comes_back_after_a_reboot() {
     for host in [a, c] {
         wait_until("the others know that b is down", || knows(host, "b", Standing::Down));
     }
-    let events = a.status().events;
+    let events = a.status().history.events;
     let down = |event: &&aquifer_api::status::Event| event.kind == EventKind::HostDown;
     assert_eq!(events.iter().filter(down).count(), 1, "{events:?}");
 
@@ -221,7 +221,7 @@ fn a_host_whose_lender_is_silent_leaves_once_that_answers() {
     });
     let create = ["region", "create", "items", "--size", "96M", "--cache", "16M"];
     assert_eq!(Answer::of(&mut c.aquifer(&create)).code, Some(0));
-    let b_agent = Pid::from_raw(b.status().pid.cast_signed()).unwrap();
+    let b_agent = Pid::from_raw(b.status().agent.pid.cast_signed()).unwrap();
     kill_process(b_agent, Signal::STOP).unwrap();
     assert_eq!(Answer::of(&mut c.aquifer(&["region", "rm", "items"])).code, Some(0));
     let leave = || {

@@ -71,7 +71,7 @@ fn a_drained_lender_can_go_while_its_borrower_rewrites() {
         assert_b_holds_nothing(&cluster);
     });
     assert!(a.held_of("c").is_some_and(|held| held.placed > Bytes::ZERO), "{:?}", a.volume());
-    let events = b.status().events;
+    let events = b.status().history.events;
     assert!(events.iter().any(|event| event.kind == EventKind::Drain), "{events:?}");
 
     // `b` lends nothing until it is told to.
@@ -98,7 +98,7 @@ fn an_interrupted_lender_drains_before_it_ends() {
     let volume = a.volume();
     assert!(volume.spilled > Bytes::ZERO, "{volume:?}");
     wait_until("a reports the spill as an event", || {
-        a.status().events.iter().any(|event| event.kind == EventKind::Spill)
+        a.status().history.events.iter().any(|event| event.kind == EventKind::Spill)
     });
     give_back(&cluster, load);
 }
@@ -184,7 +184,7 @@ fn a_drain_that_is_asked_for_twice_is_one() {
     assert!(text.stdout.contains("this host lends nothing"), "{text:?}");
     assert!(last_report(&drain(a, &[])).on);
     let events: Vec<_> =
-        a.status().events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
+        a.status().history.events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
     assert!(events.len() <= 2, "{events:?}");
     let end = Answer::of(&mut a.aquifer(&["host", "undrain"]));
     assert!(end.code == Some(0) && end.stdout.contains("lends and takes VMs again"), "{end:?}");

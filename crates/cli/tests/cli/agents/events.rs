@@ -9,7 +9,7 @@ use super::framework::{Cluster, Host, Spec, lacks_rights, wait_for, wait_until};
 #[track_caller]
 fn wait_for_event(host: &Host, kind: EventKind) -> String {
     let event = wait_for(&format!("the host reports the event {kind}"), || {
-        host.status().events.into_iter().find(|event| event.kind == kind)
+        host.status().history.events.into_iter().find(|event| event.kind == kind)
     });
     let log = host.log_text();
     assert!(log.contains(&event.what), "the log lacks the event: {event:?}\n{log}");
@@ -61,7 +61,7 @@ fn a_lease_that_its_lender_has_lost_is_told_to_the_borrower() {
     let held = a.held_of("b").unwrap();
     // The lender says so, or the volume finds out.
     assert!(held.health == LeaseHealth::Lost && held.state.starts_with("lost"), "{held:?}");
-    let events = a.status().events;
+    let events = a.status().history.events;
     assert_eq!(
         events.iter().filter(|event| event.kind == EventKind::LeaseLost).count(),
         1,

@@ -24,7 +24,7 @@ fn volumes_that_leave_together_make_no_room_for_each_other() {
     let refusal = Answer::of(&mut a.aquifer(&["host", "return"]));
     refusal.must_fail(1, &["is swapped out to the 2 volumes", "does not fit into memory"]);
     load.verify();
-    assert_eq!(a.status().borrowed.len(), 2);
+    assert_eq!(a.status().loans.borrowed.len(), 2);
     load.free();
     a.give_back();
     wait_until("a and b are free", || a.is_free() && cluster["b"].is_free());
@@ -67,7 +67,7 @@ fn a_return_cancels_a_borrowing_and_the_next_one_succeeds() {
     }
     let cluster = Cluster::that_swaps(["a", "b", "silent"]);
     let (a, silent) = (&cluster["a"], &cluster["silent"]);
-    let pid = silent.status().pid;
+    let pid = silent.status().agent.pid;
     // A borrowing waits for the peers' offers.
     signal(silent, pid, Signal::STOP);
     let mut both =

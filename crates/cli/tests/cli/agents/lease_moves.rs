@@ -69,7 +69,7 @@ impl Scene {
     }
 
     fn lent(&self, lender: &str) -> Vec<Lent> {
-        self.host(lender).status().lent
+        self.host(lender).status().loans.lent
     }
 
     /// Waits until a host's agent holds the lease of the lender, and the other host's none.
@@ -79,8 +79,8 @@ impl Scene {
             let lent = self.lent(lender);
             lent.iter().all(|lent| lent.borrower.as_str() == host)
                 && lent.len() == 1
-                && self.host(host).status().regions.len() == 1
-                && self.host(other).status().regions.is_empty()
+                && self.host(host).status().loans.regions.len() == 1
+                && self.host(other).status().loans.regions.is_empty()
         });
     }
 
@@ -92,7 +92,7 @@ impl Scene {
             lenders.iter().all(|lender| self.lent(lender).is_empty())
         });
         wait_until("no host holds a lease", || {
-            ["a", "c"].iter().all(|host| self.host(host).status().regions.is_empty())
+            ["a", "c"].iter().all(|host| self.host(host).status().loans.regions.is_empty())
         });
     }
 }

@@ -50,12 +50,12 @@ impl Scene {
 
     /// Asks `b` for memory in the name of `a`; returns its decision.
     fn ask(&self, number: u8, size: Bytes) -> Decision {
-        let before = self.host().status().decisions.len();
+        let before = self.host().status().history.decisions.len();
         let request = format!("{number:032}").try_into().unwrap();
         let request = MemBorReq { request, bytes: size, region: None, group: Group::default() };
         let a = Identity::load(&self.cluster["a"].tls());
         a.post(self.host(), path::MEM_BOR_REQ, &request).unwrap();
-        wait_for("b decides", || self.host().status().decisions.into_iter().nth(before))
+        wait_for("b decides", || self.host().status().history.decisions.into_iter().nth(before))
     }
 
     fn why(&self, words: &[&str]) -> Answer {
@@ -100,8 +100,8 @@ fn the_cache_of_a_region_is_not_lent() {
     // An engine that does not answer keeps its last figures, and holds nobody up.
     let engine = Pid::from_raw(i32::try_from(engine).unwrap()).unwrap();
     kill_process(engine, Signal::STOP).unwrap();
-    let uptime = scene.host().status().uptime_s;
-    wait_until("some periods pass", || scene.host().status().uptime_s > uptime + 2.5);
+    let uptime = scene.host().status().agent.uptime_s;
+    wait_until("some periods pass", || scene.host().status().agent.uptime_s > uptime + 2.5);
     assert_eq!(scene.ledger().cache_floor, Bytes::mib(96));
     kill_process(engine, Signal::CONT).unwrap();
 
@@ -253,8 +253,8 @@ fn an_export_by_hand_gets_no_memory_that_is_promised() {
     Answer::of(&mut scene.host().inside(&vm)).must_fail(1, &["512MiB are lent, 0B of them"]);
 
     // The claim ends soon after a reading has shown the export.
-    let uptime = scene.host().status().uptime_s;
-    wait_until("some periods pass", || scene.host().status().uptime_s > uptime + 2.5);
+    let uptime = scene.host().status().agent.uptime_s;
+    wait_until("some periods pass", || scene.host().status().agent.uptime_s > uptime + 2.5);
     // Pages that a killed export left are served in any case.
     first.end(Signal::KILL).unwrap();
     wait_until("the dead export no longer counts", || scene.ledger().lent == Bytes::ZERO);

@@ -64,7 +64,7 @@ fn a_lost_borrowers_lease_is_freed_after_its_grace() {
     a.kill_agent();
     let alone = Instant::now();
     wait_until("twice the grace is over", || {
-        assert_eq!(b.status().lent.len(), 1, "b freed the lease after {:?}", alone.elapsed());
+        assert_eq!(b.status().loans.lent.len(), 1, "b freed the lease after {:?}", alone.elapsed());
         alone.elapsed() > 2 * grace
     });
     load.verify();
@@ -75,12 +75,13 @@ fn a_lost_borrowers_lease_is_freed_after_its_grace() {
     // A connection counts as a sign of life for an eighth of the grace after the last look at it.
     assert!(gone.elapsed() > grace * 3 / 4, "b freed the lease after {:?}", gone.elapsed());
     assert!(gone.elapsed() < grace + STEP_TIMEOUT, "b freed the lease after {:?}", gone.elapsed());
-    let told = b.status().decisions.iter().any(|decision| decision.what.contains("no sign of a"));
-    assert!(told, "{:?}", b.status().decisions);
+    let told =
+        b.status().history.decisions.iter().any(|decision| decision.what.contains("no sign of a"));
+    assert!(told, "{:?}", b.status().history.decisions);
 
     drop(load);
     a.restart();
-    assert!(a.is_free() && a.status().borrowed.is_empty());
+    assert!(a.is_free() && a.status().loans.borrowed.is_empty());
     a.leaves_nothing(&volume);
 }
 
@@ -100,9 +101,13 @@ fn a_volume_that_is_killed_is_cleared_away_by_its_agent() {
     assert!(!load.killed().success(), "the load must not succeed without its lost pages");
     wait_until("a and b are free", || a.is_free() && b.is_free());
     a.leaves_nothing(&volume);
-    let told =
-        a.status().decisions.iter().any(|decision| decision.what.contains("its process has died"));
-    assert!(told, "{:?}", a.status().decisions);
+    let told = a
+        .status()
+        .history
+        .decisions
+        .iter()
+        .any(|decision| decision.what.contains("its process has died"));
+    assert!(told, "{:?}", a.status().history.decisions);
 
     a.borrow(Bytes::mib(64));
     let mut load = a.load(Bytes::mib(48));

@@ -113,7 +113,7 @@ fn a_port_socket_or_store_in_use_is_named() {
     b.configure(|config| {
         config.insert("store".to_owned(), a.store().to_str().unwrap().into());
     });
-    b.refusal().must_fail(1, &[a.store().to_str().unwrap(), &a.status().pid.to_string()]);
+    b.refusal().must_fail(1, &[a.store().to_str().unwrap(), &a.status().agent.pid.to_string()]);
 }
 
 #[test]

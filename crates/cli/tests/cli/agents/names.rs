@@ -104,10 +104,10 @@ fn a_second_host_of_the_same_name_hears_that_the_name_is_taken() {
     });
     second.restart();
     wait_until("the second host reports that its name is taken", || {
-        second.status().events.iter().any(|event| event.kind == EventKind::NameTaken)
+        second.status().history.events.iter().any(|event| event.kind == EventKind::NameTaken)
     });
     let answer = Answer::of(&mut second.aquifer(&["host", "borrow", "--size", "64M"]));
     answer.must_fail(1, &["the name a is taken", &a.api().to_string()]);
-    assert!(a.status().events.is_empty(), "the first host must report no event");
-    assert!(b.status().lent.is_empty());
+    assert!(a.status().history.events.is_empty(), "the first host must report no event");
+    assert!(b.status().loans.lent.is_empty());
 }

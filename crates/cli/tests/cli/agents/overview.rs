@@ -78,7 +78,10 @@ fn any_host_shows_all_hosts_and_their_sum() {
             let status = cluster[peer.host.as_str()].status();
             assert_eq!(peer.error, None);
             assert_eq!((own.ledger.total, own.vms), (status.ledger.total, Some(0)));
-            assert_eq!((&own.version, &own.address), (&status.version, &status.address));
+            assert_eq!(
+                (&own.version, &own.address),
+                (&status.agent.version, &status.membership.address)
+            );
             assert!(own.ledger.adds_up() && !own.draining, "{own:?}");
         }
         assert_eq!(row(&rows, "a").summary.as_ref().unwrap().role, Role::Lender);
@@ -105,7 +108,7 @@ fn a_dead_host_and_a_stopped_one_are_rows_that_say_so() {
         peers.iter().any(|peer| peer.host.as_str() == "b" && peer.spare > Some(Bytes::ZERO))
     });
     // The kernel still takes connections for c.
-    let c_agent = Pid::from_raw(c.status().pid.cast_signed()).unwrap();
+    let c_agent = Pid::from_raw(c.status().agent.pid.cast_signed()).unwrap();
     kill_process(c_agent, Signal::STOP).unwrap();
     b.kill_agent();
     let first = rows(a);

@@ -30,7 +30,7 @@ fn overload(b: &Host) -> Load {
     let mut own = b.load(Bytes::mib(72));
     own.filled();
     wait_until("b asks for its memory back", || {
-        b.status().lent.iter().all(|lent| lent.state == LoanState::Recalled)
+        b.status().loans.lent.iter().all(|lent| lent.state == LoanState::Recalled)
     });
     own
 }

@@ -62,7 +62,7 @@ impl Scene {
 
     /// Returns the one region with borrowed memory.
     fn region(&self) -> Region {
-        let [region] = self.a().status().regions.try_into().unwrap();
+        let [region] = self.a().status().loans.regions.try_into().unwrap();
         region
     }
 
@@ -92,7 +92,7 @@ impl Scene {
         wait_until("the lenders have their memory back", || {
             lenders.iter().all(|name| self.0[*name].is_free())
         });
-        wait_until("the borrower holds no lease", || self.a().status().regions.is_empty());
+        wait_until("the borrower holds no lease", || self.a().status().loans.regions.is_empty());
     }
 
     fn ask(&self, volume: VolumeId, bytes: Bytes, directory: PathBuf) -> Result<Provided, String> {
@@ -296,10 +296,10 @@ fn a_region_that_exists_already_takes_no_memory() {
     scene.run(&create).must_fail(1, &["items", "exists"]);
     assert_eq!(scene.0["b"].lent().lease, lease);
     scene.create("more");
-    wait_until("both hold a lease", || scene.0["b"].status().lent.len() == 2);
+    wait_until("both hold a lease", || scene.0["b"].status().loans.lent.len() == 2);
     scene.remove("items");
     wait_for("one lease goes back", || {
-        let [lent] = scene.0["b"].status().lent.try_into().ok()?;
+        let [lent] = scene.0["b"].status().loans.lent.try_into().ok()?;
         (lent.region?.as_str() == "more").then_some(())
     });
     scene.remove("more");
@@ -342,7 +342,7 @@ fn leases_of_a_maker_that_gives_up_go_back() {
     let provided = scene.ask(volume, Bytes::mib(64), regions.clone()).unwrap();
     assert_eq!(provided.leases.as_array().unwrap().len(), 1);
     assert!(!format!("{provided:?}").contains("key"), "keys are not for logs");
-    wait_until("b lends", || scene.0["b"].status().lent.len() == 1);
+    wait_until("b lends", || scene.0["b"].status().loans.lent.len() == 1);
     // The region does not exist, whatever its maker says.
     let lie = scene.settle(volume, true).unwrap_err();
     assert!(lie.contains("has no record of it"), "{lie}");
@@ -373,7 +373,7 @@ fn a_lost_lease_of_a_region_is_an_event() {
     }
     b.restart();
     wait_until("a notices", || {
-        let events = scene.a().status().events;
+        let events = scene.a().status().history.events;
         events.iter().any(|event| event.kind == EventKind::LeaseLost)
     });
     scene.remove("items");

@@ -30,7 +30,7 @@ fn an_overloaded_host_borrows_and_returns_when_its_load_ends() {
     wait_until("a and b are free", || a.is_free() && b.is_free());
     assert_eq!(a.roles(), [Role::Borrower, Role::Neutral]);
     assert_eq!(b.roles(), [Role::Lender, Role::Neutral]);
-    let changes = |host: &Host| host.status().role_changes;
+    let changes = |host: &Host| host.status().history.role_changes;
     let (of_a, of_b) = (changes(a), changes(b));
     assert!(of_b[0].at <= of_a[0].at, "b must become a lender before a borrows: {of_a:?} {of_b:?}");
     assert!(of_a[0].at < of_a[1].at && of_a[1].at <= of_b[1].at, "{of_a:?} {of_b:?}");
@@ -47,7 +47,7 @@ fn two_borrowers_at_one_lender_do_not_get_in_each_others_way() {
     a.borrow(Bytes::mib(64));
     b.borrow(Bytes::mib(64));
     let borrowers: Vec<_> =
-        lender.status().lent.iter().map(|lent| lent.borrower.to_string()).collect();
+        lender.status().loans.lent.iter().map(|lent| lent.borrower.to_string()).collect();
     assert!(borrowers.len() == 2 && borrowers.contains(&"a".to_owned()), "{borrowers:?}");
 
     let mut loads = [a.load(Bytes::mib(48)), b.load(Bytes::mib(48))];
@@ -92,6 +92,6 @@ fn an_interrupt_returns_the_pages_that_fit_and_keeps_the_rest() {
     let status = a.signal_agent(Signal::INT);
     assert!(status.success(), "{status}");
     first.verify();
-    assert!(b.is_free(), "{:?}", b.status().lent);
+    assert!(b.is_free(), "{:?}", b.status().loans.lent);
     a.leaves_nothing(&volume);
 }

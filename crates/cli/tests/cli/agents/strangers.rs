@@ -52,8 +52,8 @@ impl Scene {
     #[track_caller]
     fn goes_on(&self, pid: u32) {
         let status = self.lender().status();
-        assert_eq!(status.pid, pid, "the agent has restarted");
-        let [lent] = &status.lent[..] else { panic!("{:?}", status.lent) };
+        assert_eq!(status.agent.pid, pid, "the agent has restarted");
+        let [lent] = &status.loans.lent[..] else { panic!("{:?}", status.loans.lent) };
         assert_eq!(lent.lease, self.lease.lease);
         let mut page = [0; PAGE_SIZE];
         let borrower = Identity::load(&self.cluster["a"].tls());
@@ -67,7 +67,7 @@ impl Scene {
 fn lend(lender: &Host, to: &Identity) -> Lent {
     to.post(lender, path::MEM_BOR_REQ, &request()).unwrap();
     wait_for("the lease is granted", || {
-        lender.status().lent.into_iter().find(|lent| lent.state != LoanState::Opening)
+        lender.status().loans.lent.into_iter().find(|lent| lent.state != LoanState::Opening)
     })
 }
 
@@ -101,7 +101,7 @@ fn without_a_certificate_nothing_is_told_on_either_port() {
     }
     let scene = Scene::set();
     let (b, stranger) = (scene.lender(), scene.cluster.stranger());
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     for words in
         [ASK_STATUS, ASK_OFFER, b"POST /v1/borrow HTTP/1.1\r\nhost: b\r\ncontent-length: 0\r\n\r\n"]
     {
@@ -122,7 +122,7 @@ fn a_foreign_certificate_opens_nothing_in_the_borrowers_name() {
     }
     let scene = Scene::set();
     let b = scene.lender();
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     let elsewhere = tempfile::tempdir().unwrap();
     init(elsewhere.path(), [("a", address())]);
     let forged = Identity::trusting(&elsewhere.path().join("a/tls"), &scene.cluster["a"].tls());
@@ -145,7 +145,7 @@ fn clients_without_tls_learn_nothing_and_are_disconnected() {
     }
     let scene = Scene::set();
     let b = scene.lender();
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     let nbd_client = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0; 8]].concat();
     let noise: Vec<u8> =
         (0..100_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -174,7 +174,7 @@ fn an_nbd_client_without_tls_gets_only_the_hint_to_use_tls() {
     }
     let scene = Scene::set();
     let b = scene.lender();
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     let lease = scene.lease.lease.to_string();
     let mut stream = connect(b.pages());
     greeted(&mut stream);
@@ -195,7 +195,7 @@ fn a_host_cannot_open_list_or_end_the_lease_of_another() {
     }
     let scene = Scene::set();
     let b = scene.lender();
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     let (borrower, other) =
         (Identity::load(&scene.cluster["a"].tls()), Identity::load(&scene.cluster["c"].tls()));
     let lease = scene.lease.lease;
@@ -220,14 +220,14 @@ fn a_host_cannot_open_list_or_end_the_lease_of_another() {
             &Renew { moved: Vec::new(), leases: vec![lease], io_timeout_ms: None },
         )
         .unwrap();
-    let decisions = b.status().decisions;
+    let decisions = b.status().history.decisions;
     let ignored = decisions.iter().any(|decision| decision.what.contains("ignores c"));
     assert!(ignored, "{decisions:?}");
     scene.goes_on(pid);
 
     // The lease's borrower can end it, so the attempts above were valid messages.
     borrower.post(b, path::MEM_BOR_FIN, &MemBorFin { lease, generation: 0 }).unwrap();
-    assert!(b.status().lent.is_empty());
+    assert!(b.status().loans.lent.is_empty());
     assert!(b.lease_files().is_empty(), "{:?}", b.lease_files());
 }
 
@@ -238,7 +238,7 @@ fn a_host_that_is_no_peer_is_refused_with_the_reason() {
     }
     let scene = Scene::set();
     let b = scene.lender();
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     let newcomer = Identity::load(&scene.cluster.admit("d"));
     let error = newcomer.post(b, path::MEM_BOR_REQ, &request()).unwrap_err();
     assert_eq!(error.to_string(), "d is not a peer of b");
@@ -261,7 +261,7 @@ fn a_peer_cannot_give_orders() {
     }
     let scene = Scene::set();
     let b = scene.lender();
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     let peer = Identity::load(&scene.cluster["c"].tls());
     let orders =
         [peer.get(b, path::STATUS), peer.post(b, path::BORROW, &serde_json::json!({"bytes": 1}))];
@@ -290,7 +290,7 @@ fn callers_that_say_nothing_are_hung_up_on_and_keep_nobody_out() {
     }
     let scene = Scene::set();
     let b = scene.lender();
-    let pid = b.status().pid;
+    let pid = b.status().agent.pid;
     let [borrower, other] = ["a", "c"].map(|name| Identity::load(&scene.cluster[name].tls()));
     for port in [b.api(), b.pages()] {
         let mut silent: Vec<_> = (0..300).map(|_| connect(port)).collect();

@@ -36,11 +36,11 @@ fn an_agent_ignores_sighup_and_names_the_alternative() {
     }
     let cluster = Cluster::new(["a"]);
     let a = &cluster["a"];
-    let pid = a.status().pid;
+    let pid = a.status().agent.pid;
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::HUP).unwrap();
     let log = a.config().with_file_name("agent.log");
     wait_until("the log says that SIGHUP is ignored", || {
         fs::read_to_string(&log).unwrap().contains("SIGHUP is ignored")
     });
-    assert_eq!(a.status().pid, pid);
+    assert_eq!(a.status().agent.pid, pid);
 }

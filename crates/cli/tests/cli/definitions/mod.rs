@@ -123,13 +123,13 @@ impl Host {
 
     /// Waits until the agent has looked at its VMs several times.
     fn wait_for_periods(&self) {
-        let uptime = || self.host.try_status().map_or(0.0, |status| status.uptime_s);
+        let uptime = || self.host.try_status().map_or(0.0, |status| status.agent.uptime_s);
         let before = uptime();
         wait_until("some periods pass", || uptime() > before + 3.5);
     }
 
     fn has_event(&self, subject: &str, says: &str) -> bool {
-        let events = self.host.try_status().map(|status| status.events).unwrap_or_default();
+        let events = self.host.try_status().map(|status| status.history.events).unwrap_or_default();
         events.iter().any(|event| {
             event.kind == EventKind::VmNotStarted
                 && event.who == subject

@@ -116,7 +116,7 @@ fn after_a_boot_a_vm_borrows_its_memory_anew() {
     let Some(scene) = Scene::new() else { return };
     let Scene { a, b, .. } = &scene;
     a.create("db", &["--max-memory", "64M", "--cache", "32M"]);
-    let lent = || b.host.try_status().map(|status| status.lent).unwrap_or_default();
+    let lent = || b.host.try_status().map(|status| status.loans.lent).unwrap_or_default();
     let [before] = lent().try_into().unwrap();
     assert_eq!(before.region.as_ref().map(ToString::to_string).as_deref(), Some("db"));
     // Until its grace ends, b keeps the lease of the host that booted.

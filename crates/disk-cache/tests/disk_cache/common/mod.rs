@@ -258,7 +258,11 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
             loop {
                 let has_come = disturb(&mut chance);
                 let status = here.status();
-                if has_come && Instant::now() > until && status.hits > 100 && status.misses > 100 {
+                if has_come
+                    && Instant::now() > until
+                    && status.counts.hits > 100
+                    && status.counts.misses > 100
+                {
                     return;
                 }
                 assert!(until.elapsed() < TIMEOUT, "the expected status did not come: {status:?}");
@@ -271,7 +275,7 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
         done.into_iter().map(Result::unwrap).collect()
     });
     let status = here.status();
-    assert!(status.hits > 100 && status.misses > 100, "{status:?}");
+    assert!(status.counts.hits > 100 && status.counts.misses > 100, "{status:?}");
     assert_eq!((status.disks.len(), status.disks[0].connections), (1, WORKERS));
     let mut expected = content;
     for mut worker in workers {

@@ -1,6 +1,6 @@
 //! The output of the command, as text or JSON.
 
-use aquifer_guest_agent::message::GuestReport;
+use aquifer_guest_agent::message::{BlockSizes, GuestReport};
 use aquifer_guest_agent::{Granted, GuestStatus};
 use aquifer_page::Bytes;
 use serde::Serialize;
@@ -31,7 +31,7 @@ pub(crate) fn status(status: &GuestStatus, json: bool) {
     if json {
         return print(status);
     }
-    let GuestReport { total, available, free, swap_total, swap_used, online, offline, .. } =
+    let GuestReport { total, available, free, swap_total, swap_used, stalls, blocks, .. } =
         status.report;
     let host = match (status.connected, status.period_ms) {
         (false, _) => "absent".to_owned(),
@@ -40,14 +40,12 @@ pub(crate) fn status(status: &GuestStatus, json: bool) {
     };
     row("host", &host);
     row("memory", &format!("{total}, {available} available, {free} free"));
+    let BlockSizes { online, offline, block } = blocks;
     if online > Bytes::ZERO {
-        row(
-            "blocks",
-            &format!("{online} online, {offline} offline, of {} each", status.report.block),
-        );
+        row("blocks", &format!("{online} online, {offline} offline, of {block} each"));
     }
     row("swap", &format!("{swap_used} of {swap_total} used"));
-    if let (Some(some), Some(full)) = (status.report.pressure_some, status.report.pressure_full) {
+    if let (Some(some), Some(full)) = (stalls.pressure_some, stalls.pressure_full) {
         row(
             "pressure",
             &format!("{some:.1} % of the last 10 s some task stalled for memory, {full:.1} % all"),

@@ -100,7 +100,7 @@ impl World {
         let host = self.host();
         let pages = page..(page + count).min(self.shape.pages);
         for cell in pages.start * CELLS..pages.end * CELLS {
-            self.model.borrow_mut()[cell as usize].push(0);
+            self.model.cells.borrow_mut()[cell as usize].push(0);
         }
         *self.schedule.discarding.borrow_mut() = pages.clone();
         loop {
@@ -109,8 +109,9 @@ impl World {
                 Some(done) => {
                     // A discard is refused during a hand-over.
                     if done.is_ok() {
-                        (pages.start * CELLS..pages.end * CELLS)
-                            .for_each(|cell| self.model.borrow_mut()[cell as usize] = vec![0]);
+                        (pages.start * CELLS..pages.end * CELLS).for_each(|cell| {
+                            self.model.cells.borrow_mut()[cell as usize] = vec![0]
+                        });
                     }
                     break;
                 }

@@ -19,7 +19,7 @@ use rustix::fs::SeekFrom;
 use tempfile::TempDir;
 
 use super::super::fault::FaultRequest;
-use super::super::{Engine, EngineConfig, Scheme};
+use super::super::{Engine, EngineConfig, Paging, Scheme};
 use super::lender::{CrashLender, Pages};
 use super::program::{CELLS, Program};
 use crate::effect;
@@ -88,6 +88,14 @@ pub(super) struct Schedule {
     pub(super) discarding: RefCell<std::ops::Range<u64>>,
 }
 
+/// What programs wrote.
+pub(super) struct Model {
+    /// The versions that each cell may hold.
+    pub(super) cells: RefCell<Vec<Vec<u64>>>,
+    /// The number of versions so far.
+    versions: Cell<u64>,
+}
+
 pub(super) struct World {
     pub(super) shape: Shape,
     pub(super) lender: Arc<Pages>,
@@ -98,9 +106,7 @@ pub(super) struct World {
     pub(super) other: RefCell<Option<Rc<Host>>>,
     /// The host with the running engine.
     pub(super) running: RefCell<Option<Rc<Host>>>,
-    /// The versions that each cell may hold.
-    pub(super) model: RefCell<Vec<Vec<u64>>>,
-    versions: Cell<u64>,
+    pub(super) model: Model,
     hosts: Cell<u64>,
     ended: RefCell<Vec<Ended>>,
     /// Frames of the group that were written.
@@ -164,12 +170,13 @@ impl Host {
         let config = EngineConfig {
             cache: Bytes(shape.frames * PAGE_SIZE as u64),
             may_be_unwatched: false,
-            policy: shape.policy,
-            scheme: shape.scheme,
-            prefetch: PrefetchKind::Auto,
-            link: None,
-            fault_timeout: None,
-            workers: 1,
+            paging: Paging {
+                policy: shape.policy,
+                scheme: shape.scheme,
+                prefetch: PrefetchKind::Auto,
+                workers: 1,
+                ..Paging::default()
+            },
             foreign: self.foreign.get(),
         };
         let volume = VolumeConfig {
@@ -241,8 +248,10 @@ impl World {
             here: RefCell::new(here.clone()),
             other: RefCell::default(),
             running: RefCell::default(),
-            model: RefCell::new(vec![vec![0]; (shape.pages * CELLS) as usize]),
-            versions: Cell::new(0),
+            model: Model {
+                cells: RefCell::new(vec![vec![0]; (shape.pages * CELLS) as usize]),
+                versions: Cell::new(0),
+            },
             hosts: Cell::new(0),
             ended: RefCell::default(),
             frames: RefCell::default(),
@@ -519,16 +528,16 @@ impl World {
     }
 
     fn write(&self, program: &Program, cell: u64) {
-        self.versions.set(self.versions.get() + 1);
-        let version = self.versions.get();
+        let version = self.model.versions.get() + 1;
+        self.model.versions.set(version);
         self.say(format_args!("  write {version} to page {}, cell {}", cell / CELLS, cell % CELLS));
         program.write(cell, version);
-        self.model.borrow_mut()[cell as usize] = vec![version];
+        self.model.cells.borrow_mut()[cell as usize] = vec![version];
     }
 
     fn check(&self, program: &Program, page: u64) {
         for cell in page * CELLS..(page + 1) * CELLS {
-            let may = &mut self.model.borrow_mut()[cell as usize];
+            let may = &mut self.model.cells.borrow_mut()[cell as usize];
             match may.iter().find(|version| program.holds(cell, **version)).copied() {
                 Some(version) => *may = vec![version],
                 None => {

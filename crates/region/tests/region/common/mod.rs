@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_region::{Engine, EngineConfig, LinkSpec, PolicyKind, PrefetchKind, Scheme};
+use aquifer_region::{Engine, EngineConfig, LinkSpec, Paging, PolicyKind, PrefetchKind, Scheme};
 use aquifer_region_client::{Listener, Region, Reply, Request};
 use aquifer_store::tmpfs::stores;
 use aquifer_volume::{Claim, VolumeConfig};
@@ -98,12 +98,14 @@ impl Setting {
         let config = EngineConfig {
             cache: Bytes(frames * PAGE),
             may_be_unwatched: false,
-            policy,
-            scheme,
-            prefetch: PrefetchKind::Auto,
-            link: self.latency.map(|latency| LinkSpec { latency, one_at_a_time: false }),
-            fault_timeout: None,
-            workers: 2,
+            paging: Paging {
+                policy,
+                scheme,
+                prefetch: PrefetchKind::Auto,
+                link: self.latency.map(|latency| LinkSpec { latency, one_at_a_time: false }),
+                fault_timeout: None,
+                workers: 2,
+            },
             foreign,
         };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };

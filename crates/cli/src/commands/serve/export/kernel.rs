@@ -13,6 +13,7 @@ use serde::Serialize;
 use signal_hook::iterator::Signals;
 
 use super::Export;
+use super::nvme::NvmeOptions;
 use crate::commands::Common;
 use crate::commands::volume::direct_failure;
 use crate::failure::{Failure, OrFail, Result};
@@ -41,8 +42,8 @@ impl Ready {
 pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Result<ExitCode> {
     let what = format!("exporting {} with the kernel's target", export.size);
     let fail = |error| direct_failure(&what, error);
-    let ports = ports(export, &what)?;
-    let allowed = export.allowed_hosts.clone();
+    let ports = ports(&export.nvme, &what)?;
+    let allowed = export.nvme.allowed_hosts.clone();
     let (capacity, quota) = (export.size, export.quota);
     let wish = Wish { name: None, capacity, quota, ports: ports.clone(), allowed, secrets: None };
     let target = Target::make(&Root::default(), &wish).map_err(fail)?;
@@ -74,9 +75,9 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
 }
 
 /// Returns where the kernel listens: over TCP, and with --rdma also over RDMA.
-fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
+fn ports(nvme: &NvmeOptions, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
     let mut ports = Vec::new();
-    for address in &export.nvme_addresses {
+    for address in &nvme.addresses {
         let Address::Tcp { host, port } = address else {
             return Err(Failure::new(what, "the kernel cannot listen on a unix socket")
                 .help("give HOST:PORT with --nvme"));
@@ -85,7 +86,7 @@ fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
             return Err(Failure::new(what, "the kernel cannot choose a free port")
                 .help("write a port other than 0, usually 4420"));
         }
-        if export.allowed_hosts.is_empty() && !address.is_local() {
+        if nvme.allowed_hosts.is_empty() && !address.is_local() {
             let why = "any user of any other host could reach it";
             return Err(Failure::new(format!("listening on {address}"), why)
                 .help("add --allow-host NQN (on a trusted network), or use a loopback address"));
@@ -96,7 +97,7 @@ fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
             return Err(Failure::new(format!("looking up {host}"), "it has no address"));
         };
         ports.push((Transport::Tcp, at));
-        if export.rdma {
+        if nvme.rdma {
             ports.push((Transport::Rdma, at));
         }
     }

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use aquifer_nbd::Uri;
 use aquifer_nbd::server::Server;
-use aquifer_nvme::proto::Nqn;
 use aquifer_page::Bytes;
 use aquifer_store::{SharedUsage, Store, Usage};
 use aquifer_transport::Address;
@@ -29,7 +28,7 @@ use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
 use memory::{ExportMemory, clean_up};
 use nbd::Leases;
-use nvme::Nvme;
+use nvme::{Nvme, NvmeOptions};
 
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
@@ -53,35 +52,8 @@ pub struct Export {
     /// --nvme.
     #[arg(long = "nbd", value_name = "ADDRESS")]
     addresses: Vec<Address>,
-    /// NVMe/TCP address: HOST:PORT or unix:PATH; repeat for more
-    ///
-    /// The usual port is 4420. TCP needs --dhchap-secret (with --kernel: --allow-host) unless it is
-    /// loopback. The subsystem has one namespace with blocks of 4 KiB. Default: no NVMe.
-    #[arg(long = "nvme", value_name = "ADDRESS")]
-    nvme_addresses: Vec<Address>,
-    /// Serve NVMe with the kernel's target from a zram device
-    ///
-    /// No process handles pages then, and there is one device, without NBD, TLS, secrets, --dir,
-    /// --share and --report. See "Kernel target" below.
-    #[arg(long, requires = "nvme_addresses",
-        conflicts_with_all = ["addresses", "secrets", "names", "dir", "tls"])]
-    kernel: bool,
-    /// With --kernel: serve over RDMA too, at the same addresses
-    #[arg(long, requires = "kernel")]
-    rdma: bool,
-    /// NQN of a host that may connect over NVMe; repeat for more
-    ///
-    /// A host's NQN is in its /etc/nvme/hostnqn. By default every host that reaches the address may
-    /// connect; --kernel needs it, unless the address is loopback.
-    #[arg(long = "allow-host", value_name = "NQN", requires = "nvme_addresses")]
-    allowed_hosts: Vec<Nqn>,
-    /// File with the secret that NVMe hosts must know
-    ///
-    /// Create it with 'nvme gen-dhchap-key'. An optional second line is the secret by which this
-    /// export authenticates itself to hosts. With secrets, --nvme may be an address that other
-    /// hosts reach. The secret does not encrypt traffic: Aquifer's hosts encrypt pages themselves.
-    #[arg(long = "dhchap-secret", value_name = "FILE", requires = "nvme_addresses")]
-    secrets: Option<PathBuf>,
+    #[command(flatten)]
+    nvme: NvmeOptions,
     /// Name of the export; repeat for more devices of this size
     ///
     /// A single export is also the server's default export. With several, clients choose by name;
@@ -235,7 +207,7 @@ impl Export {
         let what = || format!("exporting {}", self.size);
         // Registered first, so that no signal can end this program and leave pages behind.
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).or_fail(what)?;
-        if self.kernel {
+        if self.nvme.kernel {
             return kernel::run(&self, common, signals);
         }
         let addresses = self.addresses(common)?;
@@ -243,7 +215,7 @@ impl Export {
         clean_up(&marks, common.json);
         let mut instance = Instance::claim(&marks, "export")
             .or_fail(|| format!("recording this export in {}", marks.display()))?;
-        if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
+        if self.names.len() > 1 && !self.nvme.addresses.is_empty() {
             let why = "an NVMe export has one device";
             return Err(
                 Failure::new(what(), why).help("give one --name, or run it once for each device")
@@ -286,7 +258,7 @@ impl Export {
     }
 
     fn addresses(&self, common: &Common) -> Result<Vec<Address>> {
-        if self.addresses.is_empty() && self.nvme_addresses.is_empty() {
+        if self.addresses.is_empty() && self.nvme.addresses.is_empty() {
             fs::create_dir_all(&common.run_dir)
                 .or_fail(|| format!("creating {}", common.run_dir.display()))?;
             return Ok(vec![Address::Unix(common.run_dir.join("export.sock"))]);

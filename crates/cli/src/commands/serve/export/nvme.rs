@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_nvme::NvmeUri;
@@ -12,10 +12,45 @@ use aquifer_nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target}
 use aquifer_store::Lease;
 use aquifer_transport::Address;
 use aquifer_transport::serving::Connections;
+use clap::Args;
 use serde::Serialize;
 
 use super::Export;
 use crate::failure::{Failure, OrFail, Result};
+
+/// How an export is served over NVMe.
+#[derive(Debug, Args)]
+pub(super) struct NvmeOptions {
+    /// NVMe/TCP address: HOST:PORT or unix:PATH; repeat for more
+    ///
+    /// The usual port is 4420. TCP needs --dhchap-secret (with --kernel: --allow-host) unless it is
+    /// loopback. The subsystem has one namespace with blocks of 4 KiB. Default: no NVMe.
+    #[arg(id = "nvme_addresses", long = "nvme", value_name = "ADDRESS")]
+    pub(super) addresses: Vec<Address>,
+    /// Serve NVMe with the kernel's target from a zram device
+    ///
+    /// No process handles pages then, and there is one device, without NBD, TLS, secrets, --dir,
+    /// --share and --report. See "Kernel target" below.
+    #[arg(long, requires = "nvme_addresses",
+        conflicts_with_all = ["addresses", "secrets", "names", "dir", "tls"])]
+    pub(super) kernel: bool,
+    /// With --kernel: serve over RDMA too, at the same addresses
+    #[arg(long, requires = "kernel")]
+    pub(super) rdma: bool,
+    /// NQN of a host that may connect over NVMe; repeat for more
+    ///
+    /// A host's NQN is in its /etc/nvme/hostnqn. By default every host that reaches the address may
+    /// connect; --kernel needs it, unless the address is loopback.
+    #[arg(long = "allow-host", value_name = "NQN", requires = "nvme_addresses")]
+    pub(super) allowed_hosts: Vec<Nqn>,
+    /// File with the secret that NVMe hosts must know
+    ///
+    /// Create it with 'nvme gen-dhchap-key'. An optional second line is the secret by which this
+    /// export authenticates itself to hosts. With secrets, --nvme may be an address that other
+    /// hosts reach. The secret does not encrypt traffic: Aquifer's hosts encrypt pages themselves.
+    #[arg(long = "dhchap-secret", value_name = "FILE", requires = "nvme_addresses")]
+    pub(super) secrets: Option<PathBuf>,
+}
 
 /// A lease served as an NVMe subsystem.
 pub(super) struct Nvme {
@@ -47,13 +82,13 @@ struct OneSubsystem {
 impl Nvme {
     /// Listens at the addresses of --nvme; returns `None` if there are none.
     pub(super) fn listen(export: &Export, lease: &Arc<Lease>) -> Result<Option<Self>> {
-        let what = || format!("exporting {}", export.size);
-        if export.nvme_addresses.is_empty() {
+        let (options, what) = (&export.nvme, || format!("exporting {}", export.size));
+        if options.addresses.is_empty() {
             return Ok(None);
         }
-        let secrets = export.secrets.as_deref().map(read_secrets).transpose()?;
+        let secrets = options.secrets.as_deref().map(read_secrets).transpose()?;
         let open = |address: &&Address| secrets.is_none() && !address.is_local();
-        if let Some(address) = export.nvme_addresses.iter().find(open) {
+        if let Some(address) = options.addresses.iter().find(open) {
             let why = "any user of any other host could reach it";
             return Err(Failure::new(format!("listening on {address}"), why).help(
                 "add --dhchap-secret FILE, use a loopback or unix address, or use --nbd with --tls",
@@ -61,7 +96,7 @@ impl Nvme {
         }
         let nqn = Nqn::of_lease(lease.id());
         let namespace = Arc::new(Namespace::new(lease.clone()));
-        let allowed = export.allowed_hosts.clone();
+        let allowed = options.allowed_hosts.clone();
         let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed, secrets };
         let target = Target::new(Arc::new(subsystems), Limits::default());
         let listen = |address| {
@@ -70,7 +105,7 @@ impl Nvme {
                     .help("use another address with --nvme, or stop the program that uses this one")
             })
         };
-        let addresses = export.nvme_addresses.iter().map(listen).collect::<Result<_>>()?;
+        let addresses = options.addresses.iter().map(listen).collect::<Result<_>>()?;
         Ok(Some(Self { nqn, addresses, _target: target }))
     }
 

@@ -6,7 +6,7 @@ use super::*;
 const SIZE: Bytes = Bytes::mib(640);
 
 fn granted(scene: &Scene) -> Bytes {
-    let lent = ["b", "c"].map(|name| scene.cluster[name].status().lent);
+    let lent = ["b", "c"].map(|name| scene.cluster[name].status().loans.lent);
     lent.iter().flatten().map(|lent| lent.bytes).sum()
 }
 

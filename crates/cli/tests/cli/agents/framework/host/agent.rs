@@ -62,7 +62,7 @@ impl Host {
             self.start();
             holds_in_time(|| self.try_status().is_some());
         }
-        let volumes = self.try_status().map(|status| status.borrowed).unwrap_or_default();
+        let volumes = self.try_status().map(|status| status.loans.borrowed).unwrap_or_default();
         self.host.end(STEP_TIMEOUT);
         for Volume { pid, device, .. } in volumes {
             // The process of a returned volume is about to end.

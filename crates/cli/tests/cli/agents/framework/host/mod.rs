@@ -93,7 +93,7 @@ impl Host {
 
     /// Moves the agent into this host's cgroup, so that the ledger counts the VMs that it takes.
     pub fn count_agent(&self) {
-        let pid = self.status().pid.to_string();
+        let pid = self.status().agent.pid.to_string();
         fs::write(self.cgroup.path().join("cgroup.procs"), pid).unwrap();
     }
 

@@ -22,13 +22,13 @@ impl Host {
 
     /// Returns the roles that it has had, in order.
     pub fn roles(&self) -> Vec<Role> {
-        self.status().role_changes.iter().map(|change| change.to).collect()
+        self.status().history.role_changes.iter().map(|change| change.to).collect()
     }
 
     /// Returns the one volume that it has borrowed.
     #[track_caller]
     pub fn volume(&self) -> Volume {
-        let [volume] = self.status().borrowed.try_into().unwrap();
+        let [volume] = self.status().loans.borrowed.try_into().unwrap();
         volume
     }
 
@@ -41,7 +41,7 @@ impl Host {
     /// Returns the one lease that it has granted.
     #[track_caller]
     pub fn lent(&self) -> Lent {
-        let [lent] = self.status().lent.try_into().unwrap();
+        let [lent] = self.status().loans.lent.try_into().unwrap();
         lent
     }
 
