@@ -76,15 +76,20 @@ impl RegionMemory {
     /// leave by whole extents, and those that are used come back. So at most half of the leases
     /// fills up, and the rest of their extents stays in the cache.
     pub(crate) fn needs(&self, cache: Bytes) -> Bytes {
-        let outside = self.size.saturating_sub(cache);
-        outside.saturating_add(outside).round_up_to_extents().min(self.size)
+        if cache >= self.size {
+            return Bytes::ZERO;
+        }
+        let whole = self.size.round_up_to_extents();
+        let outside = whole.saturating_sub(cache);
+        outside.saturating_add(outside).round_up_to_extents().min(whole)
     }
 
     /// Returns the smallest cache that it may have with this much at lenders.
     pub(crate) fn least_cache(&self, leased: Bytes) -> Bytes {
         match self.size.saturating_sub(leased) {
             Bytes::ZERO => Bytes::ZERO,
-            _ => self.size.saturating_sub(leased.scaled(0.5)),
+            // The last extent may be smaller than the others, and take a whole slot.
+            _ => (self.size.round_up_to_extents() - leased.scaled(0.5)).min(self.size),
         }
     }
 

@@ -3,10 +3,10 @@
 //! Such a region begins in the RAM of this host as a whole, without a lender. When the host is
 //! overloaded, and has lent nothing that it could recall, its largest cache shrinks: cold pages go
 //! to lenders, and the region's programs run on. So do caches while a recall takes long. That comes
-//! before a loan to swap to, and long before a VM moves. Before pages leave, this host borrows twice
-//! as much as leaves (see [`RegionMemory::needs`]). When the host has room again, the cache that
-//! fetches most grows, and a lease that is not needed any more goes back. If a lender asks for its
-//! memory, and no other host has room, the cache grows, so that the pages come home.
+//! before a loan to swap to, and long before a VM moves. Before pages leave, this host borrows
+//! twice as much as leaves (see [`RegionMemory::needs`]). When the host has room again, the cache
+//! that fetches most grows, and a lease that is not needed any more goes back. If a lender asks for
+//! its memory, and no other host has room, the cache grows, so that the pages come home.
 //!
 //! A cache shrinks above T_upper and grows below T_lower, and rests in between, so the two do not
 //! fight. One cache changes at a time.

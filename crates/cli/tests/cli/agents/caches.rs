@@ -110,7 +110,7 @@ fn an_overloaded_host_moves_cold_pages_of_its_largest_cache() {
     }
     load.verify();
     let (why, cache) = (scene.why(), scene.cache());
-    assert!(why.contains("borrows 96MiB for region items, to shrink its cache"), "{why}");
+    assert!(why.contains("borrows 128MiB for region items, to shrink its cache"), "{why}");
     assert!(why.contains("shrinks the cache of region items to"), "{why}");
     assert!(cache >= Bytes::mib(24), "the cache keeps a quarter of the region: {cache}");
     // Caches give way before the host swaps.

@@ -7,7 +7,7 @@ const SIZE: Bytes = Bytes::mib(640);
 
 fn granted(scene: &Scene) -> Bytes {
     let lent = ["b", "c"].map(|name| scene.cluster[name].status().loans.lent);
-    lent.iter().flatten().map(|lent| lent.bytes).sum()
+    lent.iter().flatten().map(|lent| lent.capacity).sum()
 }
 
 fn stored(scene: &Scene) -> Bytes {

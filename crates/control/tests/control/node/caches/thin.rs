@@ -160,3 +160,22 @@ fn a_cache_grows_by_the_lease_that_must_go() {
     // From then on, the engine brings them home at the lender's next request.
     assert_eq!(shell.after(10).resizes(58, 7808, 3072), None);
 }
+
+proptest! {
+    /// The engine counts whole extents, and keeps 4 MiB of the cache for pages on their way.
+    #[test]
+    fn a_cache_never_shrinks_below_what_the_engine_allows(
+        (size, leased) in (1..400u64, 0..30u64),
+        used in 81..100u64,
+    ) {
+        let (size, leased) = (Bytes::mib(size * 24), Bytes::mib(leased * 64));
+        let auto = AutoCache { volume: VOLUME, leased, fetched: 0 };
+        let whole = RegionMemory { size, auto: Some(auto), ..region("items", size.0 >> 20) };
+        let mut shell = Shell::new();
+        if let Some((_, cache)) = shell.shows_caches(used, &[whole]).sets() {
+            let shortage = size.round_up_to_extents().saturating_sub(leased);
+            let least = if shortage > Bytes::ZERO { shortage + Bytes::mib(4) } else { shortage };
+            prop_assert!(Bytes::mib(cache + 1) >= least.min(size), "{cache} of {size}, {leased}");
+        }
+    }
+}
