@@ -86,6 +86,8 @@ pub(crate) struct Holding {
     pub(crate) leaving: Leaving,
     /// Bytes borrowed to replace this lease, in the volume or on their way there.
     pub(crate) replaced: Bytes,
+    /// The region does not need it: no lender asks, and nothing replaces it.
+    pub(crate) surplus: bool,
     /// Why it could not be vacated last time, and when.
     pub(crate) stuck: Option<(String, Duration)>,
 }
@@ -240,8 +242,8 @@ impl Borrower {
     }
 
     pub(crate) fn hold(&mut self, volume: VolumeId, borrowed: BorrowedLease) {
-        let holding =
-            Holding { borrowed, volume, leaving: Leaving::No, replaced: Bytes::ZERO, stuck: None };
+        let (leaving, replaced) = (Leaving::No, Bytes::ZERO);
+        let holding = Holding { borrowed, volume, leaving, replaced, surplus: false, stuck: None };
         self.holdings.insert(holding.borrowed.lease, holding);
     }
 
@@ -380,14 +382,18 @@ impl Borrower {
     /// Returns the volumes with a lease for which its lender asks, and that they cannot leave, each
     /// with the bytes of its other leases.
     pub(crate) fn stuck(&self, now: Duration) -> BTreeMap<VolumeId, Bytes> {
-        let others = |stuck: &Holding| {
+        let others = |stuck: &Holding| -> Bytes {
             let others = self.holdings.values().filter(|other| {
                 other.volume == stuck.volume && other.borrowed.lease != stuck.borrowed.lease
             });
             others.map(|other| other.borrowed.bytes).sum()
         };
-        let stuck = self.holdings.values().filter(|holding| holding.is_stuck(now));
-        stuck.map(|holding| (holding.volume, others(holding))).collect()
+        let mut all = BTreeMap::new();
+        for holding in self.holdings.values().filter(|holding| holding.is_stuck(now)) {
+            let most = all.entry(holding.volume).or_insert(Bytes::ZERO);
+            *most = others(holding).max(*most);
+        }
+        all
     }
 
     pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeStatus> {

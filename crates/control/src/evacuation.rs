@@ -25,6 +25,7 @@ impl Borrower {
             if holding.borrowed.lender != *from {
                 return ctx.decide(What::Stranger { from: from.clone(), lease });
             }
+            holding.surplus = false;
             let deactivating = self.volumes[&holding.volume].state == VolumeState::Deactivating;
             if holding.leaving == Leaving::No && !deactivating {
                 holding.leaving = Leaving::Wanted;
@@ -82,7 +83,10 @@ impl Borrower {
             });
             let Some((&lease, holding)) = next else { return };
             let volume = holding.volume;
-            let missing = holding.borrowed.bytes.saturating_sub(holding.replaced);
+            let missing = match holding.surplus {
+                true => Bytes::ZERO,
+                false => holding.borrowed.bytes.saturating_sub(holding.replaced),
+            };
             let wanted = missing.min(self.room(ctx));
             let purpose = Purpose::Replace { volume, lease };
             let Volume { owner, group, .. } = self.volumes[&volume].clone();
@@ -144,7 +148,9 @@ impl Borrower {
         holding.replaced = holding.replaced.saturating_sub(lost);
         let is_new = holding.stuck.as_ref().is_none_or(|(before, _)| *before != why)
             || !holding.is_stuck(ctx.now());
-        holding.stuck = Some((why.clone(), ctx.now()));
+        if !std::mem::take(&mut holding.surplus) {
+            holding.stuck = Some((why.clone(), ctx.now()));
+        }
         if is_new {
             let lender = holding.borrowed.lender.clone();
             ctx.decide(What::EvacuationFailed { lease, lender, why });

@@ -109,10 +109,11 @@ impl Volume {
         self.leases.spill.is_some() || !self.leases.list().is_empty()
     }
 
-    /// Returns how much of the volume's extents its leases, except this one, cannot store.
-    pub fn shortage(&self, without: Option<LeaseId>) -> Bytes {
+    /// Returns how much of the volume's extents its leases, except these, cannot store.
+    pub fn shortage(&self, without: &[LeaseId]) -> Bytes {
         let leases = self.leases.list();
-        let others = leases.iter().filter(|lease| without.is_none() || lease_id(lease) != without);
+        let is_without = |lease: &Lease| lease_id(lease).is_some_and(|id| without.contains(&id));
+        let others = leases.iter().filter(|lease| !is_without(lease));
         let slots = others.map(|lease| lease.total).sum();
         match &self.leases.spill {
             Some(_) => Bytes::ZERO,
@@ -120,15 +121,16 @@ impl Volume {
         }
     }
 
-    /// Returns whether as many extents as this that have no place yet would find one now, or all of
-    /// them if there are fewer.
-    pub fn can_place(&self, extents: u64) -> bool {
+    /// Returns the number of extents that could get a place now; `None` if every extent that has
+    /// none could, also those on leases that are being evacuated.
+    pub fn free_slots(&self) -> Option<u64> {
         let leases = self.leases.list();
-        let taken: u64 = leases.iter().map(|lease| lease.taken()).sum();
+        let open = leases.iter().filter(|lease| lease.is_open());
+        let taken: u64 = open.map(|lease| lease.taken()).sum();
         let healthy = leases.iter().filter(|lease| lease.is_healthy());
         let free: u64 = healthy.map(|lease| lease.free()).sum();
         let placeless = (self.extents.len() as u64).saturating_sub(taken);
-        self.leases.spill.is_some() || free >= placeless.min(extents)
+        (self.leases.spill.is_none() && free < placeless).then_some(free)
     }
 
     /// Returns whether the extent is on a lease that keeps it, without waiting: the lender answers,

@@ -3,8 +3,8 @@
 //! Such a region begins in the RAM of this host as a whole, without a lender. When the host is
 //! overloaded, and has lent nothing that it could recall, its largest cache shrinks: cold pages go
 //! to lenders, and the region's programs run on. So do caches while a recall takes long. That comes
-//! before a loan to swap to, and long before a VM moves. Before pages leave, this host borrows
-//! twice as much as leaves (see [`RegionMemory::needs`]). When the host has room again, the cache
+//! before a loan to swap to, and long before a VM moves. Before pages leave, this host borrows for
+//! them (see [`RegionMemory::wants`]). When the host has room again, the cache
 //! that fetches most grows, and a lease that is not needed any more goes back. If a lender asks for
 //! its memory, and no other host has room, the cache grows, so that the pages come home.
 //!
@@ -62,8 +62,10 @@ pub(super) struct Caches {
     loan: Option<(RegionName, VolumeId, Duration)>,
     /// When each region's cache could not change.
     failed: BTreeMap<RegionName, Duration>,
-    /// When a cache last shrank or grew, or a lease went back.
+    /// When a cache last shrank, or grew.
     pub(super) changed: Option<Duration>,
+    /// When leases last came or went, or the node began to look.
+    pub(super) leases_changed: Option<Duration>,
     /// When the node last compared the fetches, and the fetches then.
     looked: Duration,
     fetched: BTreeMap<RegionName, u64>,
@@ -188,9 +190,13 @@ impl Node {
         let leased = self.keeps(auto);
         let cache = wanted.max(self.least_cache(&region, leased));
         if cache > wanted && region.resident.min(region.cache) < cache + LEAST_STEP {
-            let lacks = |cache| self.needs(&region, cache).saturating_sub(leased);
-            let (bytes, least) = (lacks(wanted), lacks(cache.saturating_sub(LEAST_STEP)));
-            let bytes = bytes.max(region.size.scaled(LEAST_LOAN).min(lacks(Bytes::ZERO)));
+            // Memory that was never touched is outside the cache, too.
+            let least = cache.min(region.resident).saturating_sub(LEAST_STEP);
+            let least = self.needs(&region, least);
+            let most = self.wants(&region, Bytes::ZERO).saturating_sub(leased);
+            let bytes = self.wants(&region, wanted).saturating_sub(leased);
+            let bytes = bytes.max(region.size.scaled(LEAST_LOAN)).min(most);
+            let least = least.saturating_sub(leased).min(bytes);
             self.log(
                 format!("borrows {bytes} for region {name}, to shrink its cache: {is}"),
                 about,

@@ -37,11 +37,13 @@ impl Node {
         match event {
             Event::Activated { volume } => {
                 self.loan_arrived(*volume);
+                self.own.caches.leases_changed = Some(self.now);
                 // The lenders learn at once how long this host's I/O waits for them.
                 self.borrowing.renewed = None;
                 self.outputs.push(Output::SetSwapGate);
             }
             Event::Extended { volume, unused } => {
+                self.own.caches.leases_changed = Some(self.now);
                 // The controller tells of leases that the region could not take.
                 if unused.is_empty() {
                     self.loan_arrived(*volume);

@@ -9,7 +9,7 @@ use super::caches::LEAST_LOAN;
 use crate::ledger::{AutoCache, RegionMemory};
 use crate::{BorrowedLease, BorrowedStatus, Event, Subject};
 
-/// Time from the last change of a cache to the return of a lease.
+/// Time from the last change of caches or leases to the return of a lease.
 const RETURN: Duration = Duration::from_secs(120);
 
 impl Node {
@@ -22,6 +22,10 @@ impl Node {
 
     pub(super) fn needs(&self, region: &RegionMemory, cache: Bytes) -> Bytes {
         if self.is_limited(region) { region.size } else { region.needs(cache) }
+    }
+
+    pub(super) fn wants(&self, region: &RegionMemory, cache: Bytes) -> Bytes {
+        if self.is_limited(region) { region.size } else { region.wants(cache) }
     }
 
     pub(super) fn least_cache(&self, region: &RegionMemory, leased: Bytes) -> Bytes {
@@ -44,11 +48,12 @@ impl Node {
         auto.leased.saturating_sub(leaving.map(|held| held.lease.bytes).sum())
     }
 
-    /// Gives back a lease that a region does not need. A region keeps some more than it needs, as
+    /// Gives back a lease that a region does not want. A region keeps some more than it wants, as
     /// its cache may shrink again.
     pub(super) fn give_back_surplus(&mut self) {
-        let rests = self.own.caches.changed.is_some_and(|at| !self.passed(RETURN, at));
-        if rests || self.is_busy() {
+        let since = *self.own.caches.leases_changed.get_or_insert(self.now);
+        let since = self.own.caches.changed.map_or(since, |changed| changed.max(since));
+        if !self.passed(RETURN, since) || self.is_busy() {
             return;
         }
         let stuck = self.controller.stuck(self.now);
@@ -58,27 +63,27 @@ impl Node {
                 true => region.size.scaled(LEAST_LOAN),
                 false => Bytes::ZERO,
             };
-            let needs = self.needs(region, region.cache).saturating_add(more);
+            let wants = self.wants(region, region.cache).saturating_add(more);
             let of_it = |held: &&BorrowedStatus| held.volume == auto.volume;
             let borrowed = self.controller.borrowed();
             let settled = !stuck.contains_key(&auto.volume)
                 && !self.rests(&region.name)
                 && auto.leased == self.held(auto.volume)
                 && borrowed.iter().filter(of_it).all(|held| !held.leaving);
-            let fits = |held: &&BorrowedStatus| needs.saturating_add(held.lease.bytes) <= keeps;
+            let fits = |held: &&BorrowedStatus| wants.saturating_add(held.lease.bytes) <= keeps;
             let lease =
                 borrowed.iter().filter(of_it).filter(fits).max_by_key(|held| held.lease.bytes);
             lease
                 .filter(|_| settled)
-                .map(|held| (region.name.clone(), held.lease.clone(), keeps, needs))
+                .map(|held| (region.name.clone(), held.lease.clone(), keeps, wants))
         });
-        let Some((region, lease, keeps, needs)) = surplus else { return };
+        let Some((region, lease, keeps, wants)) = surplus else { return };
         let BorrowedLease { lease, lender, bytes, .. } = lease;
-        self.own.caches.changed = Some(self.now);
+        self.own.caches.leases_changed = Some(self.now);
         self.log(
             format!(
                 "gives lease {lease} of {bytes} back to {lender}: region {region} has {keeps} at \
-                 lenders, and needs {needs}"
+                 lenders, and needs at most {wants}"
             ),
             vec![Subject::Region(region.clone()), Subject::Vm(region)],
         );

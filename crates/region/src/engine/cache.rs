@@ -19,8 +19,8 @@ use crate::table::{Page, Place};
 /// always finds a page that has a place at a lender.
 const MARGIN: Bytes = Bytes::mib(4);
 
-/// How long no page may leave before [`Engine::resize_cache`] fails.
-const STUCK: Duration = Duration::from_secs(3);
+/// How long no page may leave before a request that needs room fails.
+pub(super) const STUCK: Duration = Duration::from_secs(3);
 
 /// The local cache.
 #[derive(Debug)]
@@ -41,10 +41,8 @@ pub(super) struct Cache {
     pub(super) shortage: Shortage,
     /// Victims outside the page tables, the oldest first. Pages touched since are still listed.
     pub(super) cold_list: VecDeque<u64>,
-    /// The limit must not fall below this many frames: a lease has left, or is about to.
-    pub(super) least: u64,
-    /// Pages of a lease come home.
-    pub(super) pages_come_home: bool,
+    /// The leases that are about to leave, once for each request.
+    pub(super) leaving: Vec<LeaseId>,
     /// The next page to look at, for leases whose slots all hold extents.
     pub(super) hand: u64,
     /// The pages that the destination host has, during a hand-over.
@@ -86,8 +84,7 @@ impl Cache {
             making_room: false,
             shortage: Shortage::default(),
             cold_list: VecDeque::new(),
-            least: 0,
-            pages_come_home: false,
+            leaving: Vec::new(),
             hand: 0,
             outgoing: None,
             awaiting_source: VecDeque::new(),
@@ -175,8 +172,12 @@ impl Engine {
     /// # Errors
     /// The region's leases are too small, or it has none.
     pub fn may_limit(&self, limit: Bytes) -> Result<(), RegionError> {
-        let least = self.least_cache(None);
-        if limit >= least.min(self.cache()) {
+        self.check_limit(&lock(&self.cache), limit)
+    }
+
+    fn check_limit(&self, cache: &Cache, limit: Bytes) -> Result<(), RegionError> {
+        let least = self.least_cache(&cache.leaving);
+        if limit >= least.min(Bytes(cache.limit * PAGE_SIZE as u64)) {
             return Ok(());
         }
         Err(RegionError::Misuse(format!(
@@ -185,8 +186,8 @@ impl Engine {
         )))
     }
 
-    /// Returns the smallest cache with which programs go on, `without` this lease.
-    pub(super) fn least_cache(&self, without: Option<LeaseId>) -> Bytes {
+    /// Returns the smallest cache with which programs go on, `without` these leases.
+    pub(super) fn least_cache(&self, without: &[LeaseId]) -> Bytes {
         let size = Bytes(self.table.pages() * PAGE_SIZE as u64);
         match self.lenders.volume.shortage(without) {
             Bytes::ZERO => Bytes::ZERO,
@@ -197,17 +198,12 @@ impl Engine {
     /// Changes the limit of the local cache. Pages over it leave with later faults.
     ///
     /// # Errors
-    /// Pages come home, or the region has no lender any more.
+    /// Those of [`Self::may_limit`].
     pub fn limit_cache(&self, limit: Bytes) -> Result<(), RegionError> {
         let frames = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
         let mut cache = lock(&self.cache);
-        if frames < cache.least {
-            return Err(RegionError::Misuse(format!(
-                "the region gave a lease back, so {} stay in this host's RAM; this host's agent \
-                 borrows for it again",
-                Bytes(cache.least * PAGE_SIZE as u64)
-            )));
-        }
+        // A lease may have left since the caller checked.
+        self.check_limit(&cache, limit)?;
         cache.limit = frames;
         cache.beyond = 0;
         Ok(())

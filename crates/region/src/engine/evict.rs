@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::{WorkerId, is_zero};
 
 use super::cache::Cache;
+use super::placed::Places;
 use super::{Engine, bytes};
 use crate::counters::add;
 use crate::error::RegionError;
@@ -26,15 +27,6 @@ pub(super) const FEW: usize = 16;
 
 /// The most pages to evict together, when pages are needed faster.
 pub(super) const BATCH: usize = 64;
-
-/// The pages from which victims come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whence {
-    /// Lenders have room for more extents.
-    Anywhere,
-    /// From extents that have a place: the leases are smaller than the region, and all in use.
-    Placed,
-}
 
 impl Engine {
     /// Signals the eviction thread if few frames are free and it is idle. Also signals the watcher.
@@ -83,10 +75,8 @@ impl Engine {
             return Ok(());
         }
         self.watch_now()?;
-        let has_room = self.lenders.volume.can_place(count.max(FEW) as u64);
-        let whence = if has_room { Whence::Anywhere } else { Whence::Placed };
-        self.cool(count, whence)?;
-        let leaving = self.take_cooled(count, whence);
+        self.cool(count)?;
+        let leaving = self.take_cooled(count);
         if leaving.is_empty() {
             // All pages are on their way.
             self.wait_for_change(lock(&self.cache));
@@ -96,14 +86,14 @@ impl Engine {
     }
 
     /// Unmaps victims, until there are enough to choose from.
-    fn cool(&self, count: usize, whence: Whence) -> Result<(), RegionError> {
+    fn cool(&self, count: usize) -> Result<(), RegionError> {
         let mut cache = lock(&self.cache);
         // Checked under the lock: a freeze waits only for pages that were leaving when it began.
         if cache.cold_list.len() >= cache.cooled() + count || self.is_frozen() {
             return Ok(());
         }
         let most = count.max(FEW.min((cache.limit / 8) as usize));
-        let mut victims = self.victims(&mut cache, most, whence);
+        let mut victims = self.victims(&mut cache, most);
         let another_has_some = cache.outgoing.is_some();
         drop(cache);
         victims.sort_unstable();
@@ -143,27 +133,34 @@ impl Engine {
     }
 
     /// Chooses at most this many victims, which are leaving then.
-    fn victims(&self, cache: &mut Cache, most: usize, whence: Whence) -> Vec<u64> {
+    fn victims(&self, cache: &mut Cache, most: usize) -> Vec<u64> {
         let is_mapped = !self.programs().is_empty();
         // A program may have the page mapped from a frame, so it stays until that is clear.
         let stays = |page| self.group.sharers.get(page).is_some() && is_mapped;
-        if whence == Whence::Placed
-            && let Some(mut victims) = self.placed(cache, most)
-        {
-            victims.retain(|page| !stays(*page));
-            victims.iter().for_each(|page| cache.policy.went(*page));
-            self.begin_to_leave(&victims);
-            return victims;
-        }
-        let (mut victims, mut skipped) = (Vec::with_capacity(most), Vec::new());
-        while victims.len() < most {
-            let Some(page) = cache.policy.victim() else { break };
-            if self.table.get(page).place != Place::Resident {
-                continue;
+        let offered = |cache: &mut Cache, mut places: Places| {
+            let (mut victims, mut skipped) = (Vec::with_capacity(most), Vec::new());
+            while victims.len() < most && skipped.len() < places.looks(most) {
+                let Some(page) = cache.policy.victim() else { break };
+                if self.table.get(page).place != Place::Resident {
+                    continue;
+                }
+                let goes = !stays(page) && self.has_place(&mut places, page);
+                if goes { victims.push(page) } else { skipped.push(page) }
             }
-            if stays(page) { skipped.push(page) } else { victims.push(page) }
+            skipped.into_iter().for_each(|page| cache.policy.came(page));
+            victims
+        };
+        let places = self.places();
+        let are_few = places.are_few();
+        let mut victims = offered(cache, places);
+        if victims.is_empty() && are_few {
+            victims = match self.placed(cache, most) {
+                Some(placed) => placed.into_iter().filter(|page| !stays(*page)).collect(),
+                // An attempt tells why no page can leave.
+                None => offered(cache, Places::for_all()),
+            };
+            victims.iter().for_each(|page| cache.policy.went(*page));
         }
-        skipped.into_iter().for_each(|page| cache.policy.came(page));
         self.begin_to_leave(&victims);
         victims
     }
@@ -242,19 +239,20 @@ impl Engine {
         self.unproven(&mut lock(&self.cache), &maybe_clean)
     }
 
-    /// Takes the oldest victims that were not touched again. Those that have no place stay, unless
-    /// no page of the cache has one.
-    fn take_cooled(&self, count: usize, whence: Whence) -> Vec<u64> {
+    /// Takes the oldest victims that were not touched again. Those that would find no place stay,
+    /// unless no page of the cache has one: then an attempt tells why.
+    fn take_cooled(&self, count: usize) -> Vec<u64> {
         let mut cache = lock(&self.cache);
         let mut leaving = Vec::with_capacity(count);
-        let only_placed = whence == Whence::Placed && self.placed(&mut cache, 0).is_some();
+        let mut places = self.places();
+        let may_stay = places.are_few() && self.placed(&mut cache, 0).is_some();
         while leaving.len() < count && !self.is_frozen() {
             let Some(page) = cache.cold_list.pop_front() else { break };
             let is = self.table.get(page);
             if is.place != Place::Unmapped {
                 continue;
             }
-            if only_placed && !self.has_place(page) {
+            if may_stay && !self.has_place(&mut places, page) {
                 // No program has it in a page table, and a victim need not be in one.
                 self.table.set(page, is.at(Place::Resident));
                 cache.policy.came(page);

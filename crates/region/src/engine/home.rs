@@ -1,12 +1,13 @@
 //! Pages that come home: out of a lease, and into a cache that is large enough without it.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
 use aquifer_volume::{Progress, VolumeError};
 
 use super::Engine;
-use super::cache::Cache;
+use super::cache::{Cache, STUCK};
 use crate::error::RegionError;
 use crate::file::runs;
 use crate::lock;
@@ -16,22 +17,35 @@ use crate::table::{Page, Place};
 const CHUNK: u64 = 256;
 
 impl Engine {
-    /// Returns the smallest limit of the cache with which the pages of this lease can come home.
-    /// The cache keeps that limit until [`Self::bring_home`] ends. Returns `None` if they cannot
-    /// come now.
-    pub(super) fn hold_room(&self, lease: LeaseId) -> Option<u64> {
+    /// Does this for a lease that is to leave. Meanwhile the cache keeps the room that the region
+    /// then needs.
+    ///
+    /// # Errors
+    /// The cache is too small to do without the lease; or those of `evacuate`.
+    pub(super) fn without(
+        &self,
+        lease: LeaseId,
+        evacuate: impl FnOnce() -> Result<(), RegionError>,
+    ) -> Result<(), RegionError> {
+        let volume = &self.lenders.volume;
+        if volume.targets().iter().any(|target| target.lease == lease) {
+            let mut cache = lock(&self.cache);
+            cache.leaving.push(lease);
+            if cache.limit < self.least_cache(&cache.leaving).pages() {
+                cache.leaving.pop();
+                return Err(VolumeError::NoRoom(volume.id()).into());
+            }
+        }
+        let done = evacuate();
         let mut cache = lock(&self.cache);
-        let least = self.least_cache(Some(lease)).pages();
-        // Only one lease at a time.
-        let may = cache.limit >= least && cache.outgoing.is_none() && !cache.pages_come_home;
-        may.then(|| {
-            (cache.least, cache.pages_come_home) = (least, true);
-            least
-        })
+        if let Some(at) = cache.leaving.iter().position(|leaving| *leaving == lease) {
+            cache.leaving.swap_remove(at);
+        }
+        done
     }
 
     /// Fetches all pages that this lease has, discards them there, and gives the lease up, while
-    /// programs run. The cache keeps room for the pages that then have no place.
+    /// programs run.
     ///
     /// # Errors
     /// A page cannot be fetched or discarded, or the region is being handed over. Each page stays
@@ -39,21 +53,14 @@ impl Engine {
     pub(super) fn bring_home(
         &self,
         lease: LeaseId,
-        least: u64,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), RegionError> {
-        let volume = &self.lenders.volume;
-        let brought = volume.give_up(lease, || self.bring_all(lease, least, progress));
-        let mut cache = lock(&self.cache);
-        cache.least = if brought.is_ok() { self.least_cache(None).pages() } else { 0 };
-        cache.pages_come_home = false;
-        brought
+        self.lenders.volume.give_up(lease, || self.bring_all(lease, progress))
     }
 
     fn bring_all(
         &self,
         lease: LeaseId,
-        least: u64,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), RegionError> {
         if !self.is_watched() {
@@ -70,7 +77,7 @@ impl Engine {
             let end = end.min(self.table.pages());
             while next < end && !self.has_ended() {
                 let chunk = next..end.min(next + CHUNK);
-                self.fetch_remote(&chunk, least, &mut buffer)?;
+                self.fetch_remote(&chunk, &mut buffer)?;
                 next = self.discard_stored(&chunk)?;
                 let moved = if next == end { moved + 1 } else { moved };
                 progress(Progress { moved, total, left: Bytes((total - moved) * EXTENT_SIZE) });
@@ -91,20 +98,11 @@ impl Engine {
     }
 
     /// Fetches those of the pages that only the volume has.
-    fn fetch_remote(
-        &self,
-        chunk: &Range<u64>,
-        least: u64,
-        buffer: &mut [u8],
-    ) -> Result<(), RegionError> {
+    fn fetch_remote(&self, chunk: &Range<u64>, buffer: &mut [u8]) -> Result<(), RegionError> {
         let come = chunk.clone().filter(|page| self.is_remote(*page)).count();
-        self.make_room_for(come as u64)?;
+        self.make_room_for(come as u64, Some(Instant::now() + STUCK))?;
         let mut cache = lock(&self.cache);
         self.may_still_come(&cache)?;
-        if cache.limit < least {
-            let volume = self.lenders.volume.id();
-            return Err(VolumeError::NoRoom(volume).into());
-        }
         let taken: Vec<_> = chunk.clone().filter(|page| self.is_remote(*page)).collect();
         for page in &taken {
             self.take(&mut cache, *page, self.table.get(*page), Place::Filling);

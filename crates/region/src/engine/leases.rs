@@ -42,17 +42,17 @@ impl Engine {
             )));
         }
         volume.add_recorded_lease(lease, record)?;
-        crate::lock(&self.cache).least = 0;
         // A hand-over that began meanwhile may or may not have told the other host of the lease.
         self.may_change()
     }
 
     /// Moves all extents off a lease and releases it, while faults and evictions go on. If no other
-    /// lease has room, its pages come home, provided that the cache is large enough. Any caller may
-    /// repeat this at any time. A lease that the region does not have counts as evacuated.
+    /// lease has room, its pages come home. Any caller may repeat this at any time. A lease that
+    /// the region does not have counts as evacuated.
     ///
     /// # Errors
-    /// The lender fails, nothing has room, or the region is being handed over. Moved extents and
+    /// The lender fails, the cache is too small without the lease, or the region is being handed
+    /// over. Moved extents and
     /// pages stay moved, the others stay, and the lease is in use again.
     pub fn evacuate(
         &self,
@@ -60,13 +60,13 @@ impl Engine {
         mut progress: impl FnMut(Progress),
     ) -> Result<(), RegionError> {
         self.may_change()?;
-        match self.lenders.volume.release(lease, &mut progress) {
-            Err(VolumeError::NoRoom(volume)) => {
-                let least = self.hold_room(lease).ok_or(VolumeError::NoRoom(volume))?;
-                self.bring_home(lease, least, &mut progress)?;
+        self.without(lease, || match self.lenders.volume.release(lease, &mut progress) {
+            // Perhaps it is another lender that failed.
+            Err(VolumeError::NoRoom(_) | VolumeError::Holder { .. }) => {
+                self.bring_home(lease, &mut progress)
             }
-            done => done?,
-        }
+            done => Ok(done?),
+        })?;
         // A hand-over that began meanwhile may have told the other host that the region has it.
         self.may_change()
     }

@@ -104,7 +104,7 @@ impl Engine {
     /// long.
     pub fn round(&self, round: Round, sink: &mut Sink<'_>) -> Result<Sent, RegionError> {
         // Without a place at lenders, a page can only go to the other host.
-        let has_place = self.lenders.volume.shortage(None) == Bytes::ZERO;
+        let has_place = self.lenders.volume.shortage(&[]) == Bytes::ZERO;
         let round = if round == Round::Clean && !has_place { Round::Copy } else { round };
         if round == Round::Clean {
             let resident = self.usage().resident.pages();

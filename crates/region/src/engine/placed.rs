@@ -1,8 +1,9 @@
-//! Victims for leases that are smaller than the region, once all of their slots hold extents: pages
-//! of those extents.
+//! Victims for leases that are smaller than the region: pages of extents that have a place, and of
+//! as many others as still find one.
 //!
-//! The policy knows nothing of extents, so a hand goes round over the pages that have a place, as
-//! in CLOCK. A victim that is touched before it leaves the cache stays, as any victim does.
+//! The policy knows nothing of extents. Once it finds few pages that can leave, a hand goes round
+//! over those that have a place, as in CLOCK. A victim that is touched before it leaves the cache
+//! stays, as any victim does.
 
 use aquifer_page::{ExtentIndex, PAGES_PER_EXTENT};
 
@@ -10,10 +11,52 @@ use super::Engine;
 use super::cache::Cache;
 use crate::table::Place;
 
+/// The places for extents that have none yet.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// How many extents may get one; `None`: all.
+    free: Option<u64>,
+    /// The extents that take one.
+    taken: Vec<ExtentIndex>,
+}
+
+impl Places {
+    pub(super) fn for_all() -> Self {
+        Self { free: None, taken: Vec::new() }
+    }
+
+    /// Returns whether some extents find no place.
+    pub(super) fn are_few(&self) -> bool {
+        self.free.is_some()
+    }
+
+    /// Returns how many pages the policy may offer in vain for this many victims.
+    pub(super) fn looks(&self, victims: usize) -> usize {
+        match self.free {
+            None => usize::MAX,
+            Some(0) => 0,
+            Some(_) => victims.saturating_mul(8),
+        }
+    }
+}
+
 impl Engine {
-    /// Returns whether the page's extent has a place that it keeps.
-    pub(super) fn has_place(&self, page: u64) -> bool {
-        self.lenders.volume.keeps(ExtentIndex(page / PAGES_PER_EXTENT))
+    pub(super) fn places(&self) -> Places {
+        Places { free: self.lenders.volume.free_slots(), taken: Vec::new() }
+    }
+
+    /// Returns whether the page's extent has a place that it keeps, or takes one of these.
+    pub(super) fn has_place(&self, places: &mut Places, page: u64) -> bool {
+        let Some(free) = places.free else { return true };
+        let extent = ExtentIndex(page / PAGES_PER_EXTENT);
+        if self.lenders.volume.keeps(extent) || places.taken.contains(&extent) {
+            return true;
+        }
+        let has_one = (places.taken.len() as u64) < free;
+        if has_one {
+            places.taken.push(extent);
+        }
+        has_one
     }
 
     /// Returns the next resident pages that have a place, at most this many. Returns `None` if the
@@ -25,7 +68,7 @@ impl Engine {
         while looked < pages && (found.len() < most || !some) {
             let page = cache.hand % pages;
             let rest = (PAGES_PER_EXTENT - page % PAGES_PER_EXTENT).min(pages - page);
-            if !self.has_place(page) {
+            if !self.lenders.volume.keeps(ExtentIndex(page / PAGES_PER_EXTENT)) {
                 (cache.hand, looked) = (page + rest, looked + rest);
                 continue;
             }

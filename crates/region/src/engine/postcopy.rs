@@ -1,6 +1,8 @@
 //! Post-copy: the pages that were left behind at the source host, while the program already runs
 //! here. This engine asks for them, and first for those that threads wait for.
 
+use std::time::Instant;
+
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::Run;
 
@@ -38,14 +40,18 @@ impl Engine {
         }
         pages.sort_unstable();
         pages.dedup();
-        let made = self.make_room_for(pages.len() as u64);
+        let made = self.make_room_for(pages.len() as u64, None);
         // The threads that wait for them continue to wait.
         made.inspect_err(|_| lock(&self.cache).awaiting_source.extend(&pages))?;
         Ok(as_runs(&pages))
     }
 
     /// Evicts pages until as many as this have room within the limit.
-    pub(super) fn make_room_for(&self, pages: u64) -> Result<(), RegionError> {
+    pub(super) fn make_room_for(
+        &self,
+        pages: u64,
+        deadline: Option<Instant>,
+    ) -> Result<(), RegionError> {
         let lacks = || {
             let cache = lock(&self.cache);
             cache.frames + pages > cache.limit.max(pages)
@@ -53,6 +59,10 @@ impl Engine {
         // While the region is frozen, nothing can leave, so the cache may exceed its limit for that
         // moment.
         while lacks() && !self.is_frozen() && !self.has_ended() {
+            if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                let why = format!("no page can leave the cache: {}", self.describe_wait());
+                return Err(RegionError::Refused(why));
+            }
             self.evict(self.control_worker(), BATCH)?;
         }
         Ok(())

@@ -27,7 +27,8 @@ const ADDING: Duration = Duration::from_secs(30);
 /// engine evicts pages. The region of a VM has the VM's name.
 ///
 /// With 'auto' this host's agent chooses the limit from now on. With a size it no longer does. If
-/// the region has less memory of other hosts than its size, the agent borrows the rest first.
+/// the cache shrinks, and the region has less memory of other hosts than its size, the agent
+/// borrows the rest first.
 #[derive(Debug, Args)]
 pub struct Resize {
     /// Name of the region
@@ -81,7 +82,7 @@ pub(crate) fn set_cache(
         overcommit.claim(common, socket, &what(), Claim { group, ..claim })
     };
     let mut claimed = ask()?;
-    if spec.began_local && cache < spec.size && spec.leased() < spec.size {
+    if spec.began_local && cache < spec.cache.min(spec.size) && spec.leased() < spec.size {
         let lacks = spec.size.saturating_sub(spec.leased());
         plan::borrow(common, socket.clone(), &spec, lacks)?;
         await_leases(files)?;

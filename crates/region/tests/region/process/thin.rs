@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use aquifer_region::PolicyKind;
 use aquifer_region::process::client;
+use aquifer_region_client::Run;
 
 use super::*;
 use crate::common::pool::OurLender;
@@ -15,9 +17,13 @@ const PAGES: u64 = SIZE.0 / PAGE_SIZE as u64;
 
 /// Returns a region without leases, in which every page has this number in each word that is used.
 fn filled(version: u64) -> Served {
+    filled_under(PolicyKind::default(), version)
+}
+
+fn filled_under(policy: PolicyKind, version: u64) -> Served {
     let served = Served::with(|spec| {
         (spec.auto, spec.began_local) = (true, true);
-        spec.cache = spec.size;
+        (spec.cache, spec.paging.policy) = (spec.size, policy);
     });
     served.mark(version);
     served
@@ -66,6 +72,7 @@ fn a_region_runs_with_less_at_lenders_than_its_size() {
         served.is_marked(version - 1);
         served.mark(version);
     }
+    assert_eq!(served.status().counts.stalled_faults, 0);
     served.kill_engine();
     served.is_marked(4);
     let status = served.status();
@@ -133,6 +140,42 @@ fn pages_of_one_lease_come_home_while_others_stay() {
     served.kill_engine();
     served.is_marked(7);
     assert!(served.status().usage.resident <= PART);
+}
+
+#[test]
+fn a_lease_stays_if_its_region_could_not_go_on_without_it() {
+    if cannot_run() {
+        return;
+    }
+    let ([one, two], served) = (one_extent(), filled(0));
+    served.add(one.lease(1)).unwrap();
+    served.add(two.lease(2)).unwrap();
+    // Two extents hold nothing, so the first lease could take all that leaves.
+    let page = Run { first: PAGES / 3, count: PAGES - PAGES / 3 };
+    client::drop_pages(&served.files, page).unwrap();
+    let cache = Bytes(EXTENT_SIZE + (8 << 20));
+    served.limit(cache).unwrap();
+    assert!(served.evacuate(2).is_err(), "all pages may be touched again");
+    served.mark(1);
+    served.is_marked(1);
+    assert_eq!(served.leases(), [1, 2]);
+    assert!(served.status().usage.resident <= cache);
+}
+
+#[test]
+fn the_policy_chooses_the_extents_that_get_a_place() {
+    if cannot_run() {
+        return;
+    }
+    let (lender, served) = (OurLender::start(2), filled_under(PolicyKind::Random, 1));
+    served.add(lender.lease(1)).unwrap();
+    served.limit(PART).unwrap();
+    let status = served.status();
+    assert_eq!(status.volume.placed_extents, 2, "not all pages of one");
+    served.is_marked(1);
+    served.mark(2);
+    served.is_marked(2);
+    assert_eq!(served.status().counts.stalled_faults, 0);
 }
 
 #[test]
