@@ -86,7 +86,24 @@ impl Volume {
         lease: LeaseId,
         progress: impl FnMut(Progress),
     ) -> Result<Evacuated, VolumeError> {
-        self.vacate(lease, false, || Ok(()), progress)
+        self.vacate(lease, || Ok(()), progress, |source| self.remove(source, false))
+    }
+
+    /// Moves as many extents off a lease as other leases have room for, which relieves its lender.
+    /// The lease stays, and is in use again.
+    ///
+    /// # Errors
+    /// As [`evacuate`](Self::evacuate).
+    pub fn relieve(
+        &self,
+        lease: LeaseId,
+        progress: impl FnMut(Progress),
+    ) -> Result<(), VolumeError> {
+        let moved = self.vacate(lease, || Ok(()), progress, |_| Err(self.no_room()));
+        match moved {
+            Err(VolumeError::NoRoom(_)) => Ok(()),
+            other => other.map(drop),
+        }
     }
 
     /// Removes a lease as [`evacuate`](Self::evacuate) does, even if the volume has no other. First
@@ -100,15 +117,15 @@ impl Volume {
         lease: LeaseId,
         discard: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        self.vacate(lease, true, discard, |_| ()).map(drop)
+        self.vacate(lease, discard, |_| (), |source| self.remove(source, true)).map(drop)
     }
 
     fn vacate<E: From<VolumeError>>(
         &self,
         lease: LeaseId,
-        may_be_last: bool,
         discard: impl FnOnce() -> Result<(), E>,
         mut progress: impl FnMut(Progress),
+        end: impl FnOnce(&Arc<Lease>) -> Result<(), VolumeError>,
     ) -> Result<Evacuated, E> {
         let unknown = || VolumeError::UnknownLease(self.id(), lease);
         let source = self.leases.find(lease).ok_or_else(unknown)?;
@@ -120,7 +137,7 @@ impl Volume {
         drop(self.mover());
         let result = discard().and_then(|()| {
             let done = self.empty(&source, &mut progress)?;
-            self.remove(&source, may_be_last)?;
+            end(&source)?;
             Ok(done)
         });
         if result.is_err() {

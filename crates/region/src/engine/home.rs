@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
-use aquifer_volume::{Progress, VolumeError};
+use aquifer_volume::Progress;
 
 use super::Engine;
 use super::cache::{Cache, STUCK};
@@ -17,31 +17,25 @@ use crate::table::{Page, Place};
 const CHUNK: u64 = 256;
 
 impl Engine {
-    /// Does this for a lease that is to leave. Meanwhile the cache keeps the room that the region
-    /// then needs.
-    ///
-    /// # Errors
-    /// The cache is too small to do without the lease; or those of `evacuate`.
-    pub(super) fn without(
-        &self,
-        lease: LeaseId,
-        evacuate: impl FnOnce() -> Result<(), RegionError>,
-    ) -> Result<(), RegionError> {
-        let volume = &self.lenders.volume;
-        if volume.targets().iter().any(|target| target.lease == lease) {
-            let mut cache = lock(&self.cache);
-            cache.leaving.push(lease);
-            if cache.limit < self.least_cache(&cache.leaving).pages() {
-                cache.leaving.pop();
-                return Err(VolumeError::NoRoom(volume.id()).into());
-            }
-        }
-        let done = evacuate();
+    /// Lets the cache keep the room that the region needs without this lease, until
+    /// [`Self::need_no_room`]. Returns false if the cache is too small for that.
+    pub(super) fn hold_room(&self, lease: LeaseId) -> bool {
+        let is_known = self.lenders.volume.targets().iter().any(|target| target.lease == lease);
         let mut cache = lock(&self.cache);
-        if let Some(at) = cache.leaving.iter().position(|leaving| *leaving == lease) {
-            cache.leaving.swap_remove(at);
+        cache.leaving.push(lease);
+        let may = !is_known || cache.limit >= self.least_cache(&cache.leaving).pages();
+        if !may {
+            cache.leaving.pop();
         }
-        done
+        may
+    }
+
+    /// Ends what [`Self::hold_room`] began: the lease has left, or stays.
+    pub(super) fn need_no_room(&self, lease: LeaseId) {
+        let leaving = &mut lock(&self.cache).leaving;
+        if let Some(at) = leaving.iter().position(|leaving| *leaving == lease) {
+            leaving.swap_remove(at);
+        }
     }
 
     /// Fetches all pages that this lease has, discards them there, and gives the lease up, while

@@ -52,21 +52,27 @@ impl Engine {
     ///
     /// # Errors
     /// The lender fails, the cache is too small without the lease, or the region is being handed
-    /// over. Moved extents and
-    /// pages stay moved, the others stay, and the lease is in use again.
+    /// over. Moved extents and pages stay moved, the others stay, and the lease is in use again.
     pub fn evacuate(
         &self,
         lease: LeaseId,
         mut progress: impl FnMut(Progress),
     ) -> Result<(), RegionError> {
         self.may_change()?;
-        self.without(lease, || match self.lenders.volume.release(lease, &mut progress) {
+        let volume = &self.lenders.volume;
+        if !self.hold_room(lease) {
+            volume.relieve(lease, &mut progress)?;
+            return Err(VolumeError::NoRoom(volume.id()).into());
+        }
+        let left = match volume.release(lease, &mut progress) {
             // Perhaps it is another lender that failed.
             Err(VolumeError::NoRoom(_) | VolumeError::Holder { .. }) => {
                 self.bring_home(lease, &mut progress)
             }
-            done => Ok(done?),
-        })?;
+            done => done.map_err(RegionError::from),
+        };
+        self.need_no_room(lease);
+        left?;
         // A hand-over that began meanwhile may have told the other host that the region has it.
         self.may_change()
     }

@@ -163,6 +163,25 @@ fn a_lease_stays_if_its_region_could_not_go_on_without_it() {
 }
 
 #[test]
+fn a_lease_that_must_stay_gives_what_others_have_room_for() {
+    if cannot_run() {
+        return;
+    }
+    let [one, two] = std::array::from_fn(|_| OurLender::start(2));
+    let served = Served::new(&[one.lease(1), two.lease(2)]);
+    served.write_all(1);
+    let used = |lease: usize| served.status().volume.leases[lease].used_extents;
+    wait_until("all extents have a place", || used(0) + used(1) == EXTENTS);
+    let from = if used(0) == 2 { 0 } else { 1 };
+    assert!(served.evacuate(from as u128 + 1).is_err(), "two extents have no place for three");
+    assert_eq!([used(from), used(1 - from)], [1, 2]);
+    assert_eq!(served.leases(), [1, 2]);
+    served.check_all(1);
+    served.write_all(2);
+    served.check_all(2);
+}
+
+#[test]
 fn the_policy_chooses_the_extents_that_get_a_place() {
     if cannot_run() {
         return;
