@@ -90,18 +90,27 @@ impl Volume {
     }
 
     /// Moves as many extents off a lease as other leases have room for, which relieves its lender.
-    /// The lease stays, and is in use again.
+    /// The lease stays, and is in use again. Does nothing for a lease that is unknown or leaves.
     ///
     /// # Errors
-    /// As [`evacuate`](Self::evacuate).
+    /// When a lender fails, or the volume is [held still](Self::hold_still).
     pub fn relieve(
         &self,
         lease: LeaseId,
         progress: impl FnMut(Progress),
     ) -> Result<(), VolumeError> {
-        let moved = self.vacate(lease, || Ok(()), progress, |_| Err(self.no_room()));
-        match moved {
-            Err(VolumeError::NoRoom(_)) => Ok(()),
+        let leases: Vec<_> = self.leases.list().clone();
+        let others = leases.iter().filter(|other| lease_id(other) != Some(lease));
+        if others.map(|other| other.free()).sum::<u64>() == 0 {
+            return Ok(());
+        }
+        let stay = |_: &Arc<Lease>| Err(VolumeError::NoRoom(self.id()));
+        match self.vacate(lease, || Ok(()), progress, stay) {
+            Err(
+                VolumeError::NoRoom(_)
+                | VolumeError::Evacuating(..)
+                | VolumeError::UnknownLease(..),
+            ) => Ok(()),
             other => other.map(drop),
         }
     }

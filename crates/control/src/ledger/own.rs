@@ -81,7 +81,7 @@ impl RegionMemory {
 
     /// Returns how much it should have at lenders with a cache of this size: twice what it needs.
     /// The more extents have a place, the better the policy can choose. With Zipf's distribution
-    /// over the pages, more saves hardly any fetches.
+    /// over the pages, a larger lease saves hardly any fetches.
     pub(crate) fn wants(&self, cache: Bytes) -> Bytes {
         self.times_outside(4, cache)
     }

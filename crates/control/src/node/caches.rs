@@ -64,7 +64,7 @@ pub(super) struct Caches {
     failed: BTreeMap<RegionName, Duration>,
     /// When a cache last shrank, or grew.
     pub(super) changed: Option<Duration>,
-    /// When leases last came or went, or the node began to look.
+    /// When leases last came, when one was last given back, or when the node began to look.
     pub(super) leases_changed: Option<Duration>,
     /// When the node last compared the fetches, and the fetches then.
     looked: Duration,
@@ -191,7 +191,7 @@ impl Node {
         let cache = wanted.max(self.least_cache(&region, leased));
         if cache > wanted && region.resident.min(region.cache) < cache + LEAST_STEP {
             // Memory that was never touched is outside the cache, too.
-            let least = cache.min(region.resident).saturating_sub(LEAST_STEP);
+            let least = cache.min(region.resident).min(region.cache).saturating_sub(LEAST_STEP);
             let least = self.needs(&region, least);
             let most = self.wants(&region, Bytes::ZERO).saturating_sub(leased);
             let bytes = self.wants(&region, wanted).saturating_sub(leased);

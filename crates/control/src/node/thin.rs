@@ -56,7 +56,7 @@ impl Node {
         if !self.passed(RETURN, since) || self.is_busy() {
             return;
         }
-        let stuck = self.controller.stuck(self.now);
+        let (stuck, away) = (self.controller.stuck(self.now), self.borrowing.watch.away());
         let surplus = self.autos().find_map(|(region, auto)| {
             let keeps = self.keeps(auto);
             let more = match region.cache < region.size {
@@ -70,9 +70,15 @@ impl Node {
                 && !self.rests(&region.name)
                 && auto.leased == self.held(auto.volume)
                 && borrowed.iter().filter(of_it).all(|held| !held.leaving);
+            // A lease of a lender that is away cannot leave now.
+            let answers = |held: &&BorrowedStatus| !away.contains(&held.lease.lender);
             let fits = |held: &&BorrowedStatus| wants.saturating_add(held.lease.bytes) <= keeps;
-            let lease =
-                borrowed.iter().filter(of_it).filter(fits).max_by_key(|held| held.lease.bytes);
+            let lease = borrowed
+                .iter()
+                .filter(of_it)
+                .filter(answers)
+                .filter(fits)
+                .max_by_key(|held| held.lease.bytes);
             lease
                 .filter(|_| settled)
                 .map(|held| (region.name.clone(), held.lease.clone(), keeps, wants))
@@ -83,7 +89,7 @@ impl Node {
         self.log(
             format!(
                 "gives lease {lease} of {bytes} back to {lender}: region {region} has {keeps} at \
-                 lenders, and needs at most {wants}"
+                 lenders, and wants {wants}"
             ),
             vec![Subject::Region(region.clone()), Subject::Vm(region)],
         );

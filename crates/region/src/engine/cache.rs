@@ -43,7 +43,7 @@ pub(super) struct Cache {
     pub(super) cold_list: VecDeque<u64>,
     /// The leases that are about to leave, once for each request.
     pub(super) leaving: Vec<LeaseId>,
-    /// The next page to look at, for leases whose slots all hold extents.
+    /// The next page to look at if the policy finds no page that can leave.
     pub(super) hand: u64,
     /// The pages that the destination host has, during a hand-over.
     pub(super) outgoing: Option<Outgoing>,

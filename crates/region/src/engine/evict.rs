@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{WorkerId, is_zero};
+use aquifer_volume::VolumeError;
 
 use super::cache::Cache;
 use super::placed::Places;
@@ -82,7 +83,15 @@ impl Engine {
             self.wait_for_change(lock(&self.cache));
             return Ok(());
         }
-        self.leave(worker, &leaving)
+        match self.leave(worker, &leaving) {
+            // Another thread has taken the last free slot. Pages that have a place can still leave.
+            Err(RegionError::Pool(VolumeError::NoRoom(_)))
+                if self.placed(&mut lock(&self.cache), 0).is_some() =>
+            {
+                Ok(())
+            }
+            left => left,
+        }
     }
 
     /// Unmaps victims, until there are enough to choose from.

@@ -1,7 +1,6 @@
 //! Pages that come home: out of a lease, and into a cache that is large enough without it.
 
 use std::ops::Range;
-use std::time::Instant;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
 use aquifer_volume::Progress;
@@ -94,7 +93,7 @@ impl Engine {
     /// Fetches those of the pages that only the volume has.
     fn fetch_remote(&self, chunk: &Range<u64>, buffer: &mut [u8]) -> Result<(), RegionError> {
         let come = chunk.clone().filter(|page| self.is_remote(*page)).count();
-        self.make_room_for(come as u64, Some(Instant::now() + STUCK))?;
+        self.make_room_for(come as u64, Some(STUCK))?;
         let mut cache = lock(&self.cache);
         self.may_still_come(&cache)?;
         let taken: Vec<_> = chunk.clone().filter(|page| self.is_remote(*page)).collect();

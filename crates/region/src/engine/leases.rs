@@ -65,10 +65,7 @@ impl Engine {
             return Err(VolumeError::NoRoom(volume.id()).into());
         }
         let left = match volume.release(lease, &mut progress) {
-            // Perhaps it is another lender that failed.
-            Err(VolumeError::NoRoom(_) | VolumeError::Holder { .. }) => {
-                self.bring_home(lease, &mut progress)
-            }
+            Err(VolumeError::NoRoom(_)) => self.bring_home(lease, &mut progress),
             done => done.map_err(RegionError::from),
         };
         self.need_no_room(lease);

@@ -1,8 +1,8 @@
 //! Victims for leases that are smaller than the region: pages of extents that have a place, and of
 //! as many others as still find one.
 //!
-//! The policy knows nothing of extents. Once it finds few pages that can leave, a hand goes round
-//! over those that have a place, as in CLOCK. A victim that is touched before it leaves the cache
+//! The policy knows nothing of extents. If it finds no page that can leave, a hand goes round over
+//! those that have a place, as in CLOCK. A victim that is touched before it leaves the cache
 //! stays, as any victim does.
 
 use aquifer_page::{ExtentIndex, PAGES_PER_EXTENT};

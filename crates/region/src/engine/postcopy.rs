@@ -1,7 +1,8 @@
 //! Post-copy: the pages that were left behind at the source host, while the program already runs
 //! here. This engine asks for them, and first for those that threads wait for.
 
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::Run;
@@ -46,12 +47,15 @@ impl Engine {
         Ok(as_runs(&pages))
     }
 
-    /// Evicts pages until as many as this have room within the limit.
+    /// Evicts pages until as many as this have room within the limit. Fails once no page has left
+    /// for as long as `patience`.
     pub(super) fn make_room_for(
         &self,
         pages: u64,
-        deadline: Option<Instant>,
+        patience: Option<Duration>,
     ) -> Result<(), RegionError> {
+        let evicted = || self.counters.evicted.load(Ordering::Relaxed);
+        let mut progress = (evicted(), Instant::now());
         let lacks = || {
             let cache = lock(&self.cache);
             cache.frames + pages > cache.limit.max(pages)
@@ -59,9 +63,11 @@ impl Engine {
         // While the region is frozen, nothing can leave, so the cache may exceed its limit for that
         // moment.
         while lacks() && !self.is_frozen() && !self.has_ended() {
-            if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                let why = format!("no page can leave the cache: {}", self.describe_wait());
-                return Err(RegionError::Refused(why));
+            if evicted() > progress.0 {
+                progress = (evicted(), Instant::now());
+            } else if patience.is_some_and(|patience| progress.1.elapsed() > patience) {
+                let why = "no page can leave the cache to make room for pages of the lease";
+                return Err(RegionError::Refused(why.to_owned()));
             }
             self.evict(self.control_worker(), BATCH)?;
         }

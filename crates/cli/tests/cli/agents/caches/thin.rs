@@ -3,7 +3,7 @@
 use super::*;
 
 /// A region far larger than the two lenders together can spare.
-const SIZE: Bytes = Bytes::mib(640);
+const SIZE: Bytes = Bytes::mib(256);
 
 fn granted(scene: &Scene) -> Bytes {
     let lent = ["b", "c"].map(|name| scene.cluster[name].status().loans.lent);
@@ -16,9 +16,9 @@ fn stored(scene: &Scene) -> Bytes {
 
 /// Sets a region on a host that two small ones can help, and overloads the host.
 fn overloaded() -> (Scene, super::super::framework::Load) {
-    let lenders = ["b", "c"].map(|name| Spec::new(name).memory(Bytes::mib(192)));
-    let scene = Scene::with(SIZE, Bytes::mib(960), lenders.into_iter());
-    let mut load = scene.a().load(Bytes::mib(150));
+    let lenders = ["b", "c"].map(|name| Spec::new(name).memory(Bytes::mib(96)));
+    let scene = Scene::with(SIZE, Bytes::mib(416), lenders.into_iter());
+    let mut load = scene.a().load(Bytes::mib(80));
     load.filled();
     wait_until("pages are at lenders", || stored(&scene) > Bytes::mib(16));
     (scene, load)
@@ -30,12 +30,9 @@ fn small_lenders_relieve_a_large_region() {
         return;
     }
     let (mut scene, mut load) = overloaded();
-    for seed in ["1", "2", "3"] {
-        if seed != "1" {
-            scene.does(&format!("write {seed}"));
-        }
-        scene.does(&format!("check {seed}"));
-    }
+    scene.does("check 1");
+    scene.does("write 2");
+    scene.does("check 2");
     let (granted, cache) = (granted(&scene), scene.cache());
     assert!(granted < SIZE, "{granted}");
     assert!(cache.0 + granted.0 / 2 >= SIZE.0, "{cache} {granted}");
@@ -43,7 +40,7 @@ fn small_lenders_relieve_a_large_region() {
     // The operator may choose only what the leases allow.
     let refused = scene.resize("64M");
     assert_ne!(refused.code, Some(0), "{refused:?}");
-    scene.does("check 3");
+    scene.does("check 2");
     load.verify();
     scene.end(&["b", "c"]);
 }
