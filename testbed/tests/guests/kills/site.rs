@@ -174,7 +174,8 @@ impl Site {
         let mut killed = BTreeSet::new();
         wait_until("all processes are dead", Duration::from_secs(30), || {
             let mut one = None;
-            while let Ok(process) = process_like(&format!("{}/|{0}$", run.display())) {
+            // The directory, or a file in it; a VM's supervisor has the VM's name after it.
+            while let Ok(process) = process_like(&format!("{}(/| |$)", run.display())) {
                 if one == Some(process) {
                     return Ok(false);
                 }
@@ -187,7 +188,10 @@ impl Site {
             Ok(is_dead && (host.ended().is_some() || host.pid().is_none()))
         })?;
         unmount(&run)?;
-        fs::remove_dir_all(&run)?;
+        fs::remove_dir_all(&run).with_context(|| {
+            let left = Command::new("find").arg(&run).output().map(|found| found.stdout);
+            format!("left: {}", String::from_utf8_lossy(&left.unwrap_or_default()))
+        })?;
         host.start_agent()
     }
 }

@@ -62,6 +62,16 @@ impl Scene {
         Bytes(self.shown("/usage/cache"))
     }
 
+    /// Kills the engine, and waits for the next one.
+    fn kill_engine(&self) {
+        let engine = self.shown("/pid");
+        crate::region::framework::kill(&engine.into());
+        wait_until("another engine serves", || {
+            let shown = Answer::of(&mut self.a().aquifer(&["region", "show", "items", "--json"]));
+            shown.code == Some(0) && shown.json::<Value>()["pid"] != engine
+        });
+    }
+
     fn resize(&self, cache: &str) -> Answer {
         Answer::of(&mut self.a().aquifer(&["region", "resize", "items", "--cache", cache]))
     }
@@ -129,12 +139,7 @@ fn a_shrunk_cache_outlives_agent_and_engine() {
     load.filled();
     wait_until("pages are at the lender", || scene.cluster["b"].stored() > Bytes::mib(16));
     scene.a().kill_agent();
-    let engine = scene.shown("/pid");
-    crate::region::framework::kill(&engine.into());
-    wait_until("another engine serves", || {
-        let shown = Answer::of(&mut scene.a().aquifer(&["region", "show", "items", "--json"]));
-        shown.code == Some(0) && shown.json::<Value>()["pid"] != engine
-    });
+    scene.kill_engine();
     scene.does("check 1");
     scene.a().start();
     scene.a().wait_until_ready();

@@ -13,6 +13,9 @@ use crate::common::pool::OurLender;
 /// A cache that needs one extent at a lender, and has some pages of that extent too.
 const PART: Bytes = Bytes(2 * EXTENT_SIZE + (8 << 20));
 
+/// A cache that needs two extents at lenders.
+const LEAST: Bytes = Bytes(EXTENT_SIZE + (8 << 20));
+
 const PAGES: u64 = SIZE.0 / PAGE_SIZE as u64;
 
 /// Returns a region without leases, in which every page has this number in each word that is used.
@@ -53,6 +56,15 @@ impl Served {
 
 fn one_extent<const N: usize>() -> [OurLender; N] {
     std::array::from_fn(|_| OurLender::start(1))
+}
+
+/// Returns such a region with two leases, of an extent each.
+fn with_two(version: u64) -> ([OurLender; 2], Served) {
+    let (lenders, served) = (one_extent(), filled(version));
+    (1..).zip(&lenders).for_each(|(number, lender): (u128, &OurLender)| {
+        served.add(lender.lease(number)).unwrap();
+    });
+    (lenders, served)
 }
 
 #[test]
@@ -106,10 +118,8 @@ fn pages_of_one_lease_come_home_while_others_stay() {
     if cannot_run() {
         return;
     }
-    let ([one, two], served) = (one_extent(), filled(1));
-    served.add(one.lease(1)).unwrap();
-    served.add(two.lease(2)).unwrap();
-    served.limit(Bytes(EXTENT_SIZE + (8 << 20))).unwrap();
+    let ([one, _two], served) = with_two(1);
+    served.limit(LEAST).unwrap();
     let refused = served.evacuate(1).unwrap_err();
     assert!(refused.contains("no lease has room"), "{refused}");
     // A cache with room for the pages of the first lease, but not for those of the second.
@@ -134,7 +144,7 @@ fn pages_of_one_lease_come_home_while_others_stay() {
     });
     assert_eq!(served.leases(), [2]);
     assert_eq!(one.ram(), Bytes::ZERO, "the lender has its memory back");
-    let refused = served.limit(Bytes(EXTENT_SIZE + (8 << 20))).unwrap_err();
+    let refused = served.limit(LEAST).unwrap_err();
     assert!(refused.contains("would stop its programs"), "{refused}");
     drop(one);
     served.kill_engine();
@@ -147,19 +157,16 @@ fn a_lease_stays_if_its_region_could_not_go_on_without_it() {
     if cannot_run() {
         return;
     }
-    let ([one, two], served) = (one_extent(), filled(0));
-    served.add(one.lease(1)).unwrap();
-    served.add(two.lease(2)).unwrap();
+    let (_lenders, served) = with_two(0);
     // Two extents hold nothing, so the first lease could take all that leaves.
     let page = Run { first: PAGES / 3, count: PAGES - PAGES / 3 };
     client::drop_pages(&served.files, page).unwrap();
-    let cache = Bytes(EXTENT_SIZE + (8 << 20));
-    served.limit(cache).unwrap();
+    served.limit(LEAST).unwrap();
     assert!(served.evacuate(2).is_err(), "all pages may be touched again");
     served.mark(1);
     served.is_marked(1);
     assert_eq!(served.leases(), [1, 2]);
-    assert!(served.status().usage.resident <= cache);
+    assert!(served.status().usage.resident <= LEAST);
 }
 
 #[test]
@@ -202,10 +209,8 @@ fn an_engine_killed_while_pages_come_home_loses_none() {
     if cannot_run() {
         return;
     }
-    let ([one, two], served) = (one_extent(), filled(1));
-    served.add(one.lease(1)).unwrap();
-    served.add(two.lease(2)).unwrap();
-    served.limit(Bytes(EXTENT_SIZE + (8 << 20))).unwrap();
+    let ([one, _two], served) = with_two(1);
+    served.limit(LEAST).unwrap();
     served.mark(2);
     served.limit(PART).unwrap();
     let mut killed = false;

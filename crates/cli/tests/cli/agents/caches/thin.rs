@@ -53,12 +53,7 @@ fn deaths_of_agent_and_engine_lose_nothing_of_a_thin_region() {
     let (mut scene, mut load) = overloaded();
     scene.does("write 2");
     scene.a().kill_agent();
-    let engine = scene.shown("/pid");
-    crate::region::framework::kill(&engine.into());
-    wait_until("another engine serves", || {
-        let shown = Answer::of(&mut scene.a().aquifer(&["region", "show", "items", "--json"]));
-        shown.code == Some(0) && shown.json::<Value>()["pid"] != engine
-    });
+    scene.kill_engine();
     scene.does("check 2");
     scene.a().start();
     scene.a().wait_until_ready();
