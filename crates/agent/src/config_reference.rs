@@ -206,11 +206,13 @@ const BORROW: &[Key] = &[
     key("priority", "number", "100", "swap priority; -1 leaves it to the kernel"),
 ];
 
-const BORROW_NOTES: &[&str] =
-    &["The volume's process encrypts spilled pages under a key that only it has. `attach = \
+const BORROW_NOTES: &[&str] = &[
+    "Spilled pages are encrypted. The key of a volume for swap is only in its process, and that of \
+     a region only in its record. Files `region-BOOT-VOLUME` there belong to regions. `attach = \
      \"direct\"` needs `protocol = \"nvme-tcp\"` or `\"nvme-rdma\"`. \
      [Concepts](../explain/concepts.md#ways-between-hosts) lists the combinations, and what \
-     carries the pages in each."];
+     carries the pages in each.",
+];
 
 const VMS: &[Key] = &[
     key(

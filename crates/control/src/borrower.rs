@@ -79,6 +79,10 @@ pub(crate) enum Leaving {
 /// How long a failure to vacate a lease counts. Its lender asks again within seconds.
 const STUCK_LIFE: Duration = Duration::from_secs(60);
 
+/// How long pages of a region find no other place before they may go to its spill file. Meanwhile
+/// its cache may grow, and other hosts may get room.
+const SPILL_AFTER: Duration = Duration::from_secs(10);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Holding {
     pub(crate) borrowed: BorrowedLease,
@@ -88,15 +92,39 @@ pub(crate) struct Holding {
     pub(crate) replaced: Bytes,
     /// The region does not need it: no lender asks, and nothing replaces it.
     pub(crate) surplus: bool,
-    /// Why it could not be vacated last time, and when.
-    pub(crate) stuck: Option<(String, Duration)>,
+    pub(crate) stuck: Option<Stuck>,
+}
+
+/// A lease that could not be vacated.
+#[derive(Clone, Debug)]
+pub(crate) struct Stuck {
+    /// Why, last time.
+    pub(crate) why: String,
+    /// When it failed last.
+    pub(crate) at: Duration,
+    /// Since when it fails.
+    pub(crate) since: Duration,
+}
+
+impl Stuck {
+    /// Returns whether this still counts.
+    pub(crate) fn lasts(&self, now: Duration) -> bool {
+        now.saturating_sub(self.at) < STUCK_LIFE
+    }
 }
 
 impl Holding {
     /// Returns whether its lender asks for it, and it cannot be vacated. A lender that asks no more
     /// does not tell.
     pub(crate) fn is_stuck(&self, now: Duration) -> bool {
-        self.stuck.as_ref().is_some_and(|(_, at)| now.saturating_sub(*at) < STUCK_LIFE)
+        self.stuck.as_ref().is_some_and(|stuck| stuck.lasts(now))
+    }
+
+    /// Returns whether its pages may go to the region's spill file: they find no other place for
+    /// too long.
+    pub(crate) fn may_spill(&self, now: Duration) -> bool {
+        let is_late = |stuck: &Stuck| now.saturating_sub(stuck.since) >= SPILL_AFTER;
+        self.stuck.as_ref().is_some_and(|stuck| stuck.lasts(now) && is_late(stuck))
     }
 }
 

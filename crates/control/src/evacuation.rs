@@ -3,7 +3,7 @@
 
 use aquifer_page::{Bytes, HostName, LeaseId};
 
-use crate::borrower::{Borrower, Holding, Leaving, Volume, VolumeState};
+use crate::borrower::{Borrower, Holding, Leaving, Stuck, Volume, VolumeState};
 use crate::round::{Purpose, Round};
 use crate::step_context::StepContext;
 use crate::{Action, BorrowedLease, Message, What};
@@ -105,6 +105,8 @@ impl Borrower {
         holding.leaving = Leaving::Evacuating;
         holding.replaced = holding.replaced.saturating_add(round.got_bytes());
         let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();
+        let is_region = !self.volumes[&volume].owner.is_swap();
+        let spills = is_region && holding.may_spill(ctx.now());
         let is_new = !holding.is_stuck(ctx.now()) || !round.got.is_empty();
         for got in &round.got {
             self.hold(volume, got.clone());
@@ -112,7 +114,7 @@ impl Borrower {
         if is_new {
             ctx.decide(What::Evacuates { lease, lender, bytes, onto: round.got_bytes() });
         }
-        ctx.act(Action::Evacuate { volume, lease, onto: round.got });
+        ctx.act(Action::Evacuate { volume, lease, onto: round.got, spills });
     }
 
     /// Gives the lease back: it is empty, and its volume no longer uses it.
@@ -146,10 +148,12 @@ impl Borrower {
         holding.leaving = Leaving::No;
         // The next attempt asks for the bytes that this one did not get or could not use.
         holding.replaced = holding.replaced.saturating_sub(lost);
-        let is_new = holding.stuck.as_ref().is_none_or(|(before, _)| *before != why)
-            || !holding.is_stuck(ctx.now());
+        let at = ctx.now();
+        let before = holding.stuck.clone().filter(|stuck| stuck.lasts(at));
+        let is_new = before.as_ref().is_none_or(|before| before.why != why);
         if !std::mem::take(&mut holding.surplus) {
-            holding.stuck = Some((why.clone(), ctx.now()));
+            let since = before.map_or(at, |before| before.since);
+            holding.stuck = Some(Stuck { why: why.clone(), at, since });
         }
         if is_new {
             let lender = holding.borrowed.lender.clone();

@@ -326,8 +326,8 @@ pub enum Action {
     /// `Extended`.
     Extend(LiveVolume),
     /// Borrower: add the leases `onto` to the volume, then vacate `lease` while I/O goes on. The
-    /// pages of `lease` move to free room in the volume, else to spill. The agent answers with
-    /// `Evacuated` or `EvacuationFailed`.
+    /// pages of `lease` move to free room in the volume. Those of a volume for swap go to its spill
+    /// file, if there is no room. The agent answers with `Evacuated` or `EvacuationFailed`.
     Evacuate {
         /// The volume.
         volume: VolumeId,
@@ -335,6 +335,8 @@ pub enum Action {
         lease: LeaseId,
         /// The leases borrowed to replace it; may be empty.
         onto: Vec<BorrowedLease>,
+        /// Pages of a region may go to its spill file, too.
+        spills: bool,
     },
     /// Lender: set up the lease. The agent answers with `LeaseOpened` or `LeaseFailed`. The
     /// controller sends `mem_bor_ack` only after `LeaseOpened`.

@@ -25,8 +25,7 @@ pub enum VolumeError {
     },
     /// No lease has a free extent, and there is no spill file, or it is full too.
     #[error(
-        "volume {0}: no lease has room for another extent, and no spill directory can take it: \
-         borrow more memory, or configure a spill directory"
+        "volume {0}: no lease has room for another extent, nor has a spill file: borrow more memory"
     )]
     NoRoom(VolumeId),
     /// The range is not inside the volume.
@@ -105,9 +104,9 @@ pub enum VolumeError {
         why: String,
     },
     /// The spill file could not be made.
-    #[error("cannot make a spill file in {path}: {source}", path = path.display())]
+    #[error("cannot make a spill file at {path}: {source}", path = path.display())]
     Spill {
-        /// The directory for the spill file.
+        /// The spill file, or the directory of one without a name.
         path: PathBuf,
         /// The system's error.
         source: io::Error,

@@ -14,6 +14,8 @@ use crate::target::LeaseTarget;
 pub(crate) struct Lease {
     /// The lease; `None` for the spill file.
     pub(crate) target: Option<LeaseTarget>,
+    /// The lease in entries of a ledger; `None` for a spill file that ends with its process.
+    pub(crate) noted_as: Option<LeaseId>,
     pub(crate) holder: Box<dyn Holder>,
     /// The number of slots.
     pub(crate) total: u64,
@@ -91,6 +93,7 @@ impl Lease {
             if is_clean(index) { slots.clean.push(index) } else { slots.dirty.push(index) }
         }
         Self {
+            noted_as: target.as_ref().map(|target| target.lease),
             target,
             holder,
             total: u64::from(total),
@@ -198,10 +201,9 @@ impl Lease {
 }
 
 impl Slot {
-    /// Returns the slot's entry in a ledger; `None` for the spill file, which does not outlive its
-    /// process.
+    /// Returns the slot's entry in a ledger; `None` for a spill file that ends with its process.
     pub(crate) fn place(&self) -> Option<(LeaseId, u32)> {
-        self.lease.target.as_ref().map(|target| (target.lease, self.index))
+        self.lease.noted_as.map(|lease| (lease, self.index))
     }
 
     /// Records that the lender returned zeroes for other data, and returns the error for that.

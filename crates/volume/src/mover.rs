@@ -60,6 +60,15 @@ pub struct Moved {
     pub bytes: Bytes,
 }
 
+/// Where an extent may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Destinations {
+    /// To another lease, or else to the spill file.
+    All,
+    /// To another lease.
+    Lenders,
+}
+
 /// The reason why a copy stopped.
 enum Halt {
     /// The source failed, and there is no other source.
@@ -86,7 +95,16 @@ impl Volume {
         lease: LeaseId,
         progress: impl FnMut(Progress),
     ) -> Result<Evacuated, VolumeError> {
-        self.vacate(lease, || Ok(()), progress, |source| self.remove(source, false))
+        self.evacuate_to(Destinations::All, lease, progress)
+    }
+
+    fn evacuate_to(
+        &self,
+        to: Destinations,
+        lease: LeaseId,
+        progress: impl FnMut(Progress),
+    ) -> Result<Evacuated, VolumeError> {
+        self.vacate((lease, to), || Ok(()), progress, |source| self.remove(source, false))
     }
 
     /// Moves as many extents off a lease as other leases have room for, which relieves its lender.
@@ -105,7 +123,7 @@ impl Volume {
             return Ok(());
         }
         let stay = |_: &Arc<Lease>| Err(VolumeError::NoRoom(self.id()));
-        match self.vacate(lease, || Ok(()), progress, stay) {
+        match self.vacate((lease, Destinations::Lenders), || Ok(()), progress, stay) {
             Err(
                 VolumeError::NoRoom(_)
                 | VolumeError::Evacuating(..)
@@ -126,12 +144,13 @@ impl Volume {
         lease: LeaseId,
         discard: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        self.vacate(lease, discard, |_| (), |source| self.remove(source, true)).map(drop)
+        let end = |source: &Arc<Lease>| self.remove(source, true);
+        self.vacate((lease, Destinations::All), discard, |_| (), end).map(drop)
     }
 
     fn vacate<E: From<VolumeError>>(
         &self,
-        lease: LeaseId,
+        (lease, to): (LeaseId, Destinations),
         discard: impl FnOnce() -> Result<(), E>,
         mut progress: impl FnMut(Progress),
         end: impl FnOnce(&Arc<Lease>) -> Result<(), VolumeError>,
@@ -145,7 +164,7 @@ impl Volume {
         // closed.
         drop(self.mover());
         let result = discard().and_then(|()| {
-            let done = self.empty(&source, &mut progress)?;
+            let done = self.empty(&source, to, &mut progress)?;
             end(&source)?;
             Ok(done)
         });
@@ -168,7 +187,7 @@ impl Volume {
                 continue;
             }
             let mut leases = self.leases.list_mut();
-            if leases.len() == 1 && self.leases.spill.is_none() && !may_be_last {
+            if leases.len() == 1 && self.leases.spill().is_none() && !may_be_last {
                 return Err(self.no_room());
             }
             leases.retain(|other| !Arc::ptr_eq(other, source));
@@ -207,12 +226,33 @@ impl Volume {
     pub fn release(
         &self,
         lease: LeaseId,
+        progress: impl FnMut(Progress),
+    ) -> Result<(), VolumeError> {
+        self.release_to(Destinations::All, lease, progress)
+    }
+
+    /// Releases a lease as [`release`](Self::release) does, but moves no extent to the spill file.
+    ///
+    /// # Errors
+    /// As [`evacuate`](Self::evacuate).
+    pub fn release_to_lenders(
+        &self,
+        lease: LeaseId,
+        progress: impl FnMut(Progress),
+    ) -> Result<(), VolumeError> {
+        self.release_to(Destinations::Lenders, lease, progress)
+    }
+
+    fn release_to(
+        &self,
+        to: Destinations,
+        lease: LeaseId,
         mut progress: impl FnMut(Progress),
     ) -> Result<(), VolumeError> {
         let Some(source) = self.leases.find(lease) else { return Ok(()) };
         // Once it is gone, a lease with this id is a new one, which stays.
         while self.leases.list().iter().any(|known| Arc::ptr_eq(known, &source)) {
-            match self.evacuate(lease, &mut progress) {
+            match self.evacuate_to(to, lease, &mut progress) {
                 Ok(_) | Err(VolumeError::UnknownLease(..)) => return Ok(()),
                 Err(VolumeError::Evacuating(..)) => {
                     while let Some(now) = self.evacuating(lease) {
@@ -259,6 +299,7 @@ impl Volume {
     fn empty(
         &self,
         source: &Arc<Lease>,
+        to: Destinations,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Evacuated, VolumeError> {
         let total = source.taken();
@@ -272,7 +313,7 @@ impl Volume {
             if !self.extents[index].is_on(source) {
                 continue;
             }
-            if let Some((destination, bytes)) = self.relocate(index, source)? {
+            if let Some((destination, bytes)) = self.relocate(index, source, to)? {
                 evacuated.add(&destination, bytes);
             }
             let moved = done.fetch_add(1, Ordering::Relaxed) + 1;
@@ -294,9 +335,13 @@ impl Volume {
         &self,
         index: usize,
         source: &Arc<Lease>,
+        to: Destinations,
     ) -> Result<Option<(Arc<Lease>, Bytes)>, VolumeError> {
         let mut buffer = self.mover();
         let mut tried = vec![source.clone()];
+        if to == Destinations::Lenders {
+            tried.extend(self.leases.spill().cloned());
+        }
         let mut last = None;
         loop {
             if self.is_held() {
@@ -339,7 +384,7 @@ impl Volume {
     /// # Errors
     /// When the lender or the spill file fails; the extent then stays in the spill file.
     pub(crate) fn bring_back(&self, lease: &Arc<Lease>) -> Result<bool, VolumeError> {
-        let Some(spill) = &self.leases.spill else { return Ok(false) };
+        let Some(spill) = self.leases.spill() else { return Ok(false) };
         let Some(index) = self.extents.iter().position(|extent| extent.is_on(spill)) else {
             return Ok(false);
         };

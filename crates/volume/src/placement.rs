@@ -1,7 +1,7 @@
 //! The placement of extents: worst-fit, on the lease with the most room.
 
 use std::cmp::Reverse;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use aquifer_page::{LeaseId, WorkerId};
 
@@ -12,12 +12,21 @@ use crate::lease::{Lease, Slot};
 #[derive(Debug)]
 pub(crate) struct Leases {
     list: RwLock<Vec<Arc<Lease>>>,
-    pub(crate) spill: Option<Arc<Lease>>,
+    spill: OnceLock<Arc<Lease>>,
 }
 
 impl Leases {
-    pub(crate) fn new(spill: Option<Lease>) -> Self {
-        Self { list: RwLock::new(Vec::new()), spill: spill.map(Arc::new) }
+    pub(crate) fn new() -> Self {
+        Self { list: RwLock::new(Vec::new()), spill: OnceLock::new() }
+    }
+
+    /// Adds a spill file, unless there is one.
+    pub(crate) fn set_spill(&self, spill: Lease) {
+        let _ = self.spill.set(Arc::new(spill));
+    }
+
+    pub(crate) fn spill(&self) -> Option<&Arc<Lease>> {
+        self.spill.get()
     }
 
     pub(crate) fn list(&self) -> RwLockReadGuard<'_, Vec<Arc<Lease>>> {
@@ -30,6 +39,13 @@ impl Leases {
 
     pub(crate) fn find(&self, id: LeaseId) -> Option<Arc<Lease>> {
         self.list().iter().find(|lease| lease_id(lease) == Some(id)).cloned()
+    }
+
+    /// Finds the lease, or the spill file, of a ledger's entry.
+    pub(crate) fn find_noted(&self, id: LeaseId) -> Option<Arc<Lease>> {
+        let list = self.list();
+        let mut all = list.iter().chain(self.spill());
+        all.find(|lease| lease.noted_as == Some(id)).cloned()
     }
 
     /// Takes a slot on the best lease outside `tried`, and adds leases that do not work to `tried`.
@@ -60,7 +76,7 @@ impl Leases {
     fn best(&self, tried: &[Arc<Lease>]) -> Option<Arc<Lease>> {
         let list = self.list();
         let candidates = || {
-            let all = list.iter().chain(&self.spill);
+            let all = list.iter().chain(self.spill());
             let all = all.filter(|lease| !lease.is_lost() && lease.free() > 0);
             all.filter(|lease| !tried.iter().any(|other| Arc::ptr_eq(lease, other)))
         };

@@ -13,7 +13,7 @@ impl Volume {
     /// are byte ranges in the extent with data in every page. `unsure` are ranges that may hold
     /// anything.
     ///
-    /// The caller calls this after it added the leases, and before any I/O.
+    /// The caller calls this after it added the leases and the spill file, and before any I/O.
     ///
     /// # Errors
     /// [`VolumeError::UnknownLease`] if the volume has no such lease or extent, or if the slot is
@@ -26,8 +26,8 @@ impl Volume {
         unsure: impl IntoIterator<Item = Range<u64>>,
     ) -> Result<(), VolumeError> {
         let unknown = || VolumeError::UnknownLease(self.id(), lease);
-        let slot =
-            self.leases.find(lease).and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
+        let holder = self.leases.find_noted(lease);
+        let slot = holder.and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
         let extent = self.extents.get(extent.0 as usize).ok_or_else(unknown)?;
         for bytes in stored {
             extent.written.set(&bytes);

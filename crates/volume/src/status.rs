@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, VolumeId};
 use aquifer_transport::Address;
 use serde::{Deserialize, Serialize};
 
@@ -128,6 +128,13 @@ pub struct SpillStatus {
     /// The pages in it that hold data, in bytes.
     #[serde(default)]
     pub held: Bytes,
+}
+
+impl SpillStatus {
+    /// Returns the size of the extents in it.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.used_extents * EXTENT_SIZE)
+    }
 }
 
 /// Returns the state of a lease as far as it is known; `None` for the spill file.

@@ -10,13 +10,12 @@ use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, VolumeId
 use aquifer_transport::tls::Identity;
 
 use crate::config::VolumeConfig;
-use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Failed, Fault, Place};
-use crate::holder::{EncryptedHolder, FileHolder, HolderError, Piece, PieceMut};
+use crate::holder::{HolderError, Piece, PieceMut};
 use crate::lease::Lease;
-use crate::mover;
+use crate::mover::{self, Destinations};
 use crate::placement::{Leases, lease_id};
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 use crate::target::LeaseTarget;
@@ -66,18 +65,9 @@ impl Volume {
     pub fn new(mut config: VolumeConfig) -> Result<Self, VolumeError> {
         config.workers = config.workers.max(1);
         let extents = config.capacity.extents();
-        let spill = config.spill.as_ref().map(|path| {
-            let size = Bytes(extents * EXTENT_SIZE);
-            let file = FileHolder::create(path, size, config.workers + 1)
-                .map_err(|source| VolumeError::Spill { path: path.clone(), source })?;
-            // The file ends with this process, so no other process needs the key.
-            let cipher = PageCipher::new(&Encryption::random(), LeaseId::random());
-            let file = EncryptedHolder::new(file, cipher, config.workers + 1);
-            Ok(Lease::new(None, Box::new(file), extents as u32, |_| true))
-        });
-        Ok(Self {
+        let volume = Self {
             extents: (0..extents).map(|_| Extent::new()).collect(),
-            leases: Leases::new(spill.transpose()?),
+            leases: Leases::new(),
             mover_buffer: Mutex::new(mover::buffer()),
             hurried: AtomicUsize::new(0),
             held: AtomicBool::new(false),
@@ -86,7 +76,11 @@ impl Volume {
             identity: OnceLock::new(),
             counters: Counters::default(),
             config,
-        })
+        };
+        if let Some(directory) = &volume.config.spill {
+            volume.add_unnamed_spill(directory)?;
+        }
+        Ok(volume)
     }
 
     /// Returns the volume's id.
@@ -106,23 +100,22 @@ impl Volume {
 
     /// Returns whether the volume has a lease or a spill file.
     pub fn has_room(&self) -> bool {
-        self.leases.spill.is_some() || !self.leases.list().is_empty()
+        self.leases.spill().is_some() || !self.leases.list().is_empty()
     }
 
-    /// Returns how much of the volume's extents its leases, except these, cannot store.
+    /// Returns how much of the volume's extents its leases, except these, cannot store. The spill
+    /// file does not count.
     pub fn shortage(&self, without: &[LeaseId]) -> Bytes {
         let leases = self.leases.list();
         let is_without = |lease: &Lease| lease_id(lease).is_some_and(|id| without.contains(&id));
         let others = leases.iter().filter(|lease| !is_without(lease));
         let slots = others.map(|lease| lease.total).sum();
-        match &self.leases.spill {
-            Some(_) => Bytes::ZERO,
-            None => Bytes(self.config.capacity.extents().saturating_sub(slots) * EXTENT_SIZE),
-        }
+        Bytes(self.config.capacity.extents().saturating_sub(slots) * EXTENT_SIZE)
     }
 
-    /// Returns the number of extents that could get a place now; `None` if every extent that has
-    /// none could, also those on leases that are being evacuated.
+    /// Returns the number of extents that could get a place at lenders now; `None` if every extent
+    /// that has none could, also those on leases that are being evacuated. In a volume with no
+    /// lease, every extent finds a place in the spill file.
     pub fn free_slots(&self) -> Option<u64> {
         let leases = self.leases.list();
         let open = leases.iter().filter(|lease| lease.is_open());
@@ -130,7 +123,8 @@ impl Volume {
         let healthy = leases.iter().filter(|lease| lease.is_healthy());
         let free: u64 = healthy.map(|lease| lease.free()).sum();
         let placeless = (self.extents.len() as u64).saturating_sub(taken);
-        (self.leases.spill.is_none() && free < placeless).then_some(free)
+        let only_spills = leases.is_empty() && self.leases.spill().is_some();
+        (!only_spills && free < placeless).then_some(free)
     }
 
     /// Returns whether the extent is on a lease that keeps it, without waiting: the lender answers,
@@ -286,7 +280,7 @@ impl Volume {
                 {
                     relocations += 1;
                     // If there is no room elsewhere, the lender's error says more.
-                    if self.relocate(index, &lease).is_err() {
+                    if self.relocate(index, &lease, Destinations::All).is_err() {
                         return Err(self.holder_error(index, at, &lease, error));
                     }
                 }
@@ -382,7 +376,7 @@ impl Volume {
         let leases: Vec<_> = self.leases.list().clone();
         let states = leases.iter().filter_map(|lease| lease_status(lease)).collect();
         let (errors, failed_reads, last_error) = self.counters.errors();
-        let spill = self.leases.spill.as_ref();
+        let spill = self.leases.spill();
         VolumeStatus {
             id: self.id(),
             capacity: self.capacity(),
@@ -499,7 +493,7 @@ impl Volume {
 
     /// Returns whether extents are in the spill file, and reports when spilling has ended.
     pub(crate) fn is_spilling(&self) -> bool {
-        let is = self.leases.spill.as_ref().is_some_and(|spill| spill.taken() > 0);
+        let is = self.leases.spill().is_some_and(|spill| spill.taken() > 0);
         if !is && self.counters.spills.swap(false, Ordering::Relaxed) {
             self.events.happened(Happening::SpillEnded);
         }

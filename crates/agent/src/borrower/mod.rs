@@ -28,6 +28,7 @@ use aquifer_blockdev::swap;
 use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner, VolumeStatus};
 use aquifer_group::Agreements;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, RegionName, VolumeId, lock};
+use aquifer_region::process::remove_old_spill_files;
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +83,10 @@ impl Borrower {
             if let Err(error) = client::clean_up(state, volume) {
                 tracing::error!("{error}");
             }
+        }
+        if let Err(error) = remove_old_spill_files(&config.borrow.spill) {
+            let directory = config.borrow.spill.display();
+            tracing::warn!("cannot remove old spill files in {directory}: {error}");
         }
         let borrower = Self {
             config: config.clone(),
@@ -233,11 +238,11 @@ impl Borrower {
     pub fn evacuate(
         &self,
         volume: VolumeId,
-        lease: LeaseId,
+        (lease, spills): (LeaseId, bool),
         onto: &[BorrowedLease],
     ) -> (Vec<LeaseId>, Result<(), String>) {
         if self.regions.has(volume) {
-            return self.evacuate_region(volume, lease, onto);
+            return self.evacuate_region(volume, (lease, spills), onto);
         }
         let state = &self.config.state;
         let direct = self.direct.live().into_iter().find(|live| live.volume == volume);
@@ -265,7 +270,7 @@ impl Borrower {
     fn evacuate_region(
         &self,
         volume: VolumeId,
-        lease: LeaseId,
+        (lease, spills): (LeaseId, bool),
         onto: &[BorrowedLease],
     ) -> (Vec<LeaseId>, Result<(), String>) {
         let live = self.regions.live().into_iter().find(|live| live.volume == volume);
@@ -274,7 +279,8 @@ impl Borrower {
             self.target_for(live, lease)
         };
         let targets = onto.iter().map(|lease| (lease.lease, target(lease))).collect();
-        let (unused, moved) = self.regions.evacuate(volume, lease, targets);
+        let spill = spills.then_some(&*self.config.borrow.spill);
+        let (unused, moved) = self.regions.evacuate(volume, (lease, spill), targets);
         self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
         (unused, moved)
     }
@@ -543,7 +549,7 @@ fn tell(
     VolumeProcessStatus { swap_used, volume, .. }: VolumeProcessStatus,
 ) {
     shown.swap_used = swap_used;
-    shown.spilled = volume.spill.map_or(Bytes::ZERO, |spill| extents(spill.used_extents));
+    shown.spilled = volume.spill.map_or(Bytes::ZERO, |spill| spill.bytes());
     shown.last_error = volume.last_error;
     shown.leases = volume.leases.into_iter().map(held).collect();
 }

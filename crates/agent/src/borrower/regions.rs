@@ -36,8 +36,14 @@ pub(super) trait Engines: fmt::Debug + Send + Sync {
         identity: &Path,
     ) -> Result<(), RegionError>;
 
-    /// Moves all pages out of a lease; the region then no longer has it.
-    fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError>;
+    /// Moves all pages out of a lease; the region then no longer has it. Pages without other room
+    /// go to a spill file in the directory `spill`.
+    fn evacuate(
+        &self,
+        files: &Files,
+        lease: LeaseId,
+        spill: Option<&Path>,
+    ) -> Result<(), RegionError>;
 }
 
 /// The engines of this host's regions.
@@ -54,8 +60,13 @@ impl Engines for RunningEngines {
         client::add_lease(files, lease, Some(identity))
     }
 
-    fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError> {
-        client::evacuate(files, lease, |_| ())
+    fn evacuate(
+        &self,
+        files: &Files,
+        lease: LeaseId,
+        spill: Option<&Path>,
+    ) -> Result<(), RegionError> {
+        client::evacuate(files, lease, spill, |_| ())
     }
 }
 
@@ -100,7 +111,7 @@ impl Regions {
         let (mut known, arrivals) = (BTreeMap::new(), Arrivals::default());
         for files in client::list(&directory)? {
             match client::record(&files) {
-                Ok(spec) if borrowed(&spec).next().is_some() => match whereabouts(&files) {
+                Ok(spec) if is_known(&spec) => match whereabouts(&files) {
                     Whereabouts::Arrives => arrivals.expect(&spec, leases_of(&spec)),
                     _ => drop(known.insert(spec.volume, spec)),
                 },
@@ -227,9 +238,11 @@ impl Regions {
         generations.filter(|(_, generation)| *generation > 0).collect()
     }
 
-    /// Forgets the regions whose leases this host no longer holds.
+    /// Forgets the regions whose leases this host no longer holds, except those with a spill file.
     pub(super) fn keep(&self, is_held: impl Fn(VolumeId) -> bool) {
-        lock(&self.known).retain(|volume, _| is_held(*volume));
+        let exists = |spec: &RegionSpec| !matches!(self.read(&spec.name, spec.volume), Ok(None));
+        lock(&self.known)
+            .retain(|volume, spec| is_held(*volume) || (spec.spill.is_some() && exists(spec)));
     }
 
     /// Begins to hand leases over to a region in the making. If the region exists, no maker waits
@@ -264,7 +277,7 @@ impl Regions {
             tracing::warn!(%region, "a lease cannot be used: {error}");
             for lease in leases {
                 // A region that lacks the lease counts as moved off it.
-                if let Err(error) = self.engines.evacuate(&files, lease) {
+                if let Err(error) = self.engines.evacuate(&files, lease, None) {
                     tracing::warn!(%region, %lease, "the region keeps a lease: {error}");
                 }
             }
@@ -351,7 +364,7 @@ impl Regions {
         let mut unused = self.add(&files, leases);
         // The engine may have added a lease without an answer.
         unused.retain(|lease| {
-            let evacuated = self.engines.evacuate(&files, *lease);
+            let evacuated = self.engines.evacuate(&files, *lease, None);
             evacuated.is_ok() || self.has_left(volume, *lease) != Some(false)
         });
         self.refresh(volume);
@@ -380,11 +393,12 @@ impl Regions {
     }
 
     /// Adds the leases `onto` to a region, then moves all pages out of `lease` while programs use
-    /// the region. Returns the leases that could not be added, and the result of the move.
+    /// the region. Pages without other room go to a spill file in the directory `spill`.
+    /// Returns the leases that could not be added, and the result of the move.
     pub(super) fn evacuate(
         &self,
         volume: VolumeId,
-        lease: LeaseId,
+        (lease, spill): (LeaseId, Option<&Path>),
         onto: Vec<(LeaseId, Result<LeaseTarget, String>)>,
     ) -> (Vec<LeaseId>, Result<(), String>) {
         let name = lock(&self.known).get(&volume).map(|spec| spec.name.clone());
@@ -394,7 +408,8 @@ impl Regions {
         };
         let files = self.files(&name);
         let mut unused = self.add(&files, onto);
-        let moved = self.engines.evacuate(&files, lease).map_err(|error| error.to_string());
+        let moved = self.engines.evacuate(&files, lease, spill);
+        let moved = moved.map_err(|error| error.to_string());
         let spec = self.refresh(volume);
         let has = |lease: LeaseId| {
             let has = |spec: &RegionSpec| spec.leases.iter().any(|target| target.lease == lease);
@@ -441,12 +456,18 @@ impl Regions {
                 let own = region.volume.leases.into_iter();
                 shown.leases = own.filter(|it| leases.contains(&it.lease)).map(held).collect();
                 shown.last_error = region.volume.last_error;
+                shown.spilled = region.volume.spill.map_or(Bytes::ZERO, |spill| spill.bytes());
             }
             Err(RegionError::Unknown(_)) => return None,
             Err(error) => shown.last_error = Some(error.to_string()),
         }
         Some(shown)
     }
+}
+
+/// Returns whether an agent lends to the region, or did before all of it went to its spill file.
+fn is_known(spec: &RegionSpec) -> bool {
+    borrowed(spec).next().is_some() || spec.spill.is_some()
 }
 
 /// Converts a region's record to the controller's form.

@@ -57,8 +57,8 @@ impl Driver {
                 let unused = borrower.extend(&live);
                 Some(Event::Extended { volume: live.volume, unused })
             }),
-            Action::Evacuate { volume, lease, onto } => self.beside(work, move || {
-                let (unused, moved) = borrower.evacuate(volume, lease, &onto);
+            Action::Evacuate { volume, lease, onto, spills } => self.beside(work, move || {
+                let (unused, moved) = borrower.evacuate(volume, (lease, spills), &onto);
                 match moved {
                     Ok(()) => Some(Event::Evacuated { lease, unused }),
                     Err(why) => Some(Event::EvacuationFailed { lease, unused, why }),

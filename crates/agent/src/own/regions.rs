@@ -6,12 +6,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use aquifer_control::ledger::{
-    AutoCache, CacheLimit, DiskCache, GroupMemory, OwnMemory, RegionMemory,
+    AutoCache, CacheLimit, DiskCache, GroupMemory, OwnMemory, RegionMemory, Spilled,
 };
 use aquifer_disk_cache as disk_cache;
 use aquifer_page::{Bytes, Group};
 use aquifer_region::process::{Files, GroupFiles, Limits, RegionSpec, RegionStatus, client};
 use aquifer_vm::process::side_by_side;
+use aquifer_volume::SpillStatus;
 
 use super::{Members, TIMEOUT};
 
@@ -62,25 +63,30 @@ fn region(
         resident: allocated(&files.region()),
         shared: Bytes::ZERO,
         auto: (spec.auto && !files.is_foreign()).then(|| auto(&spec)),
+        spilled: None,
         group: spec.group,
     };
     // Its files tell the rest of a region that shares nothing.
     let shares = allocated(&GroupFiles::new(directory, &region.group).frames()) > Bytes::ZERO;
-    // Only its engine knows what a region fetches.
-    let fetches = region.auto.is_some() && region.cache < region.size;
+    // Only its engine knows what a region fetches, and what it has spilled.
+    let fetches = region.auto.is_some() && region.cache < region.size || spec.spill.is_some();
     if !shares && !fetches && members.is_whole_host() {
         return Some(region);
     }
     match client::status_within(files, TIMEOUT) {
-        Ok(RegionStatus { pid, processes, usage, counts, .. }) => {
+        Ok(RegionStatus { pid, processes, usage, counts, volume, .. }) => {
             (region.resident, region.shared) = (usage.resident, usage.shared);
             region.auto.iter_mut().for_each(|auto| auto.fetched = counts.remote_faults);
+            let spilled = |spill: SpillStatus| Spilled { volume: volume.id, bytes: spill.bytes() };
+            region.spilled = volume.spill.map(spilled);
             members.has(processes.into_iter().chain([pid])).then_some(region)
         }
         Err(error) => {
             tracing::debug!(region = %region.name, "a region keeps its last figures: {error}");
             match last.regions.iter().find(|known| known.name == region.name) {
-                Some(known) => Some(RegionMemory { shared: known.shared, ..region }),
+                Some(known) => {
+                    Some(RegionMemory { shared: known.shared, spilled: known.spilled, ..region })
+                }
                 None => members.is_whole_host().then_some(region),
             }
         }

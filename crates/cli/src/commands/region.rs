@@ -55,10 +55,11 @@ enum What {
     Show(Which),
     /// Show where each page and extent of a region is
     ///
-    /// A page is 'zero' (stored nowhere), 'remote' (only at a lender), 'resident' (in local RAM and
-    /// at a lender), 'dirty' (newer in local RAM) or 'shared'. A shared page is kept once for
-    /// several regions of the group ('aquifer serve dedup'). A write to a resident page shows as
-    /// dirty only when the engine scans or evicts that page. Extents are 64 MiB.
+    /// A page is 'zero' (stored nowhere), 'remote' (only at a lender or in the spill file),
+    /// 'resident' (in local RAM and at a lender), 'dirty' (newer in local RAM) or 'shared'. A
+    /// shared page is kept once for several regions of the group ('aquifer serve dedup'). A write
+    /// to a resident page shows as dirty only when the engine scans or evicts that page. Extents
+    /// are 64 MiB.
     ShowPages(Part),
     Resize(Resize),
     ShowLimits(ShowLimits),

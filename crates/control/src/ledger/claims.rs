@@ -166,6 +166,7 @@ impl Claim {
                     resident: none,
                     shared: none,
                     auto: None,
+                    spilled: None,
                 }),
             },
             Purpose::Export => match own.exports.iter_mut().find(|export| export.name == name) {

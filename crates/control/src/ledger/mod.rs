@@ -26,7 +26,8 @@ use serde::{Deserialize, Serialize};
 pub use claims::{CLAIM_LIFE, Claim, Claims, Purpose, Shortage};
 pub use class::Class;
 pub use own::{
-    AutoCache, CacheLimit, DiskCache, ExportMemory, GroupMemory, OwnMemory, RegionMemory, VmMemory,
+    AutoCache, CacheLimit, DiskCache, ExportMemory, GroupMemory, OwnMemory, RegionMemory, Spilled,
+    VmMemory,
 };
 
 use crate::{Config, Lent, Memory, Shareable};

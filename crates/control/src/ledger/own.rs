@@ -51,6 +51,17 @@ pub struct RegionMemory {
     pub shared: Bytes,
     /// What the agent needs to choose the size of the cache; `None` if it must not.
     pub auto: Option<AutoCache>,
+    /// What of it is in its spill file; `None` if it has none.
+    pub spilled: Option<Spilled>,
+}
+
+/// The pages of a region that no lender has room for, in a file on the host's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spilled {
+    /// The region's volume.
+    pub volume: VolumeId,
+    /// The extents in the file.
+    pub bytes: Bytes,
 }
 
 /// A local cache whose size the host's agent chooses.

@@ -58,17 +58,30 @@ pub(super) const LEAST_LOAN: f64 = 1.0 / 16.0;
 pub(super) struct Caches {
     /// The region whose cache changes now.
     changing: Option<RegionName>,
-    /// The region for which this host borrows, its volume, and when the loan began.
-    loan: Option<(RegionName, VolumeId, Duration)>,
+    /// The loan that this host asks others for.
+    pub(super) loan: Option<Loan>,
     /// When each region's cache could not change.
     failed: BTreeMap<RegionName, Duration>,
     /// When a cache last shrank, or grew.
     pub(super) changed: Option<Duration>,
     /// When leases last came, when one was last given back, or when the node began to look.
     pub(super) leases_changed: Option<Duration>,
+    /// When this host last asked for memory for each region's spilled pages.
+    pub(super) spill_asked: BTreeMap<RegionName, Duration>,
     /// When the node last compared the fetches, and the fetches then.
     looked: Duration,
     fetched: BTreeMap<RegionName, u64>,
+}
+
+/// A loan for a region.
+#[derive(Clone, Debug)]
+pub(super) struct Loan {
+    pub(super) region: RegionName,
+    pub(super) volume: VolumeId,
+    /// When it began.
+    pub(super) since: Duration,
+    /// It is for pages in the region's spill file, and not for a cache that shrinks.
+    pub(super) for_spilled: bool,
 }
 
 impl Caches {
@@ -99,8 +112,7 @@ impl Node {
     pub(super) fn size_caches(&mut self) {
         let (config, memory) = (&self.controller.facts().config, self.own.memory);
         let overloaded = memory.overloaded(config);
-        let over =
-            self.own.caches.loan.as_ref().is_some_and(|(.., since)| self.passed(LOAN, *since));
+        let over = self.own.caches.loan.as_ref().is_some_and(|loan| self.passed(LOAN, loan.since));
         if over {
             self.end_loan("the loan did not end in time".to_owned());
         }
@@ -119,6 +131,7 @@ impl Node {
         } else if !overloaded {
             self.grow_for_lenders();
             self.grow();
+            self.return_spilled();
             self.give_back_surplus();
         }
     }
@@ -201,13 +214,18 @@ impl Node {
                 format!("borrows {bytes} for region {name}, to shrink its cache: {is}"),
                 about,
             );
-            self.own.caches.loan = Some((name.clone(), auto.volume, self.now));
             let (volume, group) = (auto.volume, region.group);
             let request = RegionRequest { region: name, volume, bytes, least, group };
-            return self.with_offers(Waiting::BorrowFor(request));
+            return self.ask_for_loan(request, false);
         }
         self.log(format!("shrinks the cache of region {name} to {cache}: {is}; {others}"), about);
         self.change(name, cache);
+    }
+
+    pub(super) fn ask_for_loan(&mut self, request: RegionRequest, for_spilled: bool) {
+        let (region, volume) = (request.region.clone(), request.volume);
+        self.own.caches.loan = Some(Loan { region, volume, since: self.now, for_spilled });
+        self.with_offers(Waiting::BorrowFor(request));
     }
 
     fn change(&mut self, region: RegionName, cache: Bytes) {
@@ -345,24 +363,26 @@ impl Node {
 
     /// Notes the end of a loan for a cache that is to shrink.
     pub(super) fn note_loan(&mut self, decision: &Decision) {
-        let Some((_, ours, _)) = &self.own.caches.loan else { return };
+        let Some(ours) = self.own.caches.loan.as_ref().map(|loan| loan.volume) else { return };
         match &decision.what {
-            What::Lacks { volume, .. } if volume == ours => {
+            What::Lacks { volume, .. } if *volume == ours => {
                 self.end_loan("other hosts do not lend enough".to_owned());
             }
-            What::Unclaimed { volume, why, .. } if volume == ours => self.end_loan(why.clone()),
+            What::Unclaimed { volume, why, .. } if *volume == ours => self.end_loan(why.clone()),
             _ => {}
         }
     }
 
     /// Notes that the region has its leases.
     pub(super) fn loan_arrived(&mut self, volume: VolumeId) {
-        self.own.caches.loan.take_if(|(_, ours, _)| *ours == volume);
+        self.own.caches.loan.take_if(|loan| loan.volume == volume);
     }
 
     fn end_loan(&mut self, why: String) {
-        if let Some((region, ..)) = self.own.caches.loan.take() {
-            self.give_up(region, &why);
+        match self.own.caches.loan.take() {
+            Some(loan) if loan.for_spilled => self.keep_spilled(loan.region, &why),
+            Some(loan) => self.give_up(loan.region, &why),
+            None => {}
         }
     }
 

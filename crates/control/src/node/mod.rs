@@ -34,6 +34,7 @@ mod part;
 mod period;
 mod regions;
 mod settle;
+mod spilled;
 mod thin;
 mod transfer;
 mod watch;

@@ -46,6 +46,7 @@ fn regions() -> impl Strategy<Value = RegionMemory> {
         resident,
         shared: shared.min(size),
         auto: None,
+        spilled: None,
     })
 }
 
@@ -148,7 +149,7 @@ proptest! {
         let name = "region".parse().unwrap();
         let region = RegionMemory {
             name, group: group(), size: Bytes(size), vm_size: None, cache: Bytes(size),
-            resident: Bytes(size) - shared, shared, auto: None };
+            resident: Bytes(size) - shared, shared, auto: None, spilled: None };
         let shares = GroupMemory { group: group(), frames, disk_cache: None };
         let own = OwnMemory { regions: vec![region], groups: vec![shares], ..OwnMemory::default() };
         let memory = Memory { total: TOTAL, ..Memory::default() };
@@ -359,6 +360,7 @@ fn a_vm_that_may_grow_counts_with_its_present_size() {
             resident: Bytes::gib(1),
             shared: Bytes::ZERO,
             auto: None,
+            spilled: None,
         };
         let own = OwnMemory { regions: vec![region], ..OwnMemory::default() };
         let memory = Memory { total: Bytes::gib(16), ..Memory::default() };
@@ -381,6 +383,7 @@ fn caches_under_a_limit_count_once_with_the_limit() {
         resident: Bytes::ZERO,
         shared: Bytes::ZERO,
         auto: None,
+        spilled: None,
     };
     let limit = |group: Option<&str>, gib| CacheLimit {
         group: group.map(|group| group.parse().unwrap()),
@@ -389,6 +392,7 @@ fn caches_under_a_limit_count_once_with_the_limit() {
     // The pages of this one have no other place.
     let whole = RegionMemory {
         auto: Some(AutoCache { volume: VolumeId(1), leased: Bytes::ZERO, fetched: 0 }),
+        spilled: None,
         ..region("whole", "blue", 2)
     };
     let floor = |cache_limits| {

@@ -234,7 +234,7 @@ fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
     assert_eq!((to.as_str(), bytes), ("c", Bytes::gib(1)));
     host.receive("c", ack(request, 2, bytes));
     match &host.step.actions[..] {
-        [Action::Evacuate { volume: of, lease, onto }] => {
+        [Action::Evacuate { volume: of, lease, onto, .. }] => {
             assert_eq!((*of, *lease, onto[0].lease), (volume, LeaseId(1), LeaseId(2)));
         }
         other => panic!("an evacuation was expected, not {other:?}"),
@@ -245,7 +245,10 @@ fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
     host.event(Event::EvacuationFailed { lease, unused, why });
     assert_eq!(host.sent(), [("c", &bor_fin(LeaseId(2)))]);
     host.receive("b", len_fin(1));
-    assert_eq!(host.step.actions, [Action::Evacuate { volume, lease, onto: Vec::new() }]);
+    assert_eq!(
+        host.step.actions,
+        [Action::Evacuate { volume, lease, onto: Vec::new(), spills: false }]
+    );
 }
 
 #[test]

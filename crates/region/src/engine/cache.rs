@@ -167,16 +167,19 @@ impl Engine {
         }
     }
 
-    /// Refuses a limit if pages that must then leave have no place at lenders.
+    /// Refuses a limit if pages that must then leave have no place at lenders, nor in a spill file.
     ///
     /// # Errors
-    /// The region's leases are too small, or it has none.
+    /// The region's leases are too small, or it has none, and it has no spill file.
     pub fn may_limit(&self, limit: Bytes) -> Result<(), RegionError> {
         self.check_limit(&lock(&self.cache), limit)
     }
 
     fn check_limit(&self, cache: &Cache, limit: Bytes) -> Result<(), RegionError> {
-        let least = self.least_cache(&cache.leaving);
+        let least = match self.lenders.volume.spilled() {
+            Some(_) => Bytes::ZERO,
+            None => self.least_cache(&cache.leaving),
+        };
         if limit >= least.min(Bytes(cache.limit * PAGE_SIZE as u64)) {
             return Ok(());
         }
@@ -186,7 +189,8 @@ impl Engine {
         )))
     }
 
-    /// Returns the smallest cache with which programs go on, `without` these leases.
+    /// Returns the smallest cache with which programs go on, `without` these leases and without the
+    /// spill file.
     pub(super) fn least_cache(&self, without: &[LeaseId]) -> Bytes {
         let size = Bytes(self.table.pages() * PAGE_SIZE as u64);
         match self.lenders.volume.shortage(without) {

@@ -64,13 +64,24 @@ impl Engine {
             volume.relieve(lease, &mut progress)?;
             return Err(VolumeError::NoRoom(volume.id()).into());
         }
-        let left = match volume.release(lease, &mut progress) {
+        let left = match volume.release_to_lenders(lease, &mut progress) {
             Err(VolumeError::NoRoom(_)) => self.bring_home(lease, &mut progress),
             done => done.map_err(RegionError::from),
         };
         self.need_no_room(lease);
         left?;
         // A hand-over that began meanwhile may have told the other host that the region has it.
+        self.may_change()
+    }
+
+    /// Moves all extents off a lease and releases it, as [`evacuate`](Self::evacuate), but to the
+    /// spill file if no other lease has room.
+    ///
+    /// # Errors
+    /// A lender or the spill file fails, or the region is being handed over.
+    pub fn spill(&self, lease: LeaseId, progress: impl FnMut(Progress)) -> Result<(), RegionError> {
+        self.may_change()?;
+        self.lenders.volume.release(lease, progress)?;
         self.may_change()
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, WorkerId};
-use aquifer_volume::{LeaseTarget, Upkeep, Volume, VolumeConfig};
+use aquifer_volume::{LeaseTarget, SpillFile, Upkeep, Volume, VolumeConfig};
 
 use super::cache::{Cache, Signals};
 use super::fault::Faults;
@@ -38,12 +38,13 @@ impl Engine {
     pub fn open(
         config: &EngineConfig,
         volume: VolumeConfig,
-        leases: &[LeaseTarget],
+        (leases, spill): (&[LeaseTarget], Option<&SpillFile>),
         [region, table, extent_map, sharers]: [(&Path, File); 4],
         [programs, frames, watched]: [PathBuf; 3],
     ) -> Result<Self, RegionError> {
         let joined = |volume: VolumeConfig, resumes| {
             let volume = Volume::new(volume)?;
+            spill.map_or(Ok(()), |spill| volume.add_spill(spill))?;
             for lease in leases.iter().cloned() {
                 // A later engine starts without its lenders, so that programs reach the pages that
                 // are here.

@@ -59,9 +59,10 @@ impl Engine {
     ///
     /// # Errors
     /// A hand-over is under way or complete, a page is lost, or pages are still with the source
-    /// host. Also if shared pages cannot be unshared.
+    /// host, or in this host's spill file. Also if shared pages cannot be unshared.
     pub fn begin_outgoing(&self) -> Result<(), RegionError> {
         self.may_change()?;
+        self.may_hand_over()?;
         self.watch()?;
         let pages = self.table.pages() as usize;
         let mut cache = lock(&self.cache);
@@ -115,6 +116,7 @@ impl Engine {
             self.freeze(true);
             self.wait_for_pages_in_flight()?;
         }
+        self.may_hand_over()?;
         let plan = self.plan(round)?;
         let fail = || RegionError::io("cannot send to the other host");
         for run in as_runs(&plan.purge).chunks(4096) {
@@ -125,6 +127,18 @@ impl Engine {
             self.send_states(sink).map_err(fail())?;
         }
         Ok(plan.sent)
+    }
+
+    /// Refuses a hand-over while pages are in this host's spill file, where the other host cannot
+    /// reach them.
+    fn may_hand_over(&self) -> Result<(), RegionError> {
+        match self.lenders.volume.spilled() {
+            None | Some(Bytes::ZERO) => Ok(()),
+            Some(spilled) => Err(RegionError::Misuse(format!(
+                "{spilled} of it are in the spill file of this host, as no lender had room; they \
+                 return once another host can lend that much: try again then"
+            ))),
+        }
     }
 
     /// Waits until no page is on its way. The region is frozen, so none leaves.

@@ -169,7 +169,7 @@ mod tests {
         Engine::open(
             &config,
             volume,
-            &[],
+            (&[], None),
             files,
             ["mapped", "frames", "watched"].map(|name| directory.path().join(name)),
         )

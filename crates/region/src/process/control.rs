@@ -189,10 +189,12 @@ impl Serving {
             }
             Request::Unshare => done(self.engine.unshare_all()),
             Request::AddLease { lease, identity } => done(self.add_lease(*lease, identity)),
-            Request::Evacuate { lease } => done(self.evacuate(lease, |now| {
-                // A client that disconnects does not cancel its request.
-                _ = client.answer(&Response::Evacuating(now));
-            })),
+            Request::Evacuate { lease, spill } => {
+                done(self.evacuate(lease, spill.as_deref(), |now| {
+                    // A client that disconnects does not cancel its request.
+                    _ = client.answer(&Response::Evacuating(now));
+                }))
+            }
             Request::Own => done(self.own()),
             Request::Send | Request::Receive => return self.hand_over(&request, client),
         };

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, RegionName, VolumeId};
-use aquifer_volume::{LeaseTarget, VolumeConfig};
+use aquifer_volume::{LeaseTarget, SpillFile, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use super::record;
@@ -43,6 +43,10 @@ pub struct RegionSpec {
     pub volume: VolumeId,
     /// The leases that hold its pages.
     pub leases: Vec<LeaseTarget>,
+    /// The file for pages that no lender has room for, if the region has one. Each host has its
+    /// own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spill: Option<SpillFile>,
     /// How long a fetch waits for an unreachable lender before it fails and is retried.
     pub io_timeout: Duration,
     /// The directory of the host's certificate, for leases over TLS.
@@ -50,11 +54,18 @@ pub struct RegionSpec {
 }
 
 impl RegionSpec {
-    /// Returns the specification without the keys of encrypted leases, for display and logs.
+    /// Returns the specification without the keys of encrypted leases and of the spill file, for
+    /// display and logs.
     #[must_use]
     pub fn without_keys(mut self) -> Self {
         self.leases.iter_mut().for_each(|lease| lease.encryption = None);
-        self
+        self.without_spill()
+    }
+
+    /// Returns the specification without the spill file, for another host.
+    #[must_use]
+    pub fn without_spill(self) -> Self {
+        Self { spill: None, ..self }
     }
 
     /// Returns the capacity of its leases.
@@ -74,6 +85,7 @@ impl RegionSpec {
             paging: Paging::default(),
             volume: VolumeId::random(),
             leases: Vec::new(),
+            spill: None,
             io_timeout: VolumeConfig::DEFAULT_IO_TIMEOUT,
             identity: None,
         }
@@ -356,6 +368,9 @@ impl Files {
     /// Removes all files.
     pub(super) fn remove(&self) {
         // An absent file needs no removal.
+        if let Some(spill) = self.read().ok().and_then(|spec| spec.spill) {
+            let _ = fs::remove_file(spill.path);
+        }
         let _ = fs::remove_file(self.region());
         // An engine that ends may be about to record the end of a program.
         for _ in 0..100 {

@@ -1,13 +1,14 @@
 //! Requests that change a region's leases, and their record.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use aquifer_page::LeaseId;
 use aquifer_transport::tls::Identity;
-use aquifer_volume::{LeaseTarget, Progress};
+use aquifer_volume::{LeaseTarget, Progress, VolumeError};
 
 use super::control::Serving;
 use super::files::RegionSpec;
+use super::spill;
 use crate::error::RegionError;
 use crate::{handover, lock};
 
@@ -36,13 +37,36 @@ impl Serving {
         })
     }
 
-    /// Moves all extents off a lease, and then removes it from the record.
+    /// Makes a spill file in this directory, unless the region has one. The record names it before
+    /// an extent can be in it.
+    fn add_spill(&self, directory: &Path) -> Result<(), RegionError> {
+        let _changing = lock(&self.changing_leases);
+        if self.engine.volume().spilled().is_some() {
+            return Ok(());
+        }
+        let spill = spill::file_in(directory, lock(&self.spec).volume)?;
+        self.note(|spec| {
+            spec.spill = Some(spill.clone());
+            Ok(())
+        })?;
+        Ok(self.engine.volume().add_spill(&spill)?)
+    }
+
+    /// Moves all extents off a lease, and then removes it from the record. If there is no other
+    /// room, they go to a spill file in the directory `spill`.
     pub(super) fn evacuate(
         &self,
         lease: LeaseId,
-        progress: impl FnMut(Progress),
+        spill: Option<&Path>,
+        mut progress: impl FnMut(Progress),
     ) -> Result<(), RegionError> {
-        self.engine.evacuate(lease, progress)?;
+        match (self.engine.evacuate(lease, &mut progress), spill) {
+            (Err(RegionError::Pool(VolumeError::NoRoom(_))), Some(directory)) => {
+                self.add_spill(directory)?;
+                self.engine.spill(lease, progress)?;
+            }
+            (evacuated, _) => evacuated?,
+        }
         let _changing = lock(&self.changing_leases);
         // Another request may have added it again meanwhile.
         if self.engine.volume().targets().iter().any(|target| target.lease == lease) {

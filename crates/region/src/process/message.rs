@@ -53,6 +53,10 @@ pub(super) enum Request {
     /// that move. A lease that the region does not have counts as moved.
     Evacuate {
         lease: LeaseId,
+        /// The directory for a spill file, if pages may go to one for lack of other room. A region
+        /// that has a spill file keeps that.
+        #[serde(default)]
+        spill: Option<PathBuf>,
     },
     /// Discard all pages, and end.
     Remove,

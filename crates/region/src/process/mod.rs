@@ -39,6 +39,7 @@ mod quota;
 pub mod record;
 mod regions;
 mod run;
+mod spill;
 mod view;
 
 pub use file_lock::lock_file;
@@ -48,4 +49,5 @@ pub use pages::{Extent, PageState, Pages};
 pub use preload_library::preload_library;
 pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};
+pub use spill::remove_old_spill_files;
 pub use view::View;

@@ -162,7 +162,14 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         (sharers.as_path(), Files::open_or_make(sharers)?),
     ];
     let frames = files.group(&spec.group).frames();
-    Engine::open(&config, volume, &spec.leases, opened, [files.mapped(), frames, files.watched()])
+    let spill = spec.spill.as_ref();
+    Engine::open(
+        &config,
+        volume,
+        (&spec.leases, spill),
+        opened,
+        [files.mapped(), frames, files.watched()],
+    )
 }
 
 /// Accepts programs, each on a thread of its own.

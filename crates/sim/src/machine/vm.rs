@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aquifer_control::ledger::{OwnMemory, RegionMemory, VmMemory};
+use aquifer_control::ledger::{OwnMemory, RegionMemory, Spilled, VmMemory};
 use aquifer_control::node::{Obstacle, VmReading};
 use aquifer_page::{Bytes, Group, HostName, RegionName, VolumeId};
 
@@ -173,8 +173,12 @@ impl Machine {
     /// Returns the memory that this host promises to its VMs, and to those that it awaits.
     pub(crate) fn own(&self) -> OwnMemory {
         let mut own = OwnMemory::default();
-        for Vm { spec, resident, .. } in self.vms.values() {
+        for Vm { spec, resident, volume, .. } in self.vms.values() {
             let (name, resident) = (&spec.name, *resident);
+            let spilled = volume.and_then(|volume| {
+                let bytes = self.volumes.get(&volume)?.spilled;
+                Some(Spilled { volume, bytes })
+            });
             match spec.backing {
                 Backing::Local => own.vms.push(VmMemory {
                     name: name.clone(),
@@ -184,7 +188,8 @@ impl Machine {
                     resident,
                 }),
                 Backing::Borrowed | Backing::Outside => {
-                    own.regions.push(region(name, (spec.size, spec.cache), resident));
+                    let region = region(name, (spec.size, spec.cache), resident);
+                    own.regions.push(RegionMemory { spilled, ..region });
                 }
             }
         }
@@ -235,5 +240,15 @@ impl Machine {
 
 fn region(name: &RegionName, (size, cache): (Bytes, Bytes), resident: Bytes) -> RegionMemory {
     let (name, group, shared) = (name.clone(), Group::default(), Bytes::ZERO);
-    RegionMemory { name, group, size, vm_size: None, cache, resident, shared, auto: None }
+    RegionMemory {
+        name,
+        group,
+        size,
+        vm_size: None,
+        cache,
+        resident,
+        shared,
+        auto: None,
+        spilled: None,
+    }
 }

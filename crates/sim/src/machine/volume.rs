@@ -71,6 +71,14 @@ impl Volume {
         self.places.values().map(|place| place.placed).sum()
     }
 
+    /// Returns how much of what this lease holds finds no room in the others.
+    pub(crate) fn lacks_without(&self, lease: LeaseId) -> Bytes {
+        let holds = self.places.get(&lease).map_or(Bytes::ZERO, |place| place.placed);
+        let others = self.places.values().filter(|place| place.borrowed.lease != lease);
+        let free = |place: &Place| place.borrowed.bytes.saturating_sub(place.placed);
+        holds.saturating_sub(others.map(free).sum())
+    }
+
     pub(crate) fn used(&self) -> Bytes {
         self.placed() + self.spilled
     }

@@ -79,8 +79,8 @@ impl Simulation {
                 fails = refused.or(fails);
                 (Task::Deactivate(volume), STEP)
             }
-            Action::Evacuate { volume, lease, onto } => {
-                let (unused, failed) = self.begin_evacuation(host, volume, lease, onto);
+            Action::Evacuate { volume, lease, onto, spills } => {
+                let (unused, failed) = self.begin_evacuation(host, volume, (lease, spills), onto);
                 has_begun = failed.is_none();
                 fails = failed.or(fails);
                 (Task::Evacuate { volume, lease, unused }, STEP)
@@ -162,7 +162,7 @@ impl Simulation {
         &mut self,
         host: HostNumber,
         id: VolumeId,
-        lease: LeaseId,
+        (lease, spills): (LeaseId, bool),
         onto: Vec<BorrowedLease>,
     ) -> (Vec<LeaseId>, Option<String>) {
         let (unused, added) = self.extend(host, id, onto);
@@ -172,6 +172,9 @@ impl Simulation {
         };
         if volume.is_detaching {
             return (unused, Some("its process is moving pages already".to_owned()));
+        }
+        if !spills && !volume.is_swap() && volume.lacks_without(lease) > Bytes::ZERO {
+            return (unused, Some("no other lease has room".to_owned()));
         }
         let under_way = volume
             .places
@@ -305,6 +308,12 @@ impl Simulation {
         let region = live.owner.region().cloned();
         let new = Volume::new(live, lender_of);
         let machine = &mut self.hosts[host].machine;
+        let is_moving = machine.is_moving(volume);
+        if let Some(known) = machine.volumes.get_mut(&volume).filter(|_| !is_moving) {
+            // The region has spilled all that it had at lenders.
+            known.places.extend(new.places);
+            return Done::Activated { volume };
+        }
         if region.is_some_and(|region| !machine.begin_to_run(&region, volume)) {
             let why = "its region is gone".to_owned();
             return Done::ActivationFailed { volume, why };

@@ -53,6 +53,8 @@ pub fn receive(
         )));
     }
     let files = Files::new(run_dir, &vm.name);
+    // A spill file is of one host, and its path from another host must not be trusted.
+    let memory = &memory.clone().without_spill();
     let text = arrival.definition.as_deref();
     let path = text.map(|_| definitions.file(&vm.name));
     give_way(&files, &incoming)?;

@@ -1,8 +1,9 @@
-//! The spill file: a sparse local file without a name.
+//! The spill file: a sparse local file.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
@@ -24,7 +25,7 @@ const BOUNCE: usize = 32;
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_SIZE]);
 
-/// A local file that holds extents. It has no name, so the kernel removes it once the process ends.
+/// A local file that holds extents.
 ///
 /// The file bypasses the page cache where the file system can. Otherwise pages that were swapped
 /// out to free memory would fill it again.
@@ -46,13 +47,28 @@ impl fmt::Debug for FileHolder {
 }
 
 impl FileHolder {
-    /// Makes an empty sparse file of `size` in `dir`.
+    /// Makes an empty sparse file of `size` in `dir`. It has no name, so the kernel removes it once
+    /// the process ends.
     ///
     /// # Errors
     /// The system's, for example if the file system has no `O_TMPFILE`.
     pub fn create(dir: &Path, size: Bytes, workers: usize) -> io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR)?);
+        Self::of(rustix::fs::openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR)?, size, workers)
+    }
+
+    /// Opens the sparse file `path`, with the pages that an earlier process stored in it. Makes it
+    /// if it does not exist.
+    ///
+    /// # Errors
+    /// The system's. [`Errno::LOOP`] if the path is a symbolic link.
+    pub fn open(path: &Path, size: Bytes, workers: usize) -> io::Result<Self> {
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        Self::of(rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR)?, size, workers)
+    }
+
+    fn of(file: OwnedFd, size: Bytes, workers: usize) -> io::Result<Self> {
+        let file = File::from(file);
         file.set_len(size.0)?;
         let direct = open_direct(&file).map(|file| Direct {
             file,
@@ -73,7 +89,6 @@ impl FileHolder {
 /// Opens the file again with `O_DIRECT`; `None` where the file system refuses that (tmpfs before
 /// Linux 6.6).
 fn open_direct(file: &File) -> Option<File> {
-    use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
     let direct = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
@@ -147,7 +162,7 @@ impl Holder for FileHolder {
         .map_err(meaning)
     }
 
-    /// Does nothing: the file does not outlive the process.
+    /// Does nothing: the volume does not outlive the host.
     fn flush(&self, _worker: WorkerId) -> Result<(), HolderError> {
         Ok(())
     }

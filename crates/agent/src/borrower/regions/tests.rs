@@ -47,7 +47,7 @@ impl Engines for Fake {
         self.change(files, |spec| spec.leases.push(lease))
     }
 
-    fn evacuate(&self, files: &Files, lease: LeaseId) -> Result<(), RegionError> {
+    fn evacuate(&self, files: &Files, lease: LeaseId, _: Option<&Path>) -> Result<(), RegionError> {
         self.change(files, |spec| spec.leases.retain(|target| target.lease != lease))
     }
 }
@@ -148,7 +148,7 @@ fn the_record_says_which_leases_a_move_has_changed() {
         make(dir.path(), VOLUME, vec![lease(1, true)]);
         let regions = open(dir.path(), fake);
         let onto = vec![(LeaseId(2), Ok(lease(2, true)))];
-        let (without, result) = regions.evacuate(VOLUME, LeaseId(1), onto);
+        let (without, result) = regions.evacuate(VOLUME, (LeaseId(1), None), onto);
         assert_eq!((without, result.is_ok()), (unused, moved), "{fake:?}");
         let has = regions.live().remove(0).leases;
         assert_eq!(has.iter().map(|held| held.lease).collect::<Vec<_>>(), left, "{fake:?}");
@@ -161,10 +161,10 @@ fn a_lease_that_cannot_be_reached_is_not_used() {
     make(dir.path(), VOLUME, vec![lease(1, true)]);
     let regions = open(dir.path(), Fake::Works);
     let onto = vec![(LeaseId(2), Err("no way".to_owned()))];
-    let (unused, moved) = regions.evacuate(VOLUME, LeaseId(1), onto);
+    let (unused, moved) = regions.evacuate(VOLUME, (LeaseId(1), None), onto);
     assert_eq!((unused, moved), (vec![LeaseId(2)], Ok(())));
     let onto = vec![(LeaseId(3), Ok(lease(3, true)))];
-    let (unused, moved) = regions.evacuate(VolumeId(9), LeaseId(1), onto);
+    let (unused, moved) = regions.evacuate(VolumeId(9), (LeaseId(1), None), onto);
     assert_eq!(unused, [LeaseId(3)]);
     assert!(moved.unwrap_err().contains("is gone"));
 }

@@ -91,6 +91,9 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
     line("size", format!("{}, at most {} of it in local RAM", usage.size, usage.cache));
     line("resident", format!("{}, of which {} is known to be dirty", usage.resident, usage.dirty));
     line("remote", usage.remote.to_string());
+    if let Some(spill) = status.volume.spill.filter(|spill| spill.used_extents > 0) {
+        line("spilled", format!("{} in the local spill file, as no lender has room", spill.held));
+    }
     if usage.shared > Bytes::ZERO {
         line("shared", format!("{} with regions of its group, outside the cache", usage.shared));
     }

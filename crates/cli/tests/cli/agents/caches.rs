@@ -1,5 +1,6 @@
 //! Tests of regions whose cache the host's agent chooses.
 
+mod spills;
 mod thin;
 
 use aquifer_api::status::Role;

@@ -1,5 +1,6 @@
 //! Tests of local caches whose size the node chooses: they shrink under overload, and grow later.
 
+mod spilled;
 mod thin;
 
 use aquifer_control::ledger::{AutoCache, OwnMemory, RegionMemory};
@@ -26,6 +27,7 @@ fn region(name: &str, cache: u64) -> RegionMemory {
         resident: Bytes::mib(cache),
         shared: Bytes::ZERO,
         auto: Some(auto),
+        spilled: None,
     }
 }
 
@@ -172,7 +174,12 @@ impl Shell {
         self.hear("b", Message::MemLenFin { lease, generation: 0 });
         self.offers(&[]);
         assert_eq!(self.told("must vacate lease"), failed == Some("no room"));
-        assert!(self.begun().contains(&Action::Evacuate { volume, lease, onto: Vec::new() }));
+        assert!(self.begun().contains(&Action::Evacuate {
+            volume,
+            lease,
+            onto: Vec::new(),
+            spills: false
+        }));
         let unused = Vec::new();
         let event = match failed {
             Some(why) => Event::EvacuationFailed { lease, unused, why: why.to_owned() },

@@ -48,6 +48,7 @@ fn shown(claims: &[Claim]) -> OwnMemory {
                     resident: none,
                     shared: none,
                     auto: None,
+                    spilled: None,
                 };
                 own.regions.push(region);
             }

@@ -96,6 +96,7 @@ fn a_vanished_vm_and_a_smaller_cache_are_lent() {
         resident: Bytes::ZERO,
         shared: Bytes::ZERO,
         auto: None,
+        spilled: None,
     };
     owns(&mut shell, OwnMemory { regions: vec![region(4)], ..vm(2, 4) });
     assert_eq!(shell.node.controller().spare(), Bytes::mib(64));

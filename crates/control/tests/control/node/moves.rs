@@ -37,6 +37,7 @@ fn own(vms: &[(&str, u64)]) -> OwnMemory {
         resident: Bytes::mib(*mib),
         shared: Bytes::ZERO,
         auto: None,
+        spilled: None,
     };
     OwnMemory { regions: vms.iter().map(region).collect(), ..OwnMemory::default() }
 }

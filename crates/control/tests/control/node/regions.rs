@@ -177,7 +177,7 @@ fn a_former_peer_s_lease_under_a_region_is_vacated() {
         }
     }
     let begun = shell.begun();
-    let [Action::Evacuate { volume, lease, onto }] = &begun[..] else { panic!("{begun:?}") };
+    let [Action::Evacuate { volume, lease, onto, .. }] = &begun[..] else { panic!("{begun:?}") };
     assert_eq!((*volume, *lease, onto[0].lease.0), (VOLUME, LEASE, 8));
     assert!(shell.now > Duration::ZERO);
 }

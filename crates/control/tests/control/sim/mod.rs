@@ -354,7 +354,7 @@ impl Network {
                 let unused = unused.into_iter().map(|lease| lease.lease).collect();
                 Event::Extended { volume, unused }
             }
-            Action::Evacuate { volume, lease, onto } => {
+            Action::Evacuate { volume, lease, onto, .. } => {
                 let under_way = host.moving.contains(&(volume, lease));
                 let Some(volume) = host.volumes.get_mut(&volume) else {
                     // Its region was removed meanwhile.
@@ -398,7 +398,7 @@ impl Network {
     /// lost their results.
     pub fn crash(&mut self, index: usize, jobs_happened: bool) {
         for job in std::mem::take(&mut self.hosts[index].jobs) {
-            if let (Action::Evacuate { volume, lease, onto }, true) = (&job, jobs_happened) {
+            if let (Action::Evacuate { volume, lease, onto, .. }, true) = (&job, jobs_happened) {
                 let host = &mut self.hosts[index];
                 let Some(live) = host.volumes.get_mut(volume) else { continue };
                 live.leases.extend(onto.iter().cloned());

@@ -32,7 +32,8 @@ pub fn add_lease(
 }
 
 /// Moves all extents off a lease and releases it, while programs run. If the engine dies meanwhile,
-/// the next one gets the request again. A lease that the region does not have counts as moved.
+/// the next one gets the request again. A lease that the region does not have counts as moved. If
+/// there is no other room, extents go to a spill file in the directory `spill`.
 ///
 /// # Errors
 /// [`RegionError`]: the lender fails, no other lease and no spill file has room, or the region is
@@ -40,9 +41,10 @@ pub fn add_lease(
 pub fn evacuate(
     files: &Files,
     lease: LeaseId,
+    spill: Option<&Path>,
     mut on_progress: impl FnMut(Progress),
 ) -> Result<(), RegionError> {
-    let request = Request::Evacuate { lease };
+    let request = Request::Evacuate { lease, spill: spill.map(Path::to_owned) };
     let failed = |error| unanswered(files, error, SILENCE);
     despite_deaths(|dead| {
         let mut answers = Answers::to(&files.control(), &request, SILENCE).map_err(failed)?;

@@ -116,7 +116,8 @@ impl Setting {
         lease.claim = lease.claim.map(|claim| Claim { generation: self.generation, ..claim });
         let leases = [lease];
         let beside = [beside("mapped"), self.frames(), beside("watched")];
-        let engine = Arc::new(Engine::open(&config, volume, &leases, files, beside).unwrap());
+        let engine =
+            Arc::new(Engine::open(&config, volume, (&leases, None), files, beside).unwrap());
         let threads = engine.start().unwrap();
         let listener = Listener::bind(&self.directory.path().join(".region/programs")).unwrap();
         let programs = engine.clone();

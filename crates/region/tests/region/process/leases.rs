@@ -29,7 +29,7 @@ fn evacuate_in_use(served: &Served) -> u64 {
     thread::scope(|scope| {
         let program = scope.spawn(|| use_pages(served, &stop));
         let mut seen = Vec::new();
-        let moved = client::evacuate(&served.files, LeaseId(1), |now| seen.push(now));
+        let moved = client::evacuate(&served.files, LeaseId(1), None, |now| seen.push(now));
         stop.store(true, Ordering::Relaxed);
         moved.unwrap();
         assert_eq!(seen.last().map(|now| (now.moved, now.total)), Some((EXTENTS, EXTENTS)));
@@ -90,7 +90,7 @@ fn an_evacuation_whose_engines_are_killed_loses_nothing() {
         version += 1;
         served.write_all(version);
         let mut killed = 0;
-        let moved = client::evacuate(&served.files, LeaseId(from), |_| {
+        let moved = client::evacuate(&served.files, LeaseId(from), None, |_| {
             // An engine that was just killed, or just started, may not answer.
             if killed < 2
                 && let Ok(status) = client::status(&served.files)

@@ -2,6 +2,7 @@
 
 mod hand_over;
 mod leases;
+mod spill;
 mod thin;
 mod unwatched;
 
@@ -70,7 +71,8 @@ impl Served {
     }
 
     fn evacuate(&self, lease: u128) -> Result<(), String> {
-        client::evacuate(&self.files, LeaseId(lease), |_| ()).map_err(|error| error.to_string())
+        client::evacuate(&self.files, LeaseId(lease), None, |_| ())
+            .map_err(|error| error.to_string())
     }
 
     fn add(&self, lease: LeaseTarget) -> Result<(), String> {

@@ -214,7 +214,7 @@ fn an_engine_killed_while_pages_come_home_loses_none() {
     served.mark(2);
     served.limit(PART).unwrap();
     let mut killed = false;
-    let moved = client::evacuate(&served.files, LeaseId(1), |_| {
+    let moved = client::evacuate(&served.files, LeaseId(1), None, |_| {
         if !killed && let Ok(status) = client::status(&served.files) {
             killed = true;
             kill(status.pid);

@@ -1,0 +1,77 @@
+//! The spill file of a volume: extents on a local disk, for which no lender has room.
+
+use std::path::{Path, PathBuf};
+
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
+use serde::{Deserialize, Serialize};
+
+use crate::encryption::{Encryption, PageCipher};
+use crate::error::VolumeError;
+use crate::holder::{EncryptedHolder, FileHolder};
+use crate::lease::Lease;
+use crate::volume::Volume;
+
+/// A spill file that outlives its process, so that the next process can
+/// [restore](Volume::restore) the extents in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpillFile {
+    /// The path of the file.
+    pub path: PathBuf,
+    /// The id that stands for the file in the volume's ledger.
+    pub lease: LeaseId,
+    /// The encryption of the pages in it.
+    pub encryption: Encryption,
+}
+
+impl SpillFile {
+    /// Names a spill file that does not exist yet, with a new key.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, lease: LeaseId::random(), encryption: Encryption::random() }
+    }
+}
+
+impl Volume {
+    /// Gives the volume a spill file that outlives this process, and makes the file if it does not
+    /// exist. A volume keeps its first spill file.
+    ///
+    /// # Errors
+    /// [`VolumeError::Spill`] if the file cannot be opened.
+    pub fn add_spill(&self, spill: &SpillFile) -> Result<(), VolumeError> {
+        if self.leases.spill().is_some() {
+            return Ok(());
+        }
+        let file = FileHolder::open(&spill.path, self.spill_size(), self.config.workers + 1)
+            .map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
+        let cipher = PageCipher::new(&spill.encryption, spill.lease);
+        // An earlier process may have left anything in slots that no extent has.
+        let mut lease = self.spill_lease(file, cipher, false);
+        lease.noted_as = Some(spill.lease);
+        self.leases.set_spill(lease);
+        Ok(())
+    }
+
+    /// Gives the volume a spill file in this directory, which ends with this process.
+    pub(crate) fn add_unnamed_spill(&self, directory: &Path) -> Result<(), VolumeError> {
+        let file = FileHolder::create(directory, self.spill_size(), self.config.workers + 1)
+            .map_err(|source| VolumeError::Spill { path: directory.to_owned(), source })?;
+        // No other process needs the key.
+        let cipher = PageCipher::new(&Encryption::random(), LeaseId::random());
+        self.leases.set_spill(self.spill_lease(file, cipher, true));
+        Ok(())
+    }
+
+    /// Returns how much of the volume is in its spill file, in whole extents; `None` without one.
+    pub fn spilled(&self) -> Option<Bytes> {
+        self.leases.spill().map(|spill| Bytes(spill.taken() * EXTENT_SIZE))
+    }
+
+    fn spill_size(&self) -> Bytes {
+        Bytes(self.extents.len() as u64 * EXTENT_SIZE)
+    }
+
+    fn spill_lease(&self, file: FileHolder, cipher: PageCipher, is_clean: bool) -> Lease {
+        let file = EncryptedHolder::new(file, cipher, self.config.workers + 1);
+        Lease::new(None, Box::new(file), self.extents.len() as u32, |_| is_clean)
+    }
+}
