@@ -208,7 +208,7 @@ const BORROW: &[Key] = &[
 
 const BORROW_NOTES: &[&str] = &[
     "Spilled pages are encrypted. The key of a volume for swap is only in its process, and that of \
-     a region only in its record. Files `region-BOOT-VOLUME` there belong to regions. `attach = \
+     a region only in its record. No other host may use the directory. `attach = \
      \"direct\"` needs `protocol = \"nvme-tcp\"` or `\"nvme-rdma\"`. \
      [Concepts](../explain/concepts.md#ways-between-hosts) lists the combinations, and what \
      carries the pages in each.",

@@ -79,8 +79,8 @@ pub(crate) enum Leaving {
 /// How long a failure to vacate a lease counts. Its lender asks again within seconds.
 const STUCK_LIFE: Duration = Duration::from_secs(60);
 
-/// How long pages of a region find no other place before they may go to its spill file. Meanwhile
-/// its cache may grow, and other hosts may get room.
+/// The time from the first failure to vacate a region's lease until its pages may go to the spill
+/// file. Meanwhile its cache may grow, and other hosts may get room.
 const SPILL_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -120,8 +120,7 @@ impl Holding {
         self.stuck.as_ref().is_some_and(|stuck| stuck.lasts(now))
     }
 
-    /// Returns whether its pages may go to the region's spill file: they find no other place for
-    /// too long.
+    /// Returns whether its pages may go to the region's spill file, as it has been stuck for long.
     pub(crate) fn may_spill(&self, now: Duration) -> bool {
         let is_late = |stuck: &Stuck| now.saturating_sub(stuck.since) >= SPILL_AFTER;
         self.stuck.as_ref().is_some_and(|stuck| stuck.lasts(now) && is_late(stuck))

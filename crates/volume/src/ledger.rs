@@ -12,6 +12,6 @@ use aquifer_page::{ExtentIndex, LeaseId};
 /// place.
 pub trait Ledger: Debug + Send + Sync {
     /// Records that the extent is in this slot of the lease from now on. `None` means no place, or
-    /// the spill file.
+    /// a spill file that ends with the process.
     fn note(&self, extent: ExtentIndex, place: Option<(LeaseId, u32)>);
 }

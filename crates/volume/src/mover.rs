@@ -290,6 +290,11 @@ impl Volume {
         Some(Progress { moved, total, left: self.held_by(&source) })
     }
 
+    /// Returns how much a lease holds, in bytes; none for a lease that is unknown.
+    pub fn held_by_lease(&self, lease: LeaseId) -> Bytes {
+        self.leases.find(lease).map_or(Bytes::ZERO, |lease| self.held_by(&lease))
+    }
+
     /// Returns how much a lease holds: the pages written and not discarded since, in bytes.
     pub(crate) fn held_by(&self, lease: &Arc<Lease>) -> Bytes {
         let here = self.extents.iter().filter(|extent| extent.is_on(lease));

@@ -28,6 +28,9 @@ impl Volume {
         let unknown = || VolumeError::UnknownLease(self.id(), lease);
         let holder = self.leases.find_noted(lease);
         let slot = holder.and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
+        if slot.lease.target.is_none() {
+            self.spills();
+        }
         let extent = self.extents.get(extent.0 as usize).ok_or_else(unknown)?;
         for bytes in stored {
             extent.written.set(&bytes);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
-use crate::holder::{EncryptedHolder, FileHolder};
+use crate::holder::{BrokenHolder, EncryptedHolder, FileHolder, Holder};
 use crate::lease::Lease;
 use crate::volume::Volume;
 
@@ -32,8 +32,8 @@ impl SpillFile {
 }
 
 impl Volume {
-    /// Gives the volume a spill file that outlives this process, and makes the file if it does not
-    /// exist. A volume keeps its first spill file.
+    /// Gives the volume a spill file that outlives this process. A volume keeps its first one. The
+    /// caller made the file, empty and for root only.
     ///
     /// # Errors
     /// [`VolumeError::Spill`] if the file cannot be opened.
@@ -45,10 +45,35 @@ impl Volume {
             .map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
         let cipher = PageCipher::new(&spill.encryption, spill.lease);
         // An earlier process may have left anything in slots that no extent has.
-        let mut lease = self.spill_lease(file, cipher, false);
+        let mut lease = self.spill_lease(self.encrypted(file, cipher), false);
         lease.noted_as = Some(spill.lease);
         self.leases.set_spill(lease);
         Ok(())
+    }
+
+    /// Gives the volume what is left of a spill file that cannot be opened: the extents in it keep
+    /// their places there, and each access to them fails for this reason.
+    pub fn add_broken_spill(&self, spill: &SpillFile, why: String) {
+        let mut lease = self.spill_lease(Box::new(BrokenHolder(why)), false);
+        lease.noted_as = Some(spill.lease);
+        lease.set_open(false);
+        self.leases.set_spill(lease);
+    }
+
+    /// Frees the room of slots in the spill file that hold no extent, but may hold leftovers.
+    pub fn trim_spill(&self) {
+        let Some(spill) = self.leases.spill() else { return };
+        while spill.discard_leftover(self.mover_worker()) {}
+    }
+
+    /// Returns how much of the volume is in its spill file, in whole extents; `None` without one.
+    pub fn spilled(&self) -> Option<Bytes> {
+        self.leases.spill().map(|spill| Bytes(spill.taken() * EXTENT_SIZE))
+    }
+
+    /// Returns whether the spill file ends with this process.
+    pub fn has_unnamed_spill(&self) -> bool {
+        self.leases.spill().is_some_and(|spill| spill.noted_as.is_none())
     }
 
     /// Gives the volume a spill file in this directory, which ends with this process.
@@ -57,21 +82,19 @@ impl Volume {
             .map_err(|source| VolumeError::Spill { path: directory.to_owned(), source })?;
         // No other process needs the key.
         let cipher = PageCipher::new(&Encryption::random(), LeaseId::random());
-        self.leases.set_spill(self.spill_lease(file, cipher, true));
+        self.leases.set_spill(self.spill_lease(self.encrypted(file, cipher), true));
         Ok(())
-    }
-
-    /// Returns how much of the volume is in its spill file, in whole extents; `None` without one.
-    pub fn spilled(&self) -> Option<Bytes> {
-        self.leases.spill().map(|spill| Bytes(spill.taken() * EXTENT_SIZE))
     }
 
     fn spill_size(&self) -> Bytes {
         Bytes(self.extents.len() as u64 * EXTENT_SIZE)
     }
 
-    fn spill_lease(&self, file: FileHolder, cipher: PageCipher, is_clean: bool) -> Lease {
-        let file = EncryptedHolder::new(file, cipher, self.config.workers + 1);
-        Lease::new(None, Box::new(file), self.extents.len() as u32, |_| is_clean)
+    fn encrypted(&self, file: FileHolder, cipher: PageCipher) -> Box<dyn Holder> {
+        Box::new(EncryptedHolder::new(file, cipher, self.config.workers + 1))
+    }
+
+    fn spill_lease(&self, holder: Box<dyn Holder>, is_clean: bool) -> Lease {
+        Lease::new(None, holder, self.extents.len() as u32, |_| is_clean)
     }
 }

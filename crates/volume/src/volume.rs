@@ -114,8 +114,8 @@ impl Volume {
     }
 
     /// Returns the number of extents that could get a place at lenders now; `None` if every extent
-    /// that has none could, also those on leases that are being evacuated. In a volume with no
-    /// lease, every extent finds a place in the spill file.
+    /// that has none could, also those on leases that are being evacuated. If a volume has a
+    /// spill file and no lease, every extent finds a place.
     pub fn free_slots(&self) -> Option<u64> {
         let leases = self.leases.list();
         let open = leases.iter().filter(|lease| lease.is_open());
@@ -135,10 +135,10 @@ impl Volume {
         place.is_some_and(|place| place.slot().is_some_and(|slot| keeps(&slot.lease)))
     }
 
-    /// Returns whether the extent is on this lease.
+    /// Returns whether the extent is on this lease, or in the spill file of this id.
     pub fn is_on(&self, extent: ExtentIndex, lease: LeaseId) -> bool {
         let place = self.extents.get(extent.0 as usize).map(Extent::shared);
-        let on = |place: &Place| place.slot().and_then(|slot| lease_id(&slot.lease));
+        let on = |place: &Place| place.slot().and_then(|slot| slot.lease.noted_as);
         place.is_some_and(|place| on(&place) == Some(lease))
     }
 

@@ -279,8 +279,10 @@ impl Borrower {
             self.target_for(live, lease)
         };
         let targets = onto.iter().map(|lease| (lease.lease, target(lease))).collect();
-        let spill = spills.then_some(&*self.config.borrow.spill);
-        let (unused, moved) = self.regions.evacuate(volume, (lease, spill), targets);
+        // Engines have another working directory.
+        let spill = spills.then(|| std::path::absolute(&self.config.borrow.spill)).transpose();
+        let spill = spill.unwrap_or_default();
+        let (unused, moved) = self.regions.evacuate(volume, (lease, spill.as_deref()), targets);
         self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
         (unused, moved)
     }
@@ -349,8 +351,12 @@ impl Borrower {
     }
 
     /// Forgets the regions whose leases this host no longer holds.
-    pub fn keep_regions(&self, is_held: impl Fn(VolumeId) -> bool) {
-        self.regions.keep(is_held);
+    pub fn keep_regions(
+        &self,
+        is_held: impl Fn(VolumeId) -> bool,
+        is_known: impl Fn(VolumeId) -> bool,
+    ) {
+        self.regions.keep(is_held, is_known);
     }
 
     /// Reads the record of a pooled volume again, which lists its leases.

@@ -238,11 +238,18 @@ impl Regions {
         generations.filter(|(_, generation)| *generation > 0).collect()
     }
 
-    /// Forgets the regions whose leases this host no longer holds, except those with a spill file.
-    pub(super) fn keep(&self, is_held: impl Fn(VolumeId) -> bool) {
+    /// Forgets the regions for which this host holds no lease. One with a spill file stays until it
+    /// is gone, and the controller has heard so.
+    pub(super) fn keep(
+        &self,
+        is_held: impl Fn(VolumeId) -> bool,
+        is_known: impl Fn(VolumeId) -> bool,
+    ) {
         let exists = |spec: &RegionSpec| !matches!(self.read(&spec.name, spec.volume), Ok(None));
-        lock(&self.known)
-            .retain(|volume, spec| is_held(*volume) || (spec.spill.is_some() && exists(spec)));
+        lock(&self.known).retain(|volume, spec| {
+            let spills = spec.spill.is_some();
+            is_held(*volume) || (spills && (is_known(*volume) || exists(spec)))
+        });
     }
 
     /// Begins to hand leases over to a region in the making. If the region exists, no maker waits
@@ -465,7 +472,7 @@ impl Regions {
     }
 }
 
-/// Returns whether an agent lends to the region, or did before all of it went to its spill file.
+/// Returns whether an agent borrowed for the region, even if all of it is in its spill file now.
 fn is_known(spec: &RegionSpec) -> bool {
     borrowed(spec).next().is_some() || spec.spill.is_some()
 }

@@ -132,7 +132,8 @@ impl Driver {
             Ok(readings) => {
                 self.parts.own.refresh();
                 self.input(Input::Period(readings));
-                self.parts.borrower.keep_regions(|volume| self.node.holds(volume));
+                let (holds, knows) = (|id| self.node.holds(id), |id| self.node.knows(id));
+                self.parts.borrower.keep_regions(holds, knows);
                 if let Some(gossip) = &self.parts.gossip {
                     let controller = self.node.controller();
                     gossip.tell(controller.spare().max(controller.spare_for_regions()));

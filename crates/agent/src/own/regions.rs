@@ -9,10 +9,10 @@ use aquifer_control::ledger::{
     AutoCache, CacheLimit, DiskCache, GroupMemory, OwnMemory, RegionMemory, Spilled,
 };
 use aquifer_disk_cache as disk_cache;
-use aquifer_page::{Bytes, Group};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group};
 use aquifer_region::process::{Files, GroupFiles, Limits, RegionSpec, RegionStatus, client};
 use aquifer_vm::process::side_by_side;
-use aquifer_volume::SpillStatus;
+use aquifer_volume::{LeaseState, VolumeStatus};
 
 use super::{Members, TIMEOUT};
 
@@ -77,8 +77,8 @@ fn region(
         Ok(RegionStatus { pid, processes, usage, counts, volume, .. }) => {
             (region.resident, region.shared) = (usage.resident, usage.shared);
             region.auto.iter_mut().for_each(|auto| auto.fetched = counts.remote_faults);
-            let spilled = |spill: SpillStatus| Spilled { volume: volume.id, bytes: spill.bytes() };
-            region.spilled = volume.spill.map(spilled);
+            // A region for experiments has such a file, too.
+            region.spilled = spec.spill.and_then(|_| spilled(&volume));
             members.has(processes.into_iter().chain([pid])).then_some(region)
         }
         Err(error) => {
@@ -91,6 +91,14 @@ fn region(
             }
         }
     }
+}
+
+fn spilled(volume: &VolumeStatus) -> Option<Spilled> {
+    let bytes = volume.spill?.bytes();
+    let open = volume.leases.iter().filter(|lease| lease.state == LeaseState::Ok);
+    let free: u64 = open.map(|lease| lease.extents.saturating_sub(lease.used_extents)).sum();
+    let homeless = bytes.saturating_sub(Bytes(free * EXTENT_SIZE));
+    Some(Spilled { volume: volume.id, bytes, homeless })
 }
 
 /// Returns what the record of a region says for the choice of its cache.

@@ -56,7 +56,7 @@ impl Vms {
                 Some(_) => reading(obstacle, Bytes::ZERO),
                 None => match process::dirty(&self.0.config.state, &name) {
                     Ok(dirty) => reading(None, dirty),
-                    Err(error) => reading(Some(Obstacle::Silent(error.to_string())), Bytes::ZERO),
+                    Err(obstacle) => reading(Some(obstacle), Bytes::ZERO),
                 },
             }
         })

@@ -62,6 +62,8 @@ pub struct Spilled {
     pub volume: VolumeId,
     /// The extents in the file.
     pub bytes: Bytes,
+    /// The part of them that finds no room in the region's leases.
+    pub homeless: Bytes,
 }
 
 /// A local cache whose size the host's agent chooses.

@@ -66,8 +66,9 @@ pub(super) struct Caches {
     pub(super) changed: Option<Duration>,
     /// When leases last came, when one was last given back, or when the node began to look.
     pub(super) leases_changed: Option<Duration>,
-    /// When this host last asked for memory for each region's spilled pages.
-    pub(super) spill_asked: BTreeMap<RegionName, Duration>,
+    /// When this host last asked for memory for each region's spilled pages, and how many there
+    /// were.
+    pub(super) spill_asked: BTreeMap<RegionName, (Duration, Bytes)>,
     /// When the node last compared the fetches, and the fetches then.
     looked: Duration,
     fetched: BTreeMap<RegionName, u64>,
@@ -85,7 +86,7 @@ pub(super) struct Loan {
 }
 
 impl Caches {
-    /// Returns whether this host borrows so that a cache can shrink.
+    /// Returns whether this host borrows for a region.
     pub(super) fn is_borrowing(&self) -> bool {
         self.loan.is_some()
     }
@@ -136,8 +137,10 @@ impl Node {
         }
     }
 
+    /// Returns whether a cache changes, or is about to. A loan for spilled pages holds up nothing.
     pub(super) fn is_busy(&self) -> bool {
-        self.own.caches.changing.is_some() || self.own.caches.loan.is_some()
+        let for_cache = |loan: &Loan| !loan.for_spilled;
+        self.own.caches.changing.is_some() || self.own.caches.loan.as_ref().is_some_and(for_cache)
     }
 
     pub(super) fn autos(&self) -> impl Iterator<Item = (&RegionMemory, AutoCache)> {
@@ -228,7 +231,7 @@ impl Node {
         self.with_offers(Waiting::BorrowFor(request));
     }
 
-    fn change(&mut self, region: RegionName, cache: Bytes) {
+    pub(super) fn change(&mut self, region: RegionName, cache: Bytes) {
         self.own.caches.changing = Some(region.clone());
         self.own.caches.changed = Some(self.now);
         self.outputs.push(super::Output::SetCache { region, cache });
@@ -361,7 +364,7 @@ impl Node {
         }
     }
 
-    /// Notes the end of a loan for a cache that is to shrink.
+    /// Notes that a loan for a region has failed.
     pub(super) fn note_loan(&mut self, decision: &Decision) {
         let Some(ours) = self.own.caches.loan.as_ref().map(|loan| loan.volume) else { return };
         match &decision.what {

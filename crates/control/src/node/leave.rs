@@ -19,8 +19,10 @@ impl Node {
     fn tie(&self) -> Option<Answer> {
         let controller = &self.controller;
         let (lent, volumes) = (controller.lent().len(), controller.volumes());
-        let (swap, regions): (Vec<_>, Vec<_>) =
+        let (swap, mut regions): (Vec<_>, Vec<_>) =
             volumes.into_iter().partition(|volume| volume.owner.is_swap());
+        // All of a region may be in its spill file.
+        regions.retain(|region| controller.borrowed().iter().any(|it| it.volume == region.volume));
         if lent + swap.len() > 0 {
             let error = format!("this host lends {lent} leases and borrows {} volumes", swap.len());
             let help = "run 'aquifer host drain' and 'aquifer host return' first";

@@ -15,7 +15,7 @@
 //!   with former peers.
 //! - `moves`: VMs that move to other hosts, or come from them.
 //! - `caches`: local caches of regions that give RAM up under overload, and grow back. `thin`: what
-//!   their regions need at lenders.
+//!   their regions need at lenders. `spilled`: the way back for pages on this host's disk.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod caches;

@@ -63,6 +63,11 @@ impl Node {
         self.controller.borrowed().iter().any(|held| held.volume == volume)
     }
 
+    /// Returns whether the controller has this volume, perhaps without a lease.
+    pub fn knows(&self, volume: VolumeId) -> bool {
+        self.controller.volumes().iter().any(|known| known.volume == volume)
+    }
+
     /// Returns how much less this host holds for a region than the region's size.
     fn lacks(&self, request: &RegionRequest) -> Bytes {
         let region = self.own.read.regions.iter().find(|region| region.name == request.region);

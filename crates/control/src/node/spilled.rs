@@ -1,56 +1,62 @@
 //! Regions with pages in a spill file: this host borrows for them, and their engines move the pages
-//! to the new leases.
+//! to the new leases. Or their caches have grown to the regions' sizes, and the pages come home.
 //!
-//! A region spills when a lender wants its lease back, no other host has room, and the region's
-//! cache cannot take the pages.
+//! Pages go there when a lender wants its lease back, no other host has room, and the region's
+//! cache cannot take them. So do pages that leave the cache of such a region and find no lease.
 
 use std::time::Duration;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, RegionName, VolumeId};
+use aquifer_page::{Bytes, RegionName};
 
 use super::Node;
+use super::caches::LEAST_LOAN;
 use crate::ledger::{RegionMemory, Spilled};
 use crate::{RegionRequest, Subject};
 
-/// The shortest time between two requests for one region. An engine moves pages at its leisure, so
-/// the file is not empty at once when a lease has come.
+/// The time from one request for a region to the next.
 const RETRY: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// Borrows for the spilled pages of a region.
+    /// Lets the spilled pages of a region come home, or borrows for them.
     pub(super) fn return_spilled(&mut self) {
-        if self.is_busy() {
+        if self.own.caches.loan.is_some() || self.is_busy() {
             return;
         }
-        let regions = self.own.read.regions.iter();
-        let wanted: Vec<_> = regions.filter_map(|region| self.wants_back(region)).collect();
-        let asked = |(region, ..): &(&RegionMemory, VolumeId, Bytes)| {
-            self.own.caches.spill_asked.get(&region.name).copied()
+        let regions = &self.own.read.regions;
+        let asked = &mut self.own.caches.spill_asked;
+        asked.retain(|name, _| regions.iter().any(|region| region.name == *name));
+        let all = self.own.read.regions.iter().filter(|region| self.has_spilled(region));
+        let last = |region: &&RegionMemory| {
+            self.own.caches.spill_asked.get(&region.name).map(|(at, _)| *at)
         };
-        let next = wanted.into_iter().min_by_key(asked);
-        let Some((region, volume, bytes)) = next else { return };
-        let (name, group) = (region.name.clone(), region.group.clone());
-        self.log(
-            format!("borrows {bytes} for region {name}: so much of it is in its spill file"),
-            about(&name),
-        );
-        self.own.caches.spill_asked.insert(name.clone(), self.now);
-        let least = Bytes(EXTENT_SIZE);
-        self.ask_for_loan(RegionRequest { region: name, volume, bytes, least, group }, true);
+        let Some(region) = all.min_by_key(last).cloned() else { return };
+        let Some(Spilled { volume, bytes, homeless }) = region.spilled else { return };
+        let RegionMemory { name, group, size, .. } = region;
+        let before = self.own.caches.spill_asked.insert(name.clone(), (self.now, bytes));
+        if region.auto.is_some() && region.cache >= size {
+            self.log(format!("brings {bytes} of region {name} back from its file"), about(&name));
+            return self.change(name, size);
+        }
+        // Not each minute, as long as nobody lends.
+        if before.is_none_or(|(_, before)| before != bytes) {
+            let what = format!("borrows {homeless} for region {name}, which are in its spill file");
+            self.log(what, about(&name));
+        }
+        let least = homeless.min(size.scaled(LEAST_LOAN));
+        let request = RegionRequest { region: name, volume, bytes: homeless, least, group };
+        self.ask_for_loan(request, true);
     }
 
-    /// Returns how much to borrow for this region's spilled pages, and its volume.
-    fn wants_back<'a>(
-        &self,
-        region: &'a RegionMemory,
-    ) -> Option<(&'a RegionMemory, VolumeId, Bytes)> {
-        let Spilled { volume, bytes } = region.spilled?;
+    /// Returns whether there is something to do now for the spilled pages of this region.
+    fn has_spilled(&self, region: &RegionMemory) -> bool {
+        let Some(Spilled { volume, bytes, homeless }) = region.spilled else { return false };
         let asked = self.own.caches.spill_asked.get(&region.name);
-        let waits = asked.is_some_and(|at| !self.passed(RETRY, *at));
-        let leaves = self.controller.stuck(self.now).contains_key(&volume);
+        let waits = asked.is_some_and(|(at, _)| !self.passed(RETRY, *at));
         let lacks = region.size.round_up_to_extents().saturating_sub(self.held(volume));
-        let bytes = bytes.min(lacks);
-        (!waits && !leaves && bytes > Bytes::ZERO).then_some((region, volume, bytes))
+        let homeless = homeless.min(lacks);
+        let comes_home = region.auto.is_some() && region.cache >= region.size;
+        let leaves = self.controller.stuck(self.now).contains_key(&volume);
+        bytes > Bytes::ZERO && !waits && !leaves && (comes_home || homeless > Bytes::ZERO)
     }
 
     /// Notes that nobody lends for the spilled pages of a region.

@@ -53,7 +53,7 @@ impl Node {
     pub(super) fn give_back_surplus(&mut self) {
         let since = *self.own.caches.leases_changed.get_or_insert(self.now);
         let since = self.own.caches.changed.map_or(since, |changed| changed.max(since));
-        if !self.passed(RETURN, since) || self.is_busy() {
+        if !self.passed(RETURN, since) || self.is_busy() || self.own.caches.loan.is_some() {
             return;
         }
         let (stuck, away) = (self.controller.stuck(self.now), self.borrowing.watch.away());

@@ -167,18 +167,20 @@ impl Engine {
         }
     }
 
-    /// Refuses a limit if pages that must then leave have no place at lenders, nor in a spill file.
+    /// Refuses a limit if pages that must then leave have no place, neither at lenders nor in the
+    /// part of the spill file that is in use.
     ///
     /// # Errors
-    /// The region's leases are too small, or it has none, and it has no spill file.
+    /// The places are too few.
     pub fn may_limit(&self, limit: Bytes) -> Result<(), RegionError> {
         self.check_limit(&lock(&self.cache), limit)
     }
 
     fn check_limit(&self, cache: &Cache, limit: Bytes) -> Result<(), RegionError> {
-        let least = match self.lenders.volume.spilled() {
-            Some(_) => Bytes::ZERO,
-            None => self.least_cache(&cache.leaving),
+        let volume = &self.lenders.volume;
+        let least = match volume.has_unnamed_spill() {
+            true => Bytes::ZERO,
+            false => self.least_cache(&cache.leaving) - volume.spilled().unwrap_or_default(),
         };
         if limit >= least.min(Bytes(cache.limit * PAGE_SIZE as u64)) {
             return Ok(());

@@ -51,6 +51,16 @@ impl Engine {
         self.lenders.volume.give_up(lease, || self.bring_all(lease, progress))
     }
 
+    /// Fetches all pages in the spill file, and empties it, while programs run. The caller made the
+    /// cache as large as the region.
+    ///
+    /// # Errors
+    /// As [`Self::bring_home`].
+    pub fn empty_spill(&self, spill: LeaseId) -> Result<(), RegionError> {
+        self.may_change()?;
+        self.bring_all(spill, &mut |_| ())
+    }
+
     fn bring_all(
         &self,
         lease: LeaseId,

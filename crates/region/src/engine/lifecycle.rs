@@ -38,13 +38,12 @@ impl Engine {
     pub fn open(
         config: &EngineConfig,
         volume: VolumeConfig,
-        (leases, spill): (&[LeaseTarget], Option<&SpillFile>),
+        leases: &[LeaseTarget],
         [region, table, extent_map, sharers]: [(&Path, File); 4],
         [programs, frames, watched]: [PathBuf; 3],
     ) -> Result<Self, RegionError> {
         let joined = |volume: VolumeConfig, resumes| {
             let volume = Volume::new(volume)?;
-            spill.map_or(Ok(()), |spill| volume.add_spill(spill))?;
             for lease in leases.iter().cloned() {
                 // A later engine starts without its lenders, so that programs reach the pages that
                 // are here.
@@ -83,6 +82,9 @@ impl Engine {
             || surviving_mappings.missing() > 0;
         let volume =
             joined(VolumeConfig { workers, ledger: Some(extent_map.clone()), ..volume }, resumes)?;
+        if let Some(spill) = &config.spill {
+            open_spill(&volume, spill, &extent_map);
+        }
         if resumes && !config.foreign {
             // The earlier engine may have been killed before it told the lenders.
             volume.end_older_generations();
@@ -122,6 +124,7 @@ impl Engine {
                 .recover(&extent_map)
                 .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
         }
+        engine.lenders.volume.trim_spill();
         if config.foreign {
             engine.lenders.volume.hold_still();
         }
@@ -177,5 +180,15 @@ impl Engine {
         let stalled = lock(&self.faults.stalled);
         self.faults.retry.notify_all();
         drop(stalled);
+    }
+}
+
+/// Opens the spill file. If that fails, pages elsewhere are served all the same, and the region may
+/// get another file if this one holds none of its extents.
+fn open_spill(volume: &Volume, spill: &SpillFile, extent_map: &ExtentMap) {
+    let Err(error) = volume.add_spill(spill) else { return };
+    tracing::error!("{error}");
+    if extent_map.all().any(|(_, (lease, _))| lease == spill.lease) {
+        volume.add_broken_spill(spill, error.to_string());
     }
 }

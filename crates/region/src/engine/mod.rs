@@ -49,7 +49,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
-use aquifer_volume::Volume;
+use aquifer_volume::{SpillFile, Volume};
 use serde::{Deserialize, Serialize};
 
 use self::cache::{Cache, Signals};
@@ -129,6 +129,8 @@ pub struct EngineConfig {
     pub may_be_unwatched: bool,
     /// How pages come and leave.
     pub paging: Paging,
+    /// The region's spill file, if it has one.
+    pub spill: Option<SpillFile>,
     /// The volume belongs to another host's engine. This engine must not write to it, until it owns
     /// the region.
     pub foreign: bool,

@@ -136,7 +136,7 @@ impl Engine {
             None | Some(Bytes::ZERO) => Ok(()),
             Some(spilled) => Err(RegionError::Misuse(format!(
                 "{spilled} of it are in the spill file of this host, as no lender had room; they \
-                 return once another host can lend that much: try again then"
+                 leave it as other hosts lend, or if its cache grows to its size: try again then"
             ))),
         }
     }

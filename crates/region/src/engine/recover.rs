@@ -155,6 +155,7 @@ mod tests {
             cache: Bytes::mib(1),
             may_be_unwatched: false,
             paging: Paging { workers: 1, ..Paging::default() },
+            spill: None,
             foreign: false,
         };
         let volume = VolumeConfig {
@@ -169,7 +170,7 @@ mod tests {
         Engine::open(
             &config,
             volume,
-            (&[], None),
+            &[],
             files,
             ["mapped", "frames", "watched"].map(|name| directory.path().join(name)),
         )

@@ -117,7 +117,11 @@ impl Serving {
                     tracing::warn!("cannot record the limit of the cache: {error}");
                 }
             }
-        })
+        })?;
+        match spec.spill {
+            Some(spill) if self.engine.cache() >= spec.size => self.engine.empty_spill(spill.lease),
+            _ => Ok(()),
+        }
     }
 
     /// Changes the record. If `change` refuses, or the record cannot be written, nothing has

@@ -31,7 +31,8 @@ pub struct RegionSpec {
     /// itself and without leases; the agent borrows them before the first page must leave.
     #[serde(default)]
     pub auto: bool,
-    /// Whether the region began so. Then its pages never go to a file of this host.
+    /// Whether the region began so, or has had leases. Without leases, its pages then stay in the
+    /// cache. Those of any other region without leases go to a file, for experiments.
     #[serde(default)]
     pub began_local: bool,
     /// Its tenant; a limit can cover all caches of a group.
@@ -368,10 +369,10 @@ impl Files {
     /// Removes all files.
     pub(super) fn remove(&self) {
         // An absent file needs no removal.
+        let _ = fs::remove_file(self.region());
         if let Some(spill) = self.read().ok().and_then(|spec| spec.spill) {
             let _ = fs::remove_file(spill.path);
         }
-        let _ = fs::remove_file(self.region());
         // An engine that ends may be about to record the end of a program.
         for _ in 0..100 {
             let _ = fs::remove_dir_all(self.beside(""));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_page::LeaseId;
 use aquifer_transport::tls::Identity;
-use aquifer_volume::{LeaseTarget, Progress, VolumeError};
+use aquifer_volume::{LeaseTarget, Progress, SpillFile, VolumeError};
 
 use super::control::Serving;
 use super::files::RegionSpec;
@@ -44,12 +44,34 @@ impl Serving {
         if self.engine.volume().spilled().is_some() {
             return Ok(());
         }
-        let spill = spill::file_in(directory, lock(&self.spec).volume)?;
-        self.note(|spec| {
-            spec.spill = Some(spill.clone());
-            Ok(())
-        })?;
-        Ok(self.engine.volume().add_spill(&spill)?)
+        let volume = lock(&self.spec).volume;
+        let spill = spill::make_in(directory, volume)?;
+        let note = |spill: Option<SpillFile>| {
+            self.note(|spec| {
+                spec.spill = spill;
+                Ok(())
+            })
+        };
+        note(Some(spill.clone()))?;
+        let added = self.engine.volume().add_spill(&spill);
+        if added.is_err() {
+            // The next engine need not try it.
+            note(None)?;
+        }
+        Ok(added?)
+    }
+
+    /// Moves all extents off a lease, to the spill file if no lease takes them. The disk keeps some
+    /// room for others.
+    fn spill(
+        &self,
+        lease: LeaseId,
+        directory: &Path,
+        progress: impl FnMut(Progress),
+    ) -> Result<(), RegionError> {
+        spill::has_room(directory, self.engine.volume().held_by_lease(lease))?;
+        self.add_spill(directory)?;
+        self.engine.spill(lease, progress)
     }
 
     /// Moves all extents off a lease, and then removes it from the record. If there is no other
@@ -61,10 +83,12 @@ impl Serving {
         mut progress: impl FnMut(Progress),
     ) -> Result<(), RegionError> {
         match (self.engine.evacuate(lease, &mut progress), spill) {
-            (Err(RegionError::Pool(VolumeError::NoRoom(_))), Some(directory)) => {
-                self.add_spill(directory)?;
-                self.engine.spill(lease, progress)?;
-            }
+            // No room, or another lender that has some does not answer.
+            (
+                Err(RegionError::Pool(VolumeError::NoRoom(_) | VolumeError::Holder { .. }))
+                | Err(RegionError::Refused(_)),
+                Some(directory),
+            ) => self.spill(lease, directory, progress)?,
             (evacuated, _) => evacuated?,
         }
         let _changing = lock(&self.changing_leases);
@@ -74,7 +98,7 @@ impl Serving {
         }
         self.note(|spec| {
             spec.leases.retain(|target| target.lease != lease);
-            // The next engine must not take it for a region that spills to a file of this host.
+            // The next engine must not take it for a region for experiments, without lenders.
             spec.began_local |= spec.leases.is_empty();
             Ok(())
         })

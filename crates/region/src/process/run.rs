@@ -140,6 +140,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         cache: spec.cache,
         may_be_unwatched: spec.began_local,
         paging: spec.paging.clone(),
+        spill: spec.spill.clone(),
         foreign: files.is_foreign(),
     };
     let volume = VolumeConfig {
@@ -162,14 +163,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         (sharers.as_path(), Files::open_or_make(sharers)?),
     ];
     let frames = files.group(&spec.group).frames();
-    let spill = spec.spill.as_ref();
-    Engine::open(
-        &config,
-        volume,
-        (&spec.leases, spill),
-        opened,
-        [files.mapped(), frames, files.watched()],
-    )
+    Engine::open(&config, volume, &spec.leases, opened, [files.mapped(), frames, files.watched()])
 }
 
 /// Accepts programs, each on a thread of its own.

@@ -1,29 +1,66 @@
 //! The files for pages of regions that no lender has room for, in a directory on a disk.
 //!
-//! A file is named `region-BOOT-VOLUME`, after the host's boot and the region's volume. It goes
-//! with its region. After a reboot nothing can read it, as the keys were in the records of regions.
+//! A file is named `region-BOOT-VOLUME`, after the host's boot and the region's volume. It is
+//! removed with its region. After a reboot nothing can read it, as the keys were in the records of
+//! regions.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use aquifer_page::VolumeId;
+use aquifer_page::{Bytes, VolumeId};
 use aquifer_volume::SpillFile;
 
 use crate::error::RegionError;
 
 const PREFIX: &str = "region-";
 
-/// Names a new spill file for the region of this volume, and makes its directory.
-pub(super) fn file_in(directory: &Path, volume: VolumeId) -> Result<SpillFile, RegionError> {
+/// The share of a file system that stays free for others.
+const KEPT_FREE: f64 = 1.0 / 16.0;
+
+/// Makes an empty spill file for the region of this volume, and its directory.
+pub(super) fn make_in(directory: &Path, volume: VolumeId) -> Result<SpillFile, RegionError> {
     let fail = |error| {
-        let what = format!("cannot make the directory {} for a spill file", directory.display());
+        let what = format!("cannot make a spill file in {}", directory.display());
         RegionError::io(what)(error)
     };
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(fail)?;
-    let name = format!("{PREFIX}{}-{volume}", boot().map_err(fail)?);
-    Ok(SpillFile::new(directory.join(name)))
+    make_directory(directory).map_err(fail)?;
+    let path = directory.join(format!("{PREFIX}{}-{volume}", boot().map_err(fail)?));
+    // An earlier attempt may have left an empty one.
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(error)),
+        _ => {}
+    }
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    made.map_err(fail)?;
+    Ok(SpillFile::new(path))
+}
+
+fn make_directory(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Checks that the directory's file system has room for so much more, and some for others.
+///
+/// # Errors
+/// [`RegionError::Refused`] says how much room there is.
+pub(super) fn has_room(directory: &Path, wanted: Bytes) -> Result<(), RegionError> {
+    let what = || format!("cannot tell the room in the spill directory {}", directory.display());
+    let system = make_directory(directory)
+        .and_then(|()| rustix::fs::statvfs(directory).map_err(io::Error::from))
+        .map_err(RegionError::io(what()))?;
+    let [all, free] = [system.f_blocks, system.f_bavail]
+        .map(|blocks| Bytes(blocks.saturating_mul(system.f_frsize)));
+    let kept = all.scaled(KEPT_FREE);
+    if free >= wanted.saturating_add(kept) {
+        return Ok(());
+    }
+    Err(RegionError::Refused(format!(
+        "{wanted} cannot go to the spill directory {}: {free} are free there, of which {kept} \
+         stay for others; make room there, or let another host lend",
+        directory.display()
+    )))
 }
 
 /// Removes the spill files in a directory that regions left when the host went down.
@@ -35,17 +72,23 @@ pub fn remove_old_spill_files(directory: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
-    let now = format!("{PREFIX}{}-", boot()?);
+    let now = boot()?;
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name();
-        let is_old =
-            name.to_str().is_some_and(|name| name.starts_with(PREFIX) && !name.starts_with(&now));
+        let is_old = name.to_str().and_then(boot_of).is_some_and(|boot| boot != now);
         if is_old && entry.file_type()?.is_file() {
             fs::remove_file(entry.path())?;
         }
     }
     Ok(())
+}
+
+/// Returns the boot in the name of a spill file; `None` for the name of another file.
+fn boot_of(name: &str) -> Option<&str> {
+    let (boot, volume) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    let is_boot = boot.len() == 32 && boot.bytes().all(|digit| digit.is_ascii_hexdigit());
+    (is_boot && volume.parse::<VolumeId>().is_ok()).then_some(boot)
 }
 
 /// Returns the id of the host's boot, without hyphens.
@@ -65,13 +108,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let spills = directory.path().join("spills");
         remove_old_spill_files(&spills).unwrap();
-        let ours = file_in(&spills, VolumeId::random()).unwrap().path;
+        let ours = make_in(&spills, VolumeId::random()).unwrap().path;
         let old = spills.join(format!("region-{}-{}", "0".repeat(32), VolumeId::random()));
-        let another = spills.join("notes");
-        for path in [&ours, &old, &another] {
+        let others = ["notes", "region-eu.csv", "region-0-1"].map(|name| spills.join(name));
+        for path in others.iter().chain([&old]) {
             fs::write(path, b"x").unwrap();
         }
         remove_old_spill_files(&spills).unwrap();
-        assert_eq!([&ours, &old, &another].map(|path| path.exists()), [true, false, true]);
+        assert!(ours.exists() && !old.exists());
+        assert!(others.iter().all(|path| path.exists()));
+    }
+
+    #[test]
+    fn a_disk_keeps_some_room_for_others() {
+        let directory = tempfile::tempdir().unwrap();
+        has_room(directory.path(), Bytes::ZERO).unwrap();
+        let refused = has_room(directory.path(), Bytes(u64::MAX / 2)).unwrap_err().to_string();
+        assert!(refused.contains("stay for others"), "{refused}");
     }
 }

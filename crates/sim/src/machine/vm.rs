@@ -177,7 +177,8 @@ impl Machine {
             let (name, resident) = (&spec.name, *resident);
             let spilled = volume.and_then(|volume| {
                 let bytes = self.volumes.get(&volume)?.spilled;
-                Some(Spilled { volume, bytes })
+                // Pages go back as soon as there is room.
+                Some(Spilled { volume, bytes, homeless: bytes })
             });
             match spec.backing {
                 Backing::Local => own.vms.push(VmMemory {

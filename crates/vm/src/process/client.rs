@@ -332,8 +332,8 @@ pub fn offer(files: &Files) -> Result<Arrival, VmError> {
         return Err(VmError::HandedOver { name: files.name().clone(), to: handed_over.to });
     }
     let vm = standing::movable(&record)
-        .map_err(|obstacle| VmError::Misuse(format!("cannot migrate the VM: {obstacle}")))?
-        .clone();
+        .and_then(|vm| standing::dirty(files.run_dir(), files.name()).map(|_| vm.clone()))
+        .map_err(|obstacle| VmError::Misuse(format!("cannot migrate the VM: {obstacle}")))?;
     let (memory, limits) = (regions::record(&files.region())?.without_spill(), files.limits()?);
     let noted = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
     let size = noted.map_or(vm.max_memory, |share| share.memory());

@@ -73,10 +73,15 @@ pub(super) fn movable(record: &Record) -> Result<&VmSpec, Obstacle> {
 /// Returns how much of a VM's memory here is known to be dirty.
 ///
 /// # Errors
-/// [`VmError::Region`] if the engine of its memory does not answer.
-pub fn dirty(run_dir: &Path, name: &RegionName) -> Result<Bytes, VmError> {
+/// The reason why the VM cannot move: the place of its memory, or its engine does not answer.
+pub fn dirty(run_dir: &Path, name: &RegionName) -> Result<Bytes, Obstacle> {
     let region = Files::new(run_dir, name).region();
-    Ok(regions::status_within(&region, ANSWERING)?.usage.dirty)
+    let status = regions::status_within(&region, ANSWERING)
+        .map_err(|error| Obstacle::Silent(error.to_string()))?;
+    match status.volume.spill.map(|spill| spill.bytes()) {
+        None | Some(Bytes::ZERO) => Ok(status.usage.dirty),
+        Some(spilled) => Err(Obstacle::Spilled(spilled)),
+    }
 }
 
 #[cfg(test)]

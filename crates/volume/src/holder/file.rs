@@ -57,14 +57,13 @@ impl FileHolder {
         Self::of(rustix::fs::openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR)?, size, workers)
     }
 
-    /// Opens the sparse file `path`, with the pages that an earlier process stored in it. Makes it
-    /// if it does not exist.
+    /// Opens the sparse file `path`, with the pages that an earlier process stored in it.
     ///
     /// # Errors
     /// The system's. [`Errno::LOOP`] if the path is a symbolic link.
     pub fn open(path: &Path, size: Bytes, workers: usize) -> io::Result<Self> {
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Self::of(rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR)?, size, workers)
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        Self::of(rustix::fs::openat(CWD, path, flags, Mode::empty())?, size, workers)
     }
 
     fn of(file: OwnedFd, size: Bytes, workers: usize) -> io::Result<Self> {

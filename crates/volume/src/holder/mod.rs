@@ -1,5 +1,6 @@
 //! Holders of extents. To add a kind, add a file here that implements [`Holder`].
 
+mod broken;
 mod encrypted;
 mod file;
 mod remote;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::InitiatorError;
 
+pub(crate) use broken::BrokenHolder;
 pub(crate) use encrypted::EncryptedHolder;
 pub use file::FileHolder;
 pub use remote::RemoteHolder;

@@ -7,7 +7,7 @@ use std::fs;
 use aquifer_page::OwnerId;
 use aquifer_region::process::record;
 use aquifer_transport::Address;
-use aquifer_volume::Protocol;
+use aquifer_volume::{Protocol, SpillFile};
 
 use super::*;
 
@@ -121,10 +121,28 @@ fn a_region_is_gone_with_its_record_or_its_name() {
     assert_eq!((regions.gone(), regions.has_left(VOLUME, LeaseId(1))), (vec![VOLUME], None));
     fs::remove_dir_all(dir.path().join(".items")).unwrap();
     assert_eq!(regions.gone(), [VOLUME]);
-    regions.keep(|_| true);
+    regions.keep(|_| true, |_| true);
     assert_eq!(regions.gone(), [VOLUME], "until its leases are on their way back");
-    regions.keep(|_| false);
+    regions.keep(|_| false, |_| true);
     assert!(regions.gone().is_empty() && !regions.has(VOLUME));
+}
+
+#[test]
+fn a_region_in_its_spill_file_is_known_until_it_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path(), VOLUME, Vec::new());
+    let files = Files::new(dir.path(), &region());
+    let spill = Some(SpillFile::new(dir.path().join("spill")));
+    Fake::Works.change(&files, |spec| spec.spill = spill).unwrap();
+    let regions = open(dir.path(), Fake::Works);
+    assert_eq!(regions.live().len(), 1);
+    regions.keep(|_| false, |_| false);
+    assert!(regions.has(VOLUME));
+    fs::remove_dir_all(beside(&files)).unwrap();
+    regions.keep(|_| false, |_| true);
+    assert_eq!(regions.gone(), [VOLUME], "until the controller has heard so");
+    regions.keep(|_| false, |_| false);
+    assert!(!regions.has(VOLUME));
 }
 
 #[test]

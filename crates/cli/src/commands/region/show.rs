@@ -92,7 +92,7 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
     line("resident", format!("{}, of which {} is known to be dirty", usage.resident, usage.dirty));
     line("remote", usage.remote.to_string());
     if let Some(spill) = status.volume.spill.filter(|spill| spill.used_extents > 0) {
-        line("spilled", format!("{} in the local spill file, as no lender has room", spill.held));
+        line("spilled", format!("{} of that in a file on this host's disk", spill.held));
     }
     if usage.shared > Bytes::ZERO {
         line("shared", format!("{} with regions of its group, outside the cache", usage.shared));

@@ -33,6 +33,8 @@ pub enum Obstacle {
     HandedOver(HostName),
     /// A part of its memory is still on this host.
     AwaitsPages(HostName),
+    /// So much of its memory is in this host's spill file.
+    Spilled(Bytes),
     /// Its record cannot be read, or the engine of its memory does not answer.
     Silent(String),
 }
@@ -63,6 +65,12 @@ impl fmt::Display for Obstacle {
             }
             Self::AwaitsPages(from) => {
                 write!(f, "a part of its memory is still on host {from}")
+            }
+            Self::Spilled(bytes) => {
+                write!(
+                    f,
+                    "{bytes} of its memory are in this host's spill file, as no lender has room"
+                )
             }
             Self::Silent(why) => f.write_str(why),
         }

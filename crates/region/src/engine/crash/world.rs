@@ -177,6 +177,7 @@ impl Host {
                 workers: 1,
                 ..Paging::default()
             },
+            spill: None,
             foreign: self.foreign.get(),
         };
         let volume = VolumeConfig {

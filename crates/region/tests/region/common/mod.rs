@@ -106,6 +106,7 @@ impl Setting {
                 fault_timeout: None,
                 workers: 2,
             },
+            spill: None,
             foreign,
         };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };
@@ -116,8 +117,7 @@ impl Setting {
         lease.claim = lease.claim.map(|claim| Claim { generation: self.generation, ..claim });
         let leases = [lease];
         let beside = [beside("mapped"), self.frames(), beside("watched")];
-        let engine =
-            Arc::new(Engine::open(&config, volume, (&leases, None), files, beside).unwrap());
+        let engine = Arc::new(Engine::open(&config, volume, &leases, files, beside).unwrap());
         let threads = engine.start().unwrap();
         let listener = Listener::bind(&self.directory.path().join(".region/programs")).unwrap();
         let programs = engine.clone();

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
-use aquifer_region::process::client;
+use aquifer_region::process::{PageState, client};
 use aquifer_region_client::Run;
 use tempfile::TempDir;
 
@@ -157,7 +158,7 @@ fn a_file_that_cannot_be_made_or_written_costs_nothing() {
     fs::create_dir(&small).unwrap();
     let mount = Mount::new(&small, "size=1m");
     let refused = served.spill(1, &small).unwrap_err();
-    assert!(refused.contains("it is full"), "{refused}");
+    assert!(refused.contains("are free there"), "{refused}");
     assert_eq!(served.leases(), [1]);
     served.check_all(1);
     served.kill_engine();
@@ -165,6 +166,95 @@ fn a_file_that_cannot_be_made_or_written_costs_nothing() {
     served.check_all(2);
     drop(served);
     drop(mount);
+}
+
+#[test]
+fn pages_spill_while_a_lender_with_room_is_away() {
+    if cannot_run() {
+        return;
+    }
+    let ([one, mut two], spills) = (lenders(), Spills::new());
+    let served = Served::new(&[one.lease(1)]);
+    served.write_all(1);
+    served.add(two.lease(2)).unwrap();
+    two.kill();
+    served.evacuate(1).unwrap_err();
+    wait_until("the pages are in the file", || served.spill(1, &spills.directory()).is_ok());
+    assert_eq!((served.leases(), one.ram()), (vec![2], Bytes::ZERO));
+    served.check_all(1);
+    two.restart();
+    wait_until("the file is empty", || served.spilled() == Bytes::ZERO);
+    served.check_all(1);
+}
+
+#[test]
+fn a_lost_file_costs_only_the_pages_in_it() {
+    if cannot_run() {
+        return;
+    }
+    let ([one], spills) = (lenders(), Spills::new());
+    let served = Served::with(|spec| {
+        spec.leases = vec![one.lease(1)];
+        spec.paging.fault_timeout = Some(Duration::from_millis(100));
+    });
+    served.write_all(1);
+    served.spill(1, &spills.directory()).unwrap();
+    let away = spills.0.path().join("away");
+    fs::rename(&spills.files()[0], &away).unwrap();
+    served.kill_engine();
+    assert_eq!(served.spilled(), SIZE);
+    let all = client::all_pages(&served.files).unwrap();
+    let states = client::states(&served.files, all).unwrap();
+    let is_here =
+        |page: &u64| matches!(states[*page as usize], PageState::Resident | PageState::Dirty);
+    let here: Vec<_> = pages().filter(is_here).collect();
+    assert!(!here.is_empty());
+    here.into_iter().for_each(|page| served.check(page, 1));
+    fs::rename(&away, spills.directory().join(file_name(&served))).unwrap();
+    served.kill_engine();
+    served.check_all(1);
+}
+
+/// Returns the name of the region's spill file on record.
+fn file_name(served: &Served) -> std::ffi::OsString {
+    let spill = client::record(&served.files).unwrap().spill.unwrap();
+    spill.path.file_name().unwrap().to_owned()
+}
+
+#[test]
+fn an_empty_file_that_is_lost_is_replaced() {
+    if cannot_run() {
+        return;
+    }
+    let ([one], spills) = (lenders(), Spills::new());
+    let served = Served::new(&[one.lease(1)]);
+    served.write_all(1);
+    served.spill(1, &spills.directory()).unwrap();
+    served.add(one.lease(1)).unwrap();
+    wait_until("the file is empty", || served.spilled() == Bytes::ZERO);
+    fs::remove_dir_all(spills.directory()).unwrap();
+    served.kill_engine();
+    served.check_all(1);
+    served.spill(1, &spills.directory()).unwrap();
+    served.kill_engine();
+    served.check_all(1);
+}
+
+#[test]
+fn pages_come_home_from_the_file_once_the_cache_is_whole() {
+    if cannot_run() {
+        return;
+    }
+    let ([one], spills) = (lenders(), Spills::new());
+    let served = Served::new(&[one.lease(1)]);
+    served.write_all(1);
+    served.spill(1, &spills.directory()).unwrap();
+    client::resize_cache(&served.files, SIZE, client::By::Operator).unwrap();
+    assert_eq!(served.spilled(), Bytes::ZERO);
+    drop(client::send(&served.files).unwrap());
+    served.check_all(1);
+    served.kill_engine();
+    served.check_all(1);
 }
 
 #[test]

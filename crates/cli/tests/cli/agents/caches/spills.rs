@@ -60,7 +60,7 @@ fn a_lender_drains_though_no_other_host_has_room() {
         "{kinds:?}"
     );
     let why = scene.why();
-    assert!(why.contains("so much of it is in its spill file"), "{why}");
+    assert!(why.contains("which are in its spill file"), "{why}");
     scene.end(&["b"]);
     assert_eq!(spill_files(&scene), 0, "the file goes with the region");
 }

@@ -9,7 +9,8 @@ const VOLUME: VolumeId = VolumeId(5);
 /// A region with a cache of a fixed size, so that the agent may not grow it, and this much in its
 /// spill file, in MiB.
 fn fixed(spilled: u64) -> RegionMemory {
-    let spilled = Some(Spilled { volume: VOLUME, bytes: Bytes::mib(spilled) });
+    let bytes = Bytes::mib(spilled);
+    let spilled = Some(Spilled { volume: VOLUME, bytes, homeless: bytes });
     RegionMemory { auto: None, spilled, ..region("items", 1024) }
 }
 
@@ -31,7 +32,7 @@ impl Shell {
 
     /// Shows the region with so much spilled, and returns whether the host asks for memory then.
     fn borrows_for(&mut self, spilled: u64) -> bool {
-        self.shows_caches(50, &[fixed(spilled)]).told("of it is in its spill file")
+        self.shows_caches(50, &[fixed(spilled)]).asks_offers()
     }
 }
 
@@ -64,7 +65,7 @@ fn pages_may_spill_only_after_their_lender_has_waited() {
 fn a_host_borrows_for_spilled_pages_until_they_are_back() {
     let mut shell = spilled();
     assert!(shell.borrows_for(1024));
-    assert!(shell.told("borrows 1GiB for region items"), "{:?}", shell.outputs);
+    assert!(shell.told("borrows 1GiB for region items, which"), "{:?}", shell.outputs);
     shell.offers(&[]);
     assert!(shell.told("stay in its file, tries again in 60 s"), "{:?}", shell.outputs);
     assert!(!shell.borrows_for(1024));
