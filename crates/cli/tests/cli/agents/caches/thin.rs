@@ -1,5 +1,10 @@
 //! Tests of regions that borrow for the pages that leave, and not for all of themselves.
 
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::kill_process;
+
 use super::*;
 
 /// A region far larger than the two lenders together can spare.
@@ -59,6 +64,31 @@ fn deaths_of_agent_and_engine_lose_nothing_of_a_thin_region() {
     scene.a().wait_until_ready();
     scene.does("write 3");
     scene.does("check 3");
+    load.verify();
+    scene.end(&["b", "c"]);
+}
+
+#[test]
+fn a_thin_region_waits_for_a_lender_that_hangs() {
+    if lacks_rights() {
+        return;
+    }
+    let (mut scene, mut load) = overloaded();
+    for version in 2..=4 {
+        for lender in ["b", "c"] {
+            // Its answers come late, some after the region has given up and connected again.
+            scene.cluster[lender].signal(Signal::STOP).unwrap();
+            let pid = scene.cluster[lender].pid().unwrap();
+            let hangs = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(1500));
+                kill_process(pid, Signal::CONT).unwrap();
+            });
+            scene.does(&format!("check {}", version - 1));
+            hangs.join().unwrap();
+        }
+        scene.does(&format!("write {version}"));
+    }
+    scene.does("check 4");
     load.verify();
     scene.end(&["b", "c"]);
 }
