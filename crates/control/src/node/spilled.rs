@@ -30,7 +30,8 @@ impl Node {
             self.own.caches.spill_asked.get(&region.name).map(|(at, _)| *at)
         };
         let Some(region) = all.min_by_key(last).cloned() else { return };
-        let Some(Spilled { volume, bytes, homeless }) = region.spilled else { return };
+        let Some(Spilled { volume, bytes, .. }) = region.spilled else { return };
+        let homeless = self.homeless(&region);
         let RegionMemory { name, group, size, .. } = region;
         let before = self.own.caches.spill_asked.insert(name.clone(), (self.now, bytes));
         if region.auto.is_some() && region.cache >= size {
@@ -49,14 +50,22 @@ impl Node {
 
     /// Returns whether there is something to do now for the spilled pages of this region.
     fn has_spilled(&self, region: &RegionMemory) -> bool {
-        let Some(Spilled { volume, bytes, homeless }) = region.spilled else { return false };
+        let Some(Spilled { volume, bytes, .. }) = region.spilled else { return false };
         let asked = self.own.caches.spill_asked.get(&region.name);
         let waits = asked.is_some_and(|(at, _)| !self.passed(RETRY, *at));
-        let lacks = region.size.round_up_to_extents().saturating_sub(self.held(volume));
-        let homeless = homeless.min(lacks);
         let comes_home = region.auto.is_some() && region.cache >= region.size;
         let leaves = self.controller.stuck(self.now).contains_key(&volume);
-        bytes > Bytes::ZERO && !waits && !leaves && (comes_home || homeless > Bytes::ZERO)
+        bytes > Bytes::ZERO
+            && !waits
+            && !leaves
+            && (comes_home || self.homeless(region) > Bytes::ZERO)
+    }
+
+    /// Returns how much to borrow for the spilled pages of this region. With its leases, it never
+    /// has more than its size.
+    fn homeless(&self, region: &RegionMemory) -> Bytes {
+        let Some(Spilled { volume, homeless, .. }) = region.spilled else { return Bytes::ZERO };
+        homeless.min(region.size.round_up_to_extents().saturating_sub(self.held(volume)))
     }
 
     /// Notes that nobody lends for the spilled pages of a region.

@@ -178,9 +178,10 @@ impl Engine {
 
     fn check_limit(&self, cache: &Cache, limit: Bytes) -> Result<(), RegionError> {
         let volume = &self.lenders.volume;
+        let spilled = volume.spilled().unwrap_or_default();
         let least = match volume.has_unnamed_spill() {
             true => Bytes::ZERO,
-            false => self.least_cache(&cache.leaving) - volume.spilled().unwrap_or_default(),
+            false => self.least_cache(&cache.leaving).saturating_sub(spilled),
         };
         if limit >= least.min(Bytes(cache.limit * PAGE_SIZE as u64)) {
             return Ok(());

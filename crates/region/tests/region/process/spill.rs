@@ -72,6 +72,8 @@ fn pages_without_a_lender_survive_in_a_file_and_come_back() {
     served.check_all(3);
 
     served.add(two.lease(2)).unwrap();
+    assert_eq!(served.spilled(), SIZE);
+    client::resize_cache(&served.files, Bytes::mib(2), client::By::Operator).unwrap();
     wait_until("the file is empty", || served.spilled() == Bytes::ZERO);
     served.check_all(3);
     served.kill_engine();
