@@ -25,7 +25,8 @@ pub enum VolumeError {
     },
     /// No lease has a free extent, and there is no spill file, or it is full too.
     #[error(
-        "volume {0}: no lease and no spill file has room for another extent: borrow more memory"
+        "volume {0}: no lease has room for another extent, and no spill file takes it: borrow more \
+         memory"
     )]
     NoRoom(VolumeId),
     /// The range is not inside the volume.

@@ -55,7 +55,8 @@ impl Engine {
     /// cache as large as the region.
     ///
     /// # Errors
-    /// As [`Self::bring_home`].
+    /// A page cannot be fetched or discarded, or the region is being handed over. Each page stays
+    /// in at least one of both places.
     pub fn empty_spill(&self, spill: LeaseId) -> Result<(), RegionError> {
         self.may_change()?;
         self.bring_all(spill, &mut |_| ())
