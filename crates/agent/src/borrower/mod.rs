@@ -5,11 +5,12 @@
 //!
 //! - `reach`: chooses how to reach a lease, from the lender's offer and the configuration.
 //! - `direct`: volumes without a process.
-//! - `regions`: regions with borrowed leases. `hand_over`: leases on their way to a new region.
-//!   `arrivals`: regions that other hosts may move here.
+//! - `regions`: regions with borrowed leases. `for_regions`: the orders about them. `hand_over`:
+//!   leases on their way to a new region. `arrivals`: regions that other hosts may move here.
 
 mod arrivals;
 mod direct;
+mod for_regions;
 mod hand_over;
 mod reach;
 mod regions;
@@ -25,9 +26,8 @@ use aquifer_api::{Problem, order, status};
 use aquifer_blockdev::process::message::VolumeProcessStatus;
 use aquifer_blockdev::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_blockdev::swap;
-use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner, VolumeStatus};
-use aquifer_group::Agreements;
-use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, RegionName, VolumeId, lock};
+use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId, lock};
 use aquifer_region::process::remove_old_spill_files;
 use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
@@ -148,20 +148,6 @@ impl Borrower {
         done
     }
 
-    /// Adds the first leases to a region that exists.
-    fn supply(&self, live: &LiveVolume, region: &RegionName) -> Result<(), String> {
-        let targets = live.leases.iter().map(|lease| self.target_for(live, lease));
-        self.regions.supply(region, live.volume, targets.collect::<Result<_, _>>()?)
-    }
-
-    /// Adds more leases to a region. Returns those that could not be added.
-    pub fn extend(&self, live: &LiveVolume) -> Vec<LeaseId> {
-        let targets = live.leases.iter().map(|lease| (lease.lease, self.target_for(live, lease)));
-        let unused = self.regions.extend(live.volume, targets.collect());
-        self.reach.forget(unused.iter().copied());
-        unused
-    }
-
     fn activate_swap(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {
         if self.config.borrow.attach == Attach::Direct
             && let [lease] = &*volume.leases
@@ -265,98 +251,6 @@ impl Borrower {
         };
         self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
         (unused, moved)
-    }
-
-    fn evacuate_region(
-        &self,
-        volume: VolumeId,
-        (lease, spills): (LeaseId, bool),
-        onto: &[BorrowedLease],
-    ) -> (Vec<LeaseId>, Result<(), String>) {
-        let live = self.regions.live().into_iter().find(|live| live.volume == volume);
-        let target = |lease: &BorrowedLease| {
-            let live = live.as_ref().ok_or_else(|| "the region is gone".to_owned())?;
-            self.target_for(live, lease)
-        };
-        let targets = onto.iter().map(|lease| (lease.lease, target(lease))).collect();
-        // Engines have another working directory.
-        let spill = spills.then(|| std::path::absolute(&self.config.borrow.spill)).transpose();
-        let spill = spill.unwrap_or_default();
-        let (unused, moved) = self.regions.evacuate(volume, (lease, spill.as_deref()), targets);
-        self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
-        (unused, moved)
-    }
-
-    /// Describes a lease to the region of a volume. A group's agreement says how to encrypt.
-    fn target_for(&self, live: &LiveVolume, lease: &BorrowedLease) -> Result<LeaseTarget, String> {
-        let mut target = self.reach.target(lease)?;
-        let agreements = Agreements::of(&self.config.groups.agreements);
-        if let Some(agreement) = agreements.find(&live.group).map_err(|error| error.to_string())? {
-            target.encryption = agreement.lease_encryption();
-        }
-        if let (Some(region), Some(claim)) = (live.owner.region(), &mut target.claim) {
-            claim.name = format!("region '{region}' of host {}", self.config.host);
-            // Also while no process serves the region.
-            claim.keeps = true;
-        }
-        Ok(target)
-    }
-
-    /// Begins to hand a region's leases over.
-    pub fn expect(&self, live: &LiveVolume) {
-        if let Some(region) = live.owner.region() {
-            self.regions.expect(region, live.volume);
-        }
-    }
-
-    /// Ends the hand-over to a region: its maker cannot get the leases.
-    pub fn refuse(&self, live: &LiveVolume) {
-        self.regions.refuse(live.volume);
-    }
-
-    /// Describes the leases for a region to its maker.
-    ///
-    /// # Errors
-    /// Says which lease cannot be used.
-    pub fn provide(&self, live: &LiveVolume) -> Result<order::Provided, Problem> {
-        let targets: Result<Vec<_>, _> =
-            live.leases.iter().map(|lease| self.target_for(live, lease)).collect();
-        let leases = targets
-            .and_then(|targets| serde_json::to_value(targets).map_err(|error| error.to_string()));
-        leases
-            .map(|leases| order::Provided { leases, identity: self.config.tls.clone() })
-            .map_err(|error| Problem { error, help: None })
-    }
-
-    /// Ends the hand-over to a region, which exists or will not. Returns whether this host still
-    /// held the leases for it.
-    ///
-    /// # Errors
-    /// Says why this host does not find the region.
-    pub fn settle(&self, live: &VolumeStatus, exists: bool) -> Result<bool, String> {
-        match live.owner.region() {
-            Some(region) => self.regions.settle(region, live.volume, exists),
-            None => Ok(false),
-        }
-    }
-
-    /// Returns the directory of the regions that this agent looks at.
-    pub fn regions_directory(&self) -> &Path {
-        self.regions.directory()
-    }
-
-    /// Returns the volumes of regions that are gone.
-    pub fn gone(&self) -> Vec<VolumeId> {
-        self.regions.gone()
-    }
-
-    /// Forgets the regions whose leases this host no longer holds.
-    pub fn keep_regions(
-        &self,
-        is_held: impl Fn(VolumeId) -> bool,
-        is_known: impl Fn(VolumeId) -> bool,
-    ) {
-        self.regions.keep(is_held, is_known);
     }
 
     /// Reads the record of a pooled volume again, which lists its leases.

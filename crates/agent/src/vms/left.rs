@@ -45,11 +45,14 @@ impl Vms {
     /// Returns the VMs of this host, each with what the engine of its memory tells; none if they
     /// cannot be listed.
     pub(crate) fn readings(&self) -> Vec<VmReading> {
-        let standings = self.standings().unwrap_or_else(|problem| {
+        self.read().unwrap_or_else(|problem| {
             tracing::warn!("no VM moves: {}", problem.error);
             Vec::new()
-        });
-        side_by_side(standings, |Standing { name, obstacle, arrived }| {
+        })
+    }
+
+    fn read(&self) -> Result<Vec<VmReading>, Problem> {
+        let read = |Standing { name, obstacle, arrived }| {
             let reading =
                 |obstacle, dirty| VmReading { vm: name.clone(), obstacle, dirty, arrived };
             match obstacle {
@@ -59,7 +62,8 @@ impl Vms {
                     Err(obstacle) => reading(Some(obstacle), Bytes::ZERO),
                 },
             }
-        })
+        };
+        Ok(side_by_side(self.standings()?, read))
     }
 
     /// Returns the VMs that a drain has left here, with the latest decisions about them.
@@ -70,11 +74,11 @@ impl Vms {
         &self,
         states: &BTreeMap<RegionName, MoveState>,
     ) -> Result<Vec<VmLeft>, Problem> {
-        let left = |vm: Standing| {
-            let state = states.get(&vm.name).cloned();
-            left(vm.name, vm.obstacle, state, || self.0.moving.underway())
+        let left = |VmReading { vm, obstacle, .. }| {
+            let state = states.get(&vm).cloned();
+            left(vm, obstacle, state, || self.0.moving.underway())
         };
-        Ok(self.standings()?.into_iter().map(left).collect())
+        Ok(self.read()?.into_iter().map(left).collect())
     }
 }
 

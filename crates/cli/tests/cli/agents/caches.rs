@@ -8,7 +8,7 @@ use aquifer_page::Bytes;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::framework::{Answer, Cluster, Host, Spec, lacks_rights, wait_until};
+use super::framework::{Answer, Cluster, Host, Load, Spec, lacks_rights, wait_until};
 use crate::region::framework::{MEMORY_PROGRAM, Program};
 
 /// The region's size: two extents.
@@ -73,6 +73,19 @@ impl Scene {
         });
     }
 
+    /// Overloads the host by a program of this size, until pages are at these lenders.
+    fn overload(&self, size: Bytes, lenders: &[&str]) -> Load {
+        let mut load = self.a().load(size);
+        load.filled();
+        wait_until("pages are at lenders", || self.stored(lenders) > Bytes::mib(16));
+        load
+    }
+
+    /// Returns what these lenders hold.
+    fn stored(&self, lenders: &[&str]) -> Bytes {
+        lenders.iter().map(|name| self.cluster[*name].stored()).sum()
+    }
+
     fn resize(&self, cache: &str) -> Answer {
         Answer::of(&mut self.a().aquifer(&["region", "resize", "items", "--cache", cache]))
     }
@@ -109,10 +122,8 @@ fn an_overloaded_host_moves_cold_pages_of_its_largest_cache() {
     let mut scene = Scene::set(&["b"]);
     assert!(scene.cluster["b"].is_free(), "nothing is borrowed before a page must leave");
 
-    let mut load = scene.a().load(Bytes::mib(160));
-    load.filled();
-    wait_until("the cache shrinks", || scene.cache() < SIZE);
-    wait_until("pages are at the lender", || scene.cluster["b"].stored() > Bytes::mib(16));
+    let mut load = scene.overload(Bytes::mib(160), &["b"]);
+    assert!(scene.cache() < SIZE);
     for seed in ["1", "2", "3"] {
         if seed != "1" {
             scene.does(&format!("write {seed}"));
@@ -136,9 +147,7 @@ fn a_shrunk_cache_outlives_agent_and_engine() {
         return;
     }
     let mut scene = Scene::set(&["b"]);
-    let mut load = scene.a().load(Bytes::mib(160));
-    load.filled();
-    wait_until("pages are at the lender", || scene.cluster["b"].stored() > Bytes::mib(16));
+    let mut load = scene.overload(Bytes::mib(160), &["b"]);
     scene.a().kill_agent();
     scene.kill_engine();
     scene.does("check 1");
@@ -158,14 +167,7 @@ fn pages_come_home_when_their_only_lender_drains() {
         return;
     }
     let mut scene = Scene::set(&["b"]);
-    let borrows = |scene: &Scene| {
-        let mut load = scene.a().load(Bytes::mib(160));
-        load.filled();
-        let b = &scene.cluster["b"];
-        wait_until("pages are at the lender", || b.stored() > Bytes::mib(16));
-        load.verify();
-    };
-    borrows(&scene);
+    scene.overload(Bytes::mib(160), &["b"]).verify();
     scene.does("write 2");
     let drain = |words: &[&str]| {
         let drained = Answer::of(&mut scene.cluster["b"].aquifer(&[&["host"], words].concat()));
@@ -179,7 +181,7 @@ fn pages_come_home_when_their_only_lender_drains() {
     assert!(why.contains("so that its pages come home"), "{why}");
     scene.does("check 2");
     // It can borrow again.
-    borrows(&scene);
+    scene.overload(Bytes::mib(160), &["b"]).verify();
     scene.does("write 3");
     scene.does("check 3");
     scene.end(&["b"]);

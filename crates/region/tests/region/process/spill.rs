@@ -11,7 +11,7 @@ use aquifer_region_client::Run;
 use tempfile::TempDir;
 
 use super::{CACHE, EXTENTS, SIZE, Served, cannot_run, content, kill, lenders, pages};
-use crate::common::pool::wait_until;
+use crate::common::pool::{OurLender, wait_until};
 
 /// A directory for spill files, on a disk.
 struct Spills(TempDir);
@@ -41,6 +41,15 @@ impl Served {
     fn spilled(&self) -> Bytes {
         self.status().volume.spill.map_or(Bytes::ZERO, |spill| spill.bytes())
     }
+}
+
+/// Returns a region with all of its pages in a file, and the lender that had them.
+fn in_a_file(spills: &Spills) -> (OurLender, Served) {
+    let [one] = lenders();
+    let served = Served::new(&[one.lease(1)]);
+    served.write_all(1);
+    served.spill(1, &spills.directory()).unwrap();
+    (one, served)
 }
 
 #[test]
@@ -228,10 +237,8 @@ fn an_empty_file_that_is_lost_is_replaced() {
     if cannot_run() {
         return;
     }
-    let ([one], spills) = (lenders(), Spills::new());
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.spill(1, &spills.directory()).unwrap();
+    let spills = Spills::new();
+    let (one, served) = in_a_file(&spills);
     served.add(one.lease(1)).unwrap();
     wait_until("the file is empty", || served.spilled() == Bytes::ZERO);
     fs::remove_dir_all(spills.directory()).unwrap();
@@ -247,10 +254,8 @@ fn pages_come_home_from_the_file_once_the_cache_is_whole() {
     if cannot_run() {
         return;
     }
-    let ([one], spills) = (lenders(), Spills::new());
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.spill(1, &spills.directory()).unwrap();
+    let spills = Spills::new();
+    let (_one, served) = in_a_file(&spills);
     client::resize_cache(&served.files, SIZE, client::By::Operator).unwrap();
     assert_eq!(served.spilled(), Bytes::ZERO);
     drop(client::send(&served.files).unwrap());
@@ -264,10 +269,8 @@ fn discarded_pages_free_the_file() {
     if cannot_run() {
         return;
     }
-    let ([one], spills) = (lenders(), Spills::new());
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.spill(1, &spills.directory()).unwrap();
+    let spills = Spills::new();
+    let (_one, served) = in_a_file(&spills);
     let first_extent = EXTENT_SIZE / PAGE_SIZE as u64;
     client::drop_pages(&served.files, Run { first: 0, count: first_extent }).unwrap();
     assert_eq!(served.spilled(), Bytes((EXTENTS - 1) * EXTENT_SIZE));
@@ -286,14 +289,12 @@ fn a_region_with_spilled_pages_stays_on_its_host() {
     if cannot_run() {
         return;
     }
-    let ([one, two], spills) = (lenders(), Spills::new());
-    let served = Served::new(&[one.lease(1)]);
-    served.write_all(1);
-    served.spill(1, &spills.directory()).unwrap();
+    let spills = Spills::new();
+    let (one, served) = in_a_file(&spills);
     let refused = client::send(&served.files).unwrap_err().to_string();
     assert!(refused.contains("in the spill file of this host"), "{refused}");
     served.check_all(1);
-    served.add(two.lease(2)).unwrap();
+    served.add(one.lease(1)).unwrap();
     wait_until("the file is empty", || served.spilled() == Bytes::ZERO);
     drop(client::send(&served.files).unwrap());
     wait_until("the hand-over has ended", || served.evacuate(77).is_ok());

@@ -71,9 +71,7 @@ fn an_overloaded_host_takes_pages_to_its_disk_at_last() {
         return;
     }
     let mut scene = Scene::set(&["b"]);
-    let mut load = scene.a().load(Bytes::mib(160));
-    load.filled();
-    wait_until("pages are at the lender", || scene.cluster["b"].stored() > Bytes::mib(16));
+    let mut load = scene.overload(Bytes::mib(160), &["b"]);
     order(&scene, &["drain"]);
     assert!(scene.cluster["b"].is_free());
     assert_eq!(spill_files(&scene), 1);

@@ -15,17 +15,11 @@ fn granted(scene: &Scene) -> Bytes {
     lent.iter().flatten().map(|lent| lent.capacity).sum()
 }
 
-fn stored(scene: &Scene) -> Bytes {
-    ["b", "c"].map(|name| scene.cluster[name].stored()).into_iter().sum()
-}
-
 /// Sets a region on a host that two small ones can help, and overloads the host.
-fn overloaded() -> (Scene, super::super::framework::Load) {
+fn overloaded() -> (Scene, Load) {
     let lenders = ["b", "c"].map(|name| Spec::new(name).memory(Bytes::mib(96)));
     let scene = Scene::with(SIZE, Bytes::mib(416), lenders.into_iter());
-    let mut load = scene.a().load(Bytes::mib(80));
-    load.filled();
-    wait_until("pages are at lenders", || stored(&scene) > Bytes::mib(16));
+    let load = scene.overload(Bytes::mib(80), &["b", "c"]);
     (scene, load)
 }
 
