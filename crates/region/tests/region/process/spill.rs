@@ -8,6 +8,7 @@ use std::time::Duration;
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
 use aquifer_region::process::{PageState, client};
 use aquifer_region_client::Run;
+use aquifer_volume::LeaseState;
 use tempfile::TempDir;
 
 use super::{CACHE, EXTENTS, SIZE, Served, cannot_run, content, kill, lenders, pages};
@@ -196,6 +197,56 @@ fn pages_spill_while_a_lender_with_room_is_away() {
     two.restart();
     wait_until("the file is empty", || served.spilled() == Bytes::ZERO);
     served.check_all(1);
+}
+
+#[test]
+fn a_lender_that_dies_or_hangs_as_pages_come_back_costs_nothing() {
+    if cannot_run() {
+        return;
+    }
+    let spills = Spills::new();
+    let (mut one, served) = in_a_file(&spills);
+    served.add(one.lease(1)).unwrap();
+    wait_until("pages come back", || served.spilled() < SIZE);
+    one.kill();
+    served.kill_engine();
+    one.restart();
+    // Its answers come after the engine's timeout.
+    one.freeze();
+    thread::sleep(Duration::from_secs(3));
+    one.thaw();
+    wait_until("the file is empty", || served.spilled() == Bytes::ZERO);
+    served.check_all(1);
+}
+
+#[test]
+fn a_lender_that_comes_back_empty_takes_nothing_from_the_file() {
+    if cannot_run() {
+        return;
+    }
+    let spills = Spills::new();
+    let (mut one, served) = in_a_file(&spills);
+    served.add(one.lease(1)).unwrap();
+    wait_until("pages come back", || served.spilled() < SIZE);
+    one.kill();
+    one.restart_empty();
+    // If all pages had left the file by then, nothing asks the lender.
+    wait_until("the engine knows that the lender has lost its pages", || {
+        served.status().volume.leases[0].state == LeaseState::Lost
+            || served.spilled() == Bytes::ZERO
+    });
+    let moved: Vec<_> = client::extents(&served.files)
+        .unwrap()
+        .into_iter()
+        .map(|extent| extent.from.0 / EXTENT_SIZE)
+        .collect();
+    assert!(!moved.is_empty());
+    let of_extent = EXTENT_SIZE / PAGE_SIZE as u64;
+    for page in pages().filter(|page| !moved.contains(&(page / of_extent))) {
+        served.check(page, 1);
+    }
+    let spilled = Bytes((EXTENTS - moved.len() as u64) * EXTENT_SIZE);
+    assert_eq!(served.spilled(), spilled, "no more pages go to that lender");
 }
 
 #[test]
