@@ -14,7 +14,7 @@ use crate::config::config;
 use crate::member::Member;
 use crate::news::{About, Board, News, Receiver};
 use crate::seal::{Key, Opener, SealError, Sealer};
-use crate::twins::Watch;
+use crate::watch::Watch;
 
 /// The news of a host are told again after this time, for hosts that missed them.
 const REFRESH: Duration = Duration::from_secs(30);
@@ -193,10 +193,20 @@ impl Gossip {
         Ok(self.outputs(now))
     }
 
-    /// Returns the steady time at which to call [`Gossip::tick`] next.
+    /// Returns the steady time at which to call [`Gossip::tick`] next. A timer that would do
+    /// nothing now waits for the next one: an idle host wakes up for probes only.
     pub fn wakes_at(&self) -> Option<Duration> {
-        let timer = self.timers.peek().map(|Reverse(Due(at, _))| *at);
-        timer.into_iter().chain(self.retry_at).min()
+        let has_work = |Reverse(Due(at, timer)): &Reverse<Due>| {
+            let has_work = match timer {
+                Timer::PeriodicGossip(_) => {
+                    self.foca.updates_backlog() + self.foca.custom_broadcast_backlog() > 0
+                }
+                Timer::SendIndirectProbe { .. } => self.watch.awaits_answer(),
+                _ => true,
+            };
+            has_work.then_some(*at)
+        };
+        self.timers.iter().filter_map(has_work).chain(self.retry_at).min()
     }
 
     /// Does what is due.

@@ -15,7 +15,7 @@ mod news;
 mod seal;
 #[cfg(test)]
 mod tests;
-mod twins;
+mod watch;
 
 pub use config::FORGOTTEN_AFTER;
 pub use gossip::{Change, Gossip, Known, Now, Output};

@@ -8,7 +8,7 @@ use foca::{BroadcastHandler, Invalidates};
 use serde::{Deserialize, Serialize};
 
 use crate::Member;
-use crate::twins::Watch;
+use crate::watch::Watch;
 
 /// What a host tells of itself that does not change while its agent runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

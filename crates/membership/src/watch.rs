@@ -1,15 +1,16 @@
-//! A second host with this host's name. Other hosts believe the one with the longer life; each of
-//! the two hears of the other in what hosts say about members, or in the other's news.
+//! What this host notices in messages beside foca: the answer to its last probe, and a twin, that
+//! is, a second host with this host's name. Other hosts believe the twin with the longer life. Each
+//! twin hears of the other in what hosts say about members, or in the other's news.
 
 use std::sync::{Arc, Mutex};
 
 use aquifer_page::lock;
 use bytes::{Buf, BufMut};
-use foca::{Codec, Header, PostcardCodec};
+use foca::{Codec, Header, Message, PostcardCodec, ProbeNumber};
 
 use crate::Member;
 
-/// Foca's codec, which also looks for a twin of this host.
+/// Foca's codec, which also looks for answers to probes and for a twin of this host.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch(Arc<Mutex<Seen>>);
 
@@ -17,11 +18,13 @@ pub(crate) struct Watch(Arc<Mutex<Seen>>);
 struct Seen {
     own: Member,
     twin: Option<Member>,
+    /// The number of the last probe that this host sent, until its answer comes.
+    probe: Option<ProbeNumber>,
 }
 
 impl Watch {
     pub(crate) fn new(own: Member) -> Self {
-        Self(Arc::new(Mutex::new(Seen { own, twin: None })))
+        Self(Arc::new(Mutex::new(Seen { own, twin: None, probe: None })))
     }
 
     /// Notes this host's present life.
@@ -32,6 +35,11 @@ impl Watch {
     /// Returns a twin that was seen since the last call.
     pub(crate) fn twin(&self) -> Option<Member> {
         lock(&self.0).twin.take()
+    }
+
+    /// Returns whether the host that this one probed last has not answered.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        lock(&self.0).probe.is_some()
     }
 
     /// A host that moved may hear of its own past: that has a smaller life.
@@ -52,12 +60,18 @@ impl Codec<Member> for Watch {
         header: &Header<Member>,
         buf: impl BufMut,
     ) -> Result<(), postcard::Error> {
+        if let Message::Ping(number) = &header.message {
+            lock(&self.0).probe = Some(*number);
+        }
         PostcardCodec.encode_header(header, buf)
     }
 
     fn decode_header(&mut self, buf: impl Buf) -> Result<Header<Member>, postcard::Error> {
         let header = PostcardCodec.decode_header(buf)?;
         self.look(&header.src);
+        if let Message::Ack(number) = &header.message {
+            lock(&self.0).probe.take_if(|probe| probe == number);
+        }
         Ok(header)
     }
 
