@@ -280,7 +280,7 @@ impl Inner {
         for ((key, is), page) in keys().zip(known).zip(into.chunks_exact_mut(PAGE_SIZE)) {
             let nothing = is_zero(page);
             if let Some(cipher) = &self.cipher {
-                cipher.decrypt(place(key), page);
+                cipher.decrypt(place(key), page, |_, _| ());
             }
             if hash(self.seed, page) == is.hash {
                 continue;
@@ -421,7 +421,7 @@ impl Inner {
             .map(|Keep { key, page, .. }| {
                 let offset = place(*key);
                 if let Some(cipher) = &self.cipher {
-                    cipher.encrypt(offset, page);
+                    cipher.encrypt(offset, page, |_, _| ());
                 }
                 Operation::Write { offset, from: page }
             })

@@ -329,6 +329,12 @@ impl FileMap {
     }
 }
 
+impl AsRef<[AtomicU64]> for FileMap {
+    fn as_ref(&self) -> &[AtomicU64] {
+        self.words()
+    }
+}
+
 /// Reserves addresses from a multiple of a huge page on, if there is room for one. Otherwise the
 /// kernel could not map huge pages there.
 fn aligned(length: usize) -> io::Result<*mut c_void> {

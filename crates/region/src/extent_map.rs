@@ -1,12 +1,17 @@
-//! The places of the volume's extents, in a file that outlives the engine.
+//! The places of the volume's extents, and the tags of its pages, in files that outlive the engine.
 
-use std::fs::File;
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use aquifer_page::{ExtentIndex, LeaseId};
 use aquifer_region_client::FileMap;
-use aquifer_volume::Ledger;
+use aquifer_volume::{Ledger, TagMemory};
+use rustix::fs::FallocateFlags;
 
 use crate::effect;
 
@@ -16,24 +21,50 @@ use crate::effect;
 const ENTRY: usize = 64;
 const NOTE: usize = 24;
 
+/// What the names of the files of tags begin with. The id of the lease follows.
+const TAGS: &str = "tags-";
+
 /// The ledger of a region's volume.
 #[derive(Debug)]
-pub(crate) struct ExtentMap(FileMap);
+pub(crate) struct ExtentMap {
+    places: FileMap,
+    /// Where the files of tags are, one for each lease.
+    directory: PathBuf,
+}
 
 impl ExtentMap {
-    pub(crate) fn new(file: &File, extents: u64) -> io::Result<Self> {
+    /// Maps the file of places at `path`. The files of tags are beside it.
+    pub(crate) fn new(path: &Path, file: &File, extents: u64) -> io::Result<Self> {
         let length = extents as usize * ENTRY;
         file.set_len(length as u64)?;
-        FileMap::new(file, length).map(Self)
+        let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
+        Ok(Self { places: FileMap::new(file, length)?, directory })
     }
 
     fn entry(&self, extent: ExtentIndex) -> &[AtomicU8] {
-        &self.0.bytes()[extent.0 as usize * ENTRY..][..ENTRY]
+        &self.places.bytes()[extent.0 as usize * ENTRY..][..ENTRY]
+    }
+
+    fn tags_of(&self, lease: LeaseId) -> PathBuf {
+        self.directory.join(format!("{TAGS}{lease}"))
+    }
+
+    /// Removes the tags of all leases but these. An earlier engine may have died before it did.
+    pub(crate) fn keep_tags(&self, leases: impl Iterator<Item = LeaseId>) -> io::Result<()> {
+        let kept: BTreeSet<_> = leases.map(|lease| format!("{TAGS}{lease}")).collect();
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
+            let name = entry.file_name().into_string().unwrap_or_default();
+            if name.starts_with(TAGS) && !kept.contains(&name) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the last noted place of each extent that has one.
     pub(crate) fn all(&self) -> impl Iterator<Item = (ExtentIndex, (LeaseId, u32))> {
-        (0..(self.0.bytes().len() / ENTRY) as u64).map(ExtentIndex).filter_map(|extent| {
+        (0..(self.places.bytes().len() / ENTRY) as u64).map(ExtentIndex).filter_map(|extent| {
             let entry = self.entry(extent);
             let note = note(entry, entry[0].load(Ordering::Acquire))?;
             Some((
@@ -60,6 +91,24 @@ impl Ledger for ExtentMap {
         });
         effect::at("place");
         entry[0].store(counts, Ordering::Release);
+    }
+
+    fn tags(&self, lease: LeaseId, pages: u64) -> io::Result<TagMemory> {
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(self.tags_of(lease))?;
+        let length = pages as usize * size_of::<u64>();
+        // A page of a sparse file that finds no room later would end the process.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+        Ok(Arc::new(FileMap::new(file, length)?))
+    }
+
+    fn forget_tags(&self, lease: LeaseId) {
+        if let Err(error) = fs::remove_file(self.tags_of(lease))
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!("cannot remove {}: {error}", self.tags_of(lease).display());
+        }
     }
 }
 

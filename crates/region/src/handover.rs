@@ -65,6 +65,10 @@ pub enum Frame {
     /// The region's present leases, before `Extents`; a list of [`LeaseTarget`] in JSON follows.
     /// They may differ from those in the offer.
     Leases,
+    /// The tags of the pages from this page on, 8 bytes each, in the volume. By these the
+    /// destination knows the pages that lenders return. They come before `Extents`, and again if
+    /// they change.
+    Tags(u64),
 }
 
 /// The kind of a round, by what goes to the other engine and what to the volume.

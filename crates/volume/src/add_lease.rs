@@ -1,14 +1,16 @@
 //! The ways in which a lease becomes part of a volume.
 
+use std::io;
 use std::sync::Arc;
 
-use aquifer_page::{Bytes, EXTENT_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 
 use crate::encryption::PageCipher;
 use crate::error::VolumeError;
-use crate::holder::{EncryptedHolder, Holder, RemoteHolder};
+use crate::holder::{Holder, RemoteHolder, VerifiedHolder};
 use crate::lease::Lease;
 use crate::lock;
+use crate::tags::Tags;
 use crate::target::LeaseTarget;
 use crate::volume::Volume;
 
@@ -38,8 +40,12 @@ impl Volume {
     ) -> Result<(), E> {
         let _adding = lock(&self.adding_lease);
         let (target, holder, clean) = self.prepare(target)?;
+        self.forget_tags(target.lease);
+        let tags = self.lease_tags(&target, clean.len() as u32)?;
         record(&target)?;
-        self.lay_over(target, holder, clean.len() as u32, |index| clean[index as usize]);
+        self.lay_over(target, Box::new(holder), tags, clean.len() as u32, |index| {
+            clean[index as usize]
+        });
         Ok(())
     }
 
@@ -106,38 +112,71 @@ impl Volume {
         let holder =
             RemoteHolder::unconnected(source, self.config.workers + 1, self.config.io_timeout);
         let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
-        self.lay_over(target, holder, total, |_| false);
+        let tags = self.lease_tags(&target, total)?;
+        self.lay_over(target, Box::new(holder), tags, total, |_| false);
         Ok(())
-    }
-
-    fn lay_over(
-        &self,
-        target: LeaseTarget,
-        holder: RemoteHolder,
-        total: u32,
-        is_clean: impl FnMut(u32) -> bool,
-    ) {
-        let holder: Box<dyn Holder> = match &target.encryption {
-            None => Box::new(holder),
-            Some(encryption) => {
-                let cipher = PageCipher::new(encryption, target.lease);
-                Box::new(EncryptedHolder::new(holder, cipher, self.config.workers + 1))
-            }
-        };
-        self.add_holder(target, holder, total, is_clean);
     }
 
     /// Adds a holder that the caller made, for holders without an address. The holder has `total`
     /// extents and stands for this lease. `is_clean` tells which slots are known to be all zeroes.
+    ///
+    /// # Errors
+    /// There is no memory for the tags of its pages.
     pub fn add_holder(
         &self,
         target: LeaseTarget,
         holder: Box<dyn Holder>,
         total: u32,
         is_clean: impl FnMut(u32) -> bool,
+    ) -> Result<(), VolumeError> {
+        let tags = self.lease_tags(&target, total)?;
+        self.lay_over(target, holder, tags, total, is_clean);
+        Ok(())
+    }
+
+    fn lay_over(
+        &self,
+        target: LeaseTarget,
+        holder: Box<dyn Holder>,
+        tags: Tags,
+        total: u32,
+        is_clean: impl FnMut(u32) -> bool,
     ) {
+        let encryption = target.encryption.as_ref();
+        let cipher = encryption.map(|encryption| PageCipher::new(encryption, target.lease));
+        let holder = self.verified(holder, cipher, tags);
         let lease = Lease::new(Some(target), holder, total, is_clean);
         self.leases.list_mut().push(Arc::new(lease));
+    }
+
+    /// Encrypts and verifies the holder's pages.
+    pub(crate) fn verified(
+        &self,
+        holder: Box<dyn Holder>,
+        cipher: Option<PageCipher>,
+        tags: Tags,
+    ) -> (Box<dyn Holder>, Arc<Tags>) {
+        let (tags, workers) = (Arc::new(tags), self.config.workers + 1);
+        (Box::new(VerifiedHolder::new(holder, cipher, tags.clone(), workers)), tags)
+    }
+
+    fn lease_tags(&self, target: &LeaseTarget, total: u32) -> Result<Tags, VolumeError> {
+        self.kept_tags(target.lease, u64::from(total))
+            .map_err(|source| VolumeError::Tags { lease: target.lease, source })
+    }
+
+    /// Returns the tags of a lease of so many extents: those of the earlier process, if it left
+    /// some.
+    pub(crate) fn kept_tags(&self, lease: LeaseId, extents: u64) -> io::Result<Tags> {
+        let pages = extents * PAGES_PER_EXTENT;
+        match &self.config.ledger {
+            None => Ok(Tags::new(pages)),
+            Some(ledger) => ledger.tags(lease, pages).map(Tags::over),
+        }
+    }
+
+    pub(crate) fn forget_tags(&self, lease: LeaseId) {
+        self.config.ledger.iter().for_each(|ledger| ledger.forget_tags(lease));
     }
 
     fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, VolumeError> {

@@ -62,15 +62,6 @@ impl Bitmap {
         }
     }
 
-    /// Clears the pages that these bytes touch.
-    pub(crate) fn clear_touched(&self, bytes: &Range<u64>) {
-        for (word, bits) in words(touched(bytes)) {
-            if self.0[word].load(Ordering::Relaxed) & bits != 0 {
-                self.0[word].fetch_and(!bits, Ordering::Relaxed);
-            }
-        }
-    }
-
     /// Returns the smallest range within these bytes that covers all marked pages; empty if there
     /// are none.
     pub(crate) fn trim(&self, bytes: &Range<u64>) -> Range<u64> {

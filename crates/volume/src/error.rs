@@ -104,6 +104,14 @@ pub enum VolumeError {
         /// The reason.
         why: String,
     },
+    /// There was no memory for the tags by which the volume verifies a lease's pages.
+    #[error("cannot keep tags for the pages of lease {lease}: {source}")]
+    Tags {
+        /// The lease.
+        lease: LeaseId,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The spill file could not be made.
     #[error("cannot make a spill file at {path}: {source}", path = path.display())]
     Spill {

@@ -12,7 +12,6 @@ use crate::fair_lock::FairLock;
 use crate::holder::{HolderError, Piece, PieceMut};
 use crate::lease::{Lease, Slot};
 use crate::lock;
-use crate::nonzero::NonZero;
 
 /// The parts of an extent, of 4 MiB each, that writes and discards lock separately.
 const PARTS: usize = 16;
@@ -33,7 +32,6 @@ pub(crate) struct Extent {
     place: FairLock<Place>,
     parts: [FairLock<()>; PARTS],
     pub(crate) written: Bitmap,
-    pub(crate) nonzero: NonZero,
 }
 
 /// Returns the parts of an extent that bytes of it touch.
@@ -133,7 +131,6 @@ impl Extent {
             place: FairLock::new(Place::Nowhere),
             parts: array::from_fn(|_| FairLock::new(())),
             written: Bitmap::new(),
-            nonzero: NonZero::new(),
         }
     }
 
@@ -192,15 +189,13 @@ impl Extent {
         into[end..].fill(0);
         let into = &mut into[start..end];
         slot.read(worker, stored.start, into)
-            .and_then(|()| {
-                if self.nonzero.disproves(stored.start, into) {
-                    // A write may have ended between the read and the look at the bits: this time
-                    // none is under way.
-                    let _parts = self.claim(&stored);
-                    slot.read(worker, stored.start, into)?;
-                    self.check_read(slot, stored.start, into)?;
+            .or_else(|error| {
+                if !matches!(error, HolderError::Wrong(_)) {
+                    return Err(error);
                 }
-                Ok(())
+                // A write may have ended meanwhile: this time none is under way.
+                let _parts = self.claim(&stored);
+                slot.read(worker, stored.start, into).map_err(|error| slot.judge(error))
             })
             .map_err(|error| Failed(slot.lease.clone(), error))
     }
@@ -223,19 +218,12 @@ impl Extent {
             pieces.iter_mut().for_each(|(at, _)| *at %= EXTENT_SIZE);
             read.map_err(|error| Failed(slot.lease.clone(), error))?;
         }
-        let has_slot = slot.is_some();
+        if slot.is_some() {
+            return Ok(());
+        }
         drop(place);
         // `read` does what one request for each piece cannot.
-        pieces
-            .iter_mut()
-            .filter(|(at, into)| !has_slot || self.nonzero.disproves(*at, into))
-            .try_for_each(|(at, into)| self.read(worker, *at, into))
-    }
-
-    /// Refuses zeroes where the lender acknowledged other data. No write to these bytes may be
-    /// under way.
-    pub(crate) fn check_read(&self, slot: &Slot, at: u64, data: &[u8]) -> Result<(), HolderError> {
-        if self.nonzero.disproves(at, data) { Err(slot.has_lost()) } else { Ok(()) }
+        pieces.iter_mut().try_for_each(|(at, into)| self.read(worker, *at, into))
     }
 
     /// Writes from offset `at` on.
@@ -247,15 +235,12 @@ impl Extent {
         let bytes = at..at + data.len() as u64;
         let _parts = self.keep(&bytes);
         self.written.set(&bytes);
-        self.nonzero.forget(at, data.len() as u64);
         let written = match &*place {
             Place::Nowhere => return Err(Fault::Nowhere),
             Place::At(slot) => slot.write(worker, at, data),
             Place::Moving(moving) => moving.write(worker, at, data),
         };
-        written.map_err(|error| place.fault(error))?;
-        self.nonzero.remember(at, data);
-        Ok(())
+        written.map_err(|error| place.fault(error))
     }
 
     /// Writes runs, in flight together where that is faster. Afterwards the offsets in `pieces` are
@@ -274,7 +259,6 @@ impl Extent {
         let _parts = self.keep(&all.unwrap_or_default());
         for (at, data) in &*pieces {
             self.written.set(&(*at..*at + data.len() as u64));
-            self.nonzero.forget(*at, data.len() as u64);
         }
         let written = match &*place {
             Place::Nowhere => return Err(Fault::Nowhere),
@@ -283,10 +267,7 @@ impl Extent {
                 pieces.iter().try_for_each(|(at, data)| moving.write(worker, *at, data))
             }
         };
-        written.map_err(|error| place.fault(error))?;
-        // The slot added only whole extents to the offsets.
-        pieces.iter().for_each(|(at, data)| self.nonzero.remember(at % EXTENT_SIZE, data));
-        Ok(())
+        written.map_err(|error| place.fault(error))
     }
 
     /// Makes these bytes read as zeroes and frees their room. If the extent then holds nothing,
@@ -311,7 +292,6 @@ impl Extent {
         }
         let _parts = self.claim(bytes);
         let stored = self.written.trim(bytes);
-        self.nonzero.forget(stored.start, stored.end - stored.start);
         let done = match &*place {
             Place::Nowhere => Ok(()),
             Place::At(slot) => slot.discard(worker, stored.start, stored.end - stored.start),

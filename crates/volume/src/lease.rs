@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::{EXTENT_SIZE, LeaseId, WorkerId};
+use aquifer_page::{EXTENT_SIZE, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 
-use crate::holder::{Holder, HolderError, Piece, PieceMut};
+use crate::holder::{Holder, HolderError, Piece, PieceMut, Wrong};
 use crate::lock;
+use crate::tags::Tags;
 use crate::target::LeaseTarget;
 
 /// A holder of extents, and the state of its slots.
@@ -17,6 +18,8 @@ pub(crate) struct Lease {
     /// The lease in entries of a ledger; `None` for a spill file that ends with its process.
     pub(crate) noted_as: Option<LeaseId>,
     pub(crate) holder: Box<dyn Holder>,
+    /// The tags of its pages, which the holder compares.
+    tags: Arc<Tags>,
     /// The number of slots.
     pub(crate) total: u64,
     /// Set when the lender reports no room although slots are free: it promised more than it has.
@@ -26,8 +29,9 @@ pub(crate) struct Lease {
     pub(crate) away_since: AtomicU64,
     /// Set when a page could not be read, and cleared when the lost lender is back.
     pub(crate) lost_page: AtomicBool,
-    /// Set when the lender returned zeroes for other data: it has lost that, or lies.
-    pub(crate) zeroed: AtomicBool,
+    /// Set when the lender returned a page that is not the one stored there: it has lost that, or
+    /// lies.
+    wrong: AtomicBool,
     /// Extents to move out and extents moved, during an evacuation.
     pub(crate) leaving: (AtomicU64, AtomicU64),
     slots: Mutex<Slots>,
@@ -42,8 +46,6 @@ struct Slots {
     /// Whether the lease gives out slots; an evacuation closes it.
     open: bool,
 }
-
-const ZEROES: &str = "it returned zeroes for a page that held other data";
 
 /// The place of an extent, taken until it is [given back](Slot::give_back).
 #[derive(Clone)]
@@ -80,7 +82,7 @@ impl Lease {
     /// Makes a lease with `total` free slots. `is_clean` tells which are known to be all zeroes.
     pub(crate) fn new(
         target: Option<LeaseTarget>,
-        holder: Box<dyn Holder>,
+        (holder, tags): (Box<dyn Holder>, Arc<Tags>),
         total: u32,
         mut is_clean: impl FnMut(u32) -> bool,
     ) -> Self {
@@ -96,11 +98,12 @@ impl Lease {
             noted_as: target.as_ref().map(|target| target.lease),
             target,
             holder,
+            tags,
             total: u64::from(total),
             full: AtomicBool::new(false),
             away_since: AtomicU64::new(0),
             lost_page: AtomicBool::new(false),
-            zeroed: AtomicBool::new(false),
+            wrong: AtomicBool::new(false),
             leaving: (AtomicU64::new(0), AtomicU64::new(0)),
             slots: Mutex::new(slots),
         }
@@ -136,7 +139,7 @@ impl Lease {
 
     /// Returns whether the lender is known to have lost the stored data.
     pub(crate) fn is_lost(&self) -> bool {
-        self.holder.is_lost() || self.zeroed.load(Ordering::Relaxed)
+        self.holder.is_lost() || self.wrong.load(Ordering::Relaxed)
     }
 
     /// Takes a free slot and makes it all zeroes. Returns `None` if no slot can be taken.
@@ -206,11 +209,44 @@ impl Slot {
         self.lease.noted_as.map(|lease| (lease, self.index))
     }
 
-    /// Records that the lender returned zeroes for other data, and returns the error for that.
+    /// Returns the error of a read during which no write of these pages was under way. If the
+    /// lender returned another page than the one stored there, this marks the lease.
     #[cold]
-    pub(crate) fn has_lost(&self) -> HolderError {
-        self.lease.zeroed.store(true, Ordering::Relaxed);
-        HolderError::Lost(ZEROES.into())
+    pub(crate) fn judge(&self, error: HolderError) -> HolderError {
+        match error {
+            HolderError::Wrong(wrong @ (Wrong::Zeroes | Wrong::Other)) => {
+                self.lease.wrong.store(true, Ordering::Relaxed);
+                HolderError::Lost(wrong.into())
+            }
+            HolderError::Wrong(wrong @ Wrong::Unknown) => HolderError::Failed(wrong.into()),
+            other => other,
+        }
+    }
+
+    /// Returns the number in the lease of the slot's page at this offset.
+    fn page(&self, at: u64) -> u64 {
+        u64::from(self.index) * PAGES_PER_EXTENT + at / PAGE_SIZE as u64
+    }
+
+    /// Returns whether the last write of the page at this offset failed.
+    pub(crate) fn is_unknown(&self, at: u64) -> bool {
+        self.lease.tags.is_unknown(self.page(at))
+    }
+
+    /// Records that the slot may hold any version of the page at this offset.
+    pub(crate) fn forget(&self, at: u64) {
+        self.lease.tags.forget(self.page(at));
+    }
+
+    /// Returns the tags of the slot's pages.
+    pub(crate) fn tags(&self) -> Vec<u64> {
+        let first = self.page(0);
+        self.lease.tags.of(first..first + PAGES_PER_EXTENT)
+    }
+
+    /// Sets the tags of the slot's first pages.
+    pub(crate) fn put_tags(&self, tags: &[u64]) {
+        self.lease.tags.put(self.page(0), tags);
     }
 
     fn offset(&self) -> u64 {

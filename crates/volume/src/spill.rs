@@ -1,14 +1,16 @@
 //! The spill file of a volume: extents on a local disk, for which no lender has room.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 use serde::{Deserialize, Serialize};
 
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
-use crate::holder::{BrokenHolder, EncryptedHolder, FileHolder, Holder};
+use crate::holder::{BrokenHolder, FileHolder, Holder};
 use crate::lease::Lease;
+use crate::tags::Tags;
 use crate::volume::Volume;
 
 /// A spill file that outlives its process, so that the next process can
@@ -44,8 +46,11 @@ impl Volume {
         let file = FileHolder::open(&spill.path, self.spill_size(), self.config.workers + 1)
             .map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
         let cipher = PageCipher::new(&spill.encryption, spill.lease);
+        let tags = self.kept_tags(spill.lease, self.extents.len() as u64);
+        let tags =
+            tags.map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
         // An earlier process may have left anything in slots that no extent has.
-        let mut lease = self.spill_lease(self.encrypted(file, cipher), false);
+        let mut lease = self.spill_lease(self.verified(Box::new(file), Some(cipher), tags), false);
         lease.noted_as = Some(spill.lease);
         self.leases.set_spill(lease);
         Ok(())
@@ -54,7 +59,9 @@ impl Volume {
     /// Gives the volume what is left of a spill file that cannot be opened: the extents in it keep
     /// their places there, and each access to them fails for this reason.
     pub fn add_broken_spill(&self, spill: &SpillFile, why: String) {
-        let mut lease = self.spill_lease(Box::new(BrokenHolder(why)), false);
+        // Tags that the earlier process left stay for the next one.
+        let none = Arc::new(Tags::new(0));
+        let mut lease = self.spill_lease((Box::new(BrokenHolder(why)), none), false);
         lease.noted_as = Some(spill.lease);
         lease.set_open(false);
         self.leases.set_spill(lease);
@@ -82,7 +89,9 @@ impl Volume {
             .map_err(|source| VolumeError::Spill { path: directory.to_owned(), source })?;
         // No other process needs the key.
         let cipher = PageCipher::new(&Encryption::random(), LeaseId::random());
-        self.leases.set_spill(self.spill_lease(self.encrypted(file, cipher), true));
+        let tags = Tags::new(self.extents.len() as u64 * PAGES_PER_EXTENT);
+        self.leases
+            .set_spill(self.spill_lease(self.verified(Box::new(file), Some(cipher), tags), true));
         Ok(())
     }
 
@@ -90,11 +99,7 @@ impl Volume {
         Bytes(self.extents.len() as u64 * EXTENT_SIZE)
     }
 
-    fn encrypted(&self, file: FileHolder, cipher: PageCipher) -> Box<dyn Holder> {
-        Box::new(EncryptedHolder::new(file, cipher, self.config.workers + 1))
-    }
-
-    fn spill_lease(&self, holder: Box<dyn Holder>, is_clean: bool) -> Lease {
+    fn spill_lease(&self, holder: (Box<dyn Holder>, Arc<Tags>), is_clean: bool) -> Lease {
         Lease::new(None, holder, self.extents.len() as u32, |_| is_clean)
     }
 }

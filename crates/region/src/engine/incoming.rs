@@ -20,10 +20,10 @@ pub struct Incoming {
     has_states: bool,
     /// Whether each page came from the source. Other pages that are here do not count.
     came: Vec<bool>,
-    /// Whether the volume has each page, in its current version.
+    /// Whether the volume has each page, in this version or an older one.
     stored: Vec<bool>,
-    /// Whether the volume may have an older version of each page, or nothing of it.
-    unsure: Vec<bool>,
+    /// The tag of each page in the volume.
+    tags: Vec<u64>,
 }
 
 impl Engine {
@@ -47,7 +47,7 @@ impl Engine {
         let pages = self.table.pages() as usize;
         incoming.came.resize(pages, false);
         incoming.stored.resize(pages, false);
-        incoming.unsure.resize(pages, false);
+        incoming.tags.resize(pages, 0);
         match frame {
             Frame::Pages(run) => self.take_pages(incoming, *run, data),
             Frame::Purge(all) => all.iter().try_for_each(|run| {
@@ -56,6 +56,7 @@ impl Engine {
                 self.purge((run.first..run.end()).collect())
             }),
             Frame::States(first) => self.take_states(incoming, *first, data),
+            Frame::Tags(first) => self.take_tags(incoming, *first, data),
             Frame::Leases => self.take_leases(data),
             Frame::Extents(extents) => {
                 extents.iter().try_for_each(|extent| self.take_extent(incoming, extent))
@@ -149,9 +150,7 @@ impl Engine {
             let state = data[((page - first) / 4) as usize] >> ((page - first) % 4 * 2) & 3;
             let (stored, dirty) = (state & 1 != 0, state & 2 != 0);
             let at = page as usize;
-            // As after a crash: only a clean page is proof that the volume has data.
-            incoming.stored[at] = stored && !dirty;
-            incoming.unsure[at] = stored && dirty;
+            incoming.stored[at] = stored;
             let is = self.table.get(page);
             let is = match is.place {
                 // The page's current version was left behind.
@@ -172,6 +171,23 @@ impl Engine {
         self.purge(strange)
     }
 
+    fn take_tags(
+        &self,
+        incoming: &mut Incoming,
+        first: u64,
+        data: &[u8],
+    ) -> Result<(), RegionError> {
+        let (tags, rest) = data.as_chunks();
+        if !rest.is_empty() {
+            return Err(RegionError::Misuse("the last tag is not whole".to_owned()));
+        }
+        // The volume's last extent may end beyond the region.
+        for (page, tag) in (first..self.table.pages()).zip(tags) {
+            incoming.tags[page as usize] = u64::from_le_bytes(*tag);
+        }
+        Ok(())
+    }
+
     fn take_extent(&self, incoming: &Incoming, of: &Extent) -> Result<(), RegionError> {
         // The number comes from the other host, which may send any.
         let first = of.extent.0.saturating_mul(PAGES_PER_EXTENT);
@@ -181,12 +197,13 @@ impl Engine {
         }
         let at = |page: u64| page * PAGE_SIZE as u64 - of.extent.offset();
         let stored = runs((first..last).filter(|page| incoming.stored[*page as usize]));
-        let unsure = runs((first..last).filter(|page| incoming.unsure[*page as usize]));
         let place = (of.lease, of.slot);
         self.lenders.extent_map.note(of.extent, Some(place));
         let within = |run: &Range<u64>| at(run.start)..at(run.end);
-        let (stored, unsure) = (stored.iter().map(within), unsure.iter().map(within));
-        Ok(self.lenders.volume.restore(of.extent, place, stored, unsure)?)
+        self.lenders.volume.restore(of.extent, place, stored.iter().map(within))?;
+        let tags = &incoming.tags[first as usize..last as usize];
+        self.lenders.volume.restore_tags(of.extent, tags);
+        Ok(())
     }
 
     /// Fetches pages that are likely to be touched soon, until the cache is full or the engine

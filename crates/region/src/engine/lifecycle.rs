@@ -69,8 +69,8 @@ impl Engine {
         let pages = file.pages();
         let extents = (pages * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE);
         let table = Table::new(&table.1, pages).map_err(fail(table.0))?;
-        let extent_map =
-            Arc::new(ExtentMap::new(&extent_map.1, extents).map_err(fail(extent_map.0))?);
+        let (path, map) = extent_map;
+        let extent_map = Arc::new(ExtentMap::new(path, &map, extents).map_err(fail(path))?);
         let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
         // Besides the fault workers, one thread evicts and one discards.
         let workers = volume_workers(config.paging.workers);
@@ -85,6 +85,10 @@ impl Engine {
         if let Some(spill) = &config.spill {
             open_spill(&volume, spill, &extent_map);
         }
+        let spill = config.spill.iter().map(|spill| spill.lease);
+        let leases = volume.targets().into_iter().map(|target| target.lease).chain(spill);
+        let fail = RegionError::io("cannot remove the tags of earlier leases");
+        extent_map.keep_tags(leases).map_err(fail)?;
         if resumes && !config.foreign {
             // The earlier engine may have been killed before it told the lenders.
             volume.end_older_generations();

@@ -1,10 +1,11 @@
 //! The source of a hand-over: the pages that it must send, round by round (\[Jo20\], section 3.3).
 
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, PAGE_SIZE, is_zero};
+use aquifer_page::{Bytes, ExtentIndex, PAGE_SIZE, PAGES_PER_EXTENT, is_zero};
 use aquifer_region_client::Run;
 
 use super::Engine;
@@ -17,6 +18,9 @@ use crate::table::Place;
 
 /// The number of pages examined under one lock.
 const CHUNK: u64 = 4096;
+
+/// The number of tags that are sent together if one of them has changed.
+const TAGS: usize = 512;
 
 /// How long the stopped region may take until no page is on its way.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +40,8 @@ pub(super) struct Outgoing {
     left_at_source: Vec<bool>,
     /// No round has sent pages yet.
     first: bool,
+    /// The tags that the destination has, by extent.
+    tags: HashMap<ExtentIndex, Vec<u64>>,
 }
 
 impl Outgoing {
@@ -79,8 +85,13 @@ impl Engine {
             return Err(RegionError::Misuse("the region is being handed over already".to_owned()));
         }
         let none = || vec![false; pages];
-        cache.outgoing =
-            Some(Outgoing { there: none(), current: none(), left_at_source: none(), first: true });
+        cache.outgoing = Some(Outgoing {
+            there: none(),
+            current: none(),
+            left_at_source: none(),
+            first: true,
+            tags: HashMap::new(),
+        });
         drop(cache);
         // No more pages become shared from here on. Shared pages go as the region's own, as the
         // other host has other frames.
@@ -110,6 +121,7 @@ impl Engine {
         if round == Round::Clean {
             let resident = self.usage().resident.pages();
             let cleaned = self.persist()?;
+            self.send_tags(sink)?;
             return Ok(Sent { cleaned, resident, dirty: cleaned, ..Sent::default() });
         }
         if matches!(round, Round::Last | Round::Leave | Round::Rest) {
@@ -123,6 +135,9 @@ impl Engine {
             sink(&Frame::Purge(run.to_vec()), &[]).map_err(fail())?;
         }
         self.send(&plan.send, sink)?;
+        if round != Round::Rest {
+            self.send_tags(sink)?;
+        }
         if matches!(round, Round::Last | Round::Leave) {
             self.send_states(sink).map_err(fail())?;
         }
@@ -176,8 +191,6 @@ impl Engine {
             first = chunk.end;
             let mut cache = lock(&self.cache);
             self.note_dirty(&mut cache, &chunk).map_err(cannot_look)?;
-            let not_begun =
-                || RegionError::Misuse("the region is not being handed over".to_owned());
             let outgoing = cache.outgoing.as_mut().ok_or_else(not_begun)?;
             if outgoing.first && round == Round::Copy {
                 outgoing.first = false;
@@ -250,6 +263,28 @@ impl Engine {
         Ok(())
     }
 
+    /// Sends the tags that changed since the last round, or all at first.
+    fn send_tags(&self, sink: &mut Sink<'_>) -> Result<(), RegionError> {
+        let fail = || RegionError::io("cannot send to the other host");
+        for (extent, _) in self.lenders.extent_map.all() {
+            let tags = self.lenders.volume.tags(extent);
+            let before = match &mut lock(&self.cache).outgoing {
+                Some(outgoing) => outgoing.tags.insert(extent, tags.clone()).unwrap_or_default(),
+                None => return Err(not_begun()),
+            };
+            let mut first = extent.0 * PAGES_PER_EXTENT;
+            for (at, block) in tags.chunks(TAGS).enumerate() {
+                let known = before.get(at * TAGS..at * TAGS + block.len());
+                if known.unwrap_or(&[0; TAGS]) != block {
+                    let data: Vec<u8> = block.iter().flat_map(|tag| tag.to_le_bytes()).collect();
+                    sink(&Frame::Tags(first), &data).map_err(fail())?;
+                }
+                first += block.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends the states of all pages, the leases, and the places of the extents in them.
     fn send_states(&self, sink: &mut Sink<'_>) -> io::Result<()> {
         let mut first = 0;
@@ -296,6 +331,10 @@ impl Engine {
             .map(as_run)
             .collect()
     }
+}
+
+fn not_begun() -> RegionError {
+    RegionError::Misuse("the region is not being handed over".to_owned())
 }
 
 fn as_run(run: &Range<u64>) -> Run {

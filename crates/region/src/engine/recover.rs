@@ -79,16 +79,10 @@ impl Engine {
             // The volume may have nothing of a page that is dirty or still with the source host,
             // whatever the table says: an earlier engine may have found it zero, or never have
             // written it.
-            let proves = |page: &u64| {
-                let is = self.table.get(*page);
-                is.stored && !is.dirty && !is.awaiting_source
-            };
-            let is_left =
-                |page: &u64| unsure.contains(page) || self.table.get(*page).stored && !proves(page);
-            let stored = runs((first..last).filter(proves));
-            let left = runs((first..last).filter(is_left));
-            let (stored, left) = (stored.iter().map(within), left.iter().map(within));
-            self.lenders.volume.restore(extent, place, stored, left).map_err(io::Error::other)?;
+            let may_hold = |page: &u64| unsure.contains(page) || self.table.get(*page).stored;
+            let held = runs((first..last).filter(may_hold));
+            let held = held.iter().map(within);
+            self.lenders.volume.restore(extent, place, held).map_err(io::Error::other)?;
             // Another host may have stored pages there since. A page that stays only takes the
             // lender's memory until the next write. Lenders need not be reachable yet.
             if !self.is_frozen() {

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `.NAME/table` | the state of each page; locked while an engine lives |
 //! | `.NAME/extent_map` | the places of the volume's extents |
+//! | `.NAME/tags-LEASE` | the tags of the pages that a lease, or the spill file, holds |
 //! | `.NAME/sharers` | the pages that are frames of the group |
 //! | `.NAME/mapped` | the programs that map the region |
 //! | `.NAME/record.json` | the region's specification |

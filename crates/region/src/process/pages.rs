@@ -114,6 +114,7 @@ pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     let spec = files.read()?;
     let path = files.extent_map();
     let extent_map = ExtentMap::new(
+        &path,
         &Files::open(&path)?,
         (spec.size.pages() * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE),
     );

@@ -2,8 +2,8 @@
 //!
 //! Only pages under one key in deterministic mode can be compared. A page of zeroes stays zeroes,
 //! so that it takes no room at the lender. The lender can tell anyway how much of a lease is used.
-//! Encryption adds nothing to a page and keeps no state for it, so it authenticates nothing. If a
-//! lender changes an encrypted page, the borrower decrypts noise without notice.
+//! Encryption adds nothing to a page. It yields a tag of 8 bytes for each page, which the borrower
+//! keeps. So the borrower notices any page that it did not store at this place last.
 
 mod wide;
 
@@ -11,6 +11,8 @@ use std::fmt;
 
 use aquifer_page::{LeaseId, PAGE_SIZE, is_zero};
 use serde::{Deserialize, Serialize};
+
+use crate::tags::{OF_ZEROES, tag_of};
 
 use wide::Wide;
 
@@ -139,33 +141,44 @@ impl PageCipher {
         Self { wide: Wide::new(&encryption.key.0, tweak), lease }
     }
 
-    /// Encrypts whole pages in place. `offset` is their offset in the lease, in bytes.
-    pub fn encrypt(&self, offset: u64, pages: &mut [u8]) {
-        self.each(offset, pages, |tweak, page| self.wide.encrypt(tweak, page));
+    /// Encrypts whole pages in place. `offset` is their offset in the lease, in bytes. Calls `made`
+    /// with the number of each page in the lease and its tag.
+    pub fn encrypt(&self, offset: u64, pages: &mut [u8], made: impl FnMut(u64, u64)) {
+        self.each(offset, pages, |tweak, page| self.wide.encrypt(tweak, page), made);
     }
 
-    /// Decrypts whole pages in place. `offset` is their offset in the lease, in bytes.
-    pub fn decrypt(&self, offset: u64, pages: &mut [u8]) {
-        self.each(offset, pages, |tweak, page| self.wide.decrypt(tweak, page));
+    /// Decrypts whole pages in place, as [`encrypt`](Self::encrypt). A page has the tag that it had
+    /// when it was encrypted. A changed page, another page, or an earlier version of this page has
+    /// that tag only by a chance of about 2^-64.
+    pub fn decrypt(&self, offset: u64, pages: &mut [u8], found: impl FnMut(u64, u64)) {
+        self.each(offset, pages, |tweak, page| self.wide.decrypt(tweak, page), found);
     }
 
-    fn each(&self, offset: u64, pages: &mut [u8], what: impl Fn(&[u8], &mut [u8; PAGE_SIZE])) {
+    fn each(
+        &self,
+        offset: u64,
+        pages: &mut [u8],
+        turn: impl Fn(&[u8], &mut [u8; PAGE_SIZE]) -> u128,
+        mut tagged: impl FnMut(u64, u64),
+    ) {
         let (pages, rest) = pages.as_chunks_mut();
         debug_assert!(rest.is_empty() && offset.is_multiple_of(PAGE_SIZE as u64), "whole pages");
         for (number, page) in (offset / PAGE_SIZE as u64..).zip(pages) {
             // (A page encrypts to zeroes with a probability of 2^-32768.)
             if is_zero(page) {
+                tagged(number, OF_ZEROES);
                 continue;
             }
-            match self.lease {
-                None => what(&[], page),
+            let seed = match self.lease {
+                None => turn(&[], page),
                 Some(lease) => {
                     let mut tweak = [0; TWEAK];
                     tweak[..16].copy_from_slice(&lease.0.to_le_bytes());
                     tweak[16..].copy_from_slice(&number.to_le_bytes());
-                    what(&tweak, page);
+                    turn(&tweak, page)
                 }
-            }
+            };
+            tagged(number, tag_of(seed as u64));
         }
     }
 }
@@ -178,7 +191,7 @@ mod tests {
 
     fn encrypted(encryption: &Encryption, lease: u128, offset: u64, byte: u8) -> Vec<u8> {
         let mut pages = vec![byte; PAGE_SIZE];
-        PageCipher::new(encryption, LeaseId(lease)).encrypt(offset, &mut pages);
+        PageCipher::new(encryption, LeaseId(lease)).encrypt(offset, &mut pages, |_, _| ());
         pages
     }
 
@@ -209,15 +222,45 @@ mod tests {
                 .map(|at| if at / PAGE_SIZE == 2 { 0 } else { at as u8 })
                 .collect();
             let mut pages = plain.clone();
-            cipher.encrypt(8 * PAGE, &mut pages);
+            let mut made = Vec::new();
+            cipher.encrypt(8 * PAGE, &mut pages, |page, tag| made.push((page, tag)));
+            assert_eq!(made.iter().map(|(page, _)| *page).collect::<Vec<_>>(), [8, 9, 10, 11]);
+            assert_eq!(made[2].1, OF_ZEROES);
             let differ: Vec<_> = (0..4)
                 .map(|page| {
                     pages[page * PAGE_SIZE..][..PAGE_SIZE] != plain[page * PAGE_SIZE..][..PAGE_SIZE]
                 })
                 .collect();
             assert_eq!(differ, [true, true, false, true]);
-            cipher.decrypt(8 * PAGE, &mut pages);
-            assert!(pages == plain);
+            let mut found = Vec::new();
+            cipher.decrypt(8 * PAGE, &mut pages, |page, tag| found.push((page, tag)));
+            assert!(pages == plain && found == made);
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_place_version_or_content_has_another_tag() {
+        let tag = |cipher: &PageCipher, offset: u64, encrypted: &[u8]| {
+            let (mut page, mut tag) = (encrypted.to_vec(), 0);
+            cipher.decrypt(offset, &mut page, |_, found| tag = found);
+            tag
+        };
+        for mode in [EncryptionMode::Deterministic, EncryptionMode::Random] {
+            let encryption = Encryption { mode, ..Encryption::random() };
+            let cipher = PageCipher::new(&encryption, LeaseId(1));
+            let right = encrypted(&encryption, 1, 0, 7);
+            let expected = tag(&cipher, 0, &right);
+            assert_ne!(expected, OF_ZEROES);
+            for at in [0, 15, 16, 2000, PAGE_SIZE - 1] {
+                let mut changed = right.clone();
+                changed[at] ^= 1;
+                assert_ne!(tag(&cipher, 0, &changed), expected, "byte {at}");
+            }
+            assert_ne!(tag(&cipher, 0, &encrypted(&encryption, 1, 0, 8)), expected);
+            let is_random = mode == EncryptionMode::Random;
+            assert_eq!(tag(&cipher, PAGE, &right) != expected, is_random);
+            let other = PageCipher::new(&encryption, LeaseId(2));
+            assert_eq!(tag(&other, 0, &right) != expected, is_random);
         }
     }
 

@@ -44,18 +44,20 @@ impl Wide {
         Self { forth, back: Aes256Dec::new(key.into()), hash, mask }
     }
 
-    /// Encrypts a page in place.
-    pub(super) fn encrypt(&self, tweak: &[u8], page: &mut [u8; PAGE_SIZE]) {
-        self.turn(tweak, page, |block| self.forth.encrypt_block(block));
+    /// Encrypts a page in place. Returns the seed of its key stream (`S` of the paper). It depends
+    /// on all of the page and on the tweak. Without the key, nobody can make another encrypted page
+    /// with this seed, or tell the seed of one.
+    pub(super) fn encrypt(&self, tweak: &[u8], page: &mut [u8; PAGE_SIZE]) -> u128 {
+        self.turn(tweak, page, |block| self.forth.encrypt_block(block))
     }
 
-    /// Decrypts a page in place.
-    pub(super) fn decrypt(&self, tweak: &[u8], page: &mut [u8; PAGE_SIZE]) {
-        self.turn(tweak, page, |block| self.back.decrypt_block(block));
+    /// Decrypts a page in place. Returns the seed of its key stream, as [`encrypt`](Self::encrypt).
+    pub(super) fn decrypt(&self, tweak: &[u8], page: &mut [u8; PAGE_SIZE]) -> u128 {
+        self.turn(tweak, page, |block| self.back.decrypt_block(block))
     }
 
     /// Applies the hash, the key stream and the hash again, around the cipher of the first block.
-    fn turn(&self, tweak: &[u8], page: &mut [u8; PAGE_SIZE], cipher: impl Fn(&mut Block)) {
+    fn turn(&self, tweak: &[u8], page: &mut [u8; PAGE_SIZE], cipher: impl Fn(&mut Block)) -> u128 {
         let mut tweaked = self.hash.clone();
         tweaked.update_padded(tweak);
         let (first, rest) = page.split_at_mut(BLOCK);
@@ -71,8 +73,10 @@ impl Wide {
         let mut turned = Block::from(masked.to_le_bytes());
         cipher(&mut turned);
         let turned = number(&turned);
-        self.stream(masked ^ turned ^ self.mask, rest);
+        let seed = masked ^ turned ^ self.mask;
+        self.stream(seed, rest);
         first.copy_from_slice(&(turned ^ hash(rest)).to_le_bytes());
+        seed
     }
 
     /// Applies XCTR: XORs the counter into the seed instead of adding it.
@@ -123,9 +127,14 @@ mod tests {
             let mut expected = [0; PAGE_SIZE];
             theirs.encrypt(&plain, tweak, &mut expected).unwrap();
             let mut encrypted = plain;
-            ours.encrypt(tweak, &mut encrypted);
+            let seed = ours.encrypt(tweak, &mut encrypted);
             assert!(encrypted == expected);
-            ours.decrypt(tweak, &mut encrypted);
+            // The second block is encrypted with AES of the seed XOR 1.
+            let mut second =
+                Block::from(std::array::from_fn(|at| plain[16 + at] ^ expected[16 + at]));
+            Aes256Dec::new(&key.into()).decrypt_block(&mut second);
+            assert_eq!(seed, number(&second) ^ 1);
+            assert_eq!(ours.decrypt(tweak, &mut encrypted), seed);
             assert!(encrypted == plain);
         }
     }

@@ -1,10 +1,10 @@
 //! Holders of extents. To add a kind, add a file here that implements [`Holder`].
 
 mod broken;
-mod encrypted;
 mod file;
 mod remote;
 mod source;
+mod verified;
 
 use std::error::Error;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::InitiatorError;
 
 pub(crate) use broken::BrokenHolder;
-pub(crate) use encrypted::EncryptedHolder;
 pub use file::FileHolder;
 pub use remote::RemoteHolder;
 pub use source::Source;
+pub(crate) use verified::VerifiedHolder;
 
 /// An offset, and the bytes to write there.
 pub type Piece<'a> = (u64, &'a [u8]);
@@ -108,12 +108,30 @@ pub enum HolderError {
     /// may succeed.
     #[error("lost: {0}")]
     Lost(Box<dyn Error + Send + Sync>),
+    /// The holder's data is not what this host stored last, or this host does not know what that
+    /// was. During a write of the page, this proves nothing.
+    #[error("{0}")]
+    Wrong(Wrong),
     /// The holder has no room.
     #[error("it is full: {0}")]
     Full(Box<dyn Error + Send + Sync>),
     /// The holder failed otherwise.
     #[error("{0}")]
     Failed(Box<dyn Error + Send + Sync>),
+}
+
+/// What is wrong with a page that a holder returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Wrong {
+    /// Zeroes, for other data.
+    #[error("it returned zeroes for a page that held other data")]
+    Zeroes,
+    /// Other data: a changed page, another page, or an old version.
+    #[error("it returned a page that differs from the one stored there last")]
+    Other,
+    /// It may be any version, as the last write failed.
+    #[error("the last write of the page failed, so its content is not known; write it again")]
+    Unknown,
 }
 
 /// Zeroes to write where a holder cannot make them itself.

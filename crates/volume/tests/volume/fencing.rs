@@ -54,7 +54,8 @@ fn a_host_that_the_owner_has_left_cannot_write_any_more() {
         let destination = Volume::new(config()).unwrap();
         let claim = Claim { generation: 1, ..claim };
         destination.resume_lease(LeaseTarget { claim: Some(claim), ..lease.clone() }).unwrap();
-        destination.restore(ExtentIndex(0), (lease.lease, 0), iter::once(0..PAGE), []).unwrap();
+        destination.restore(ExtentIndex(0), (lease.lease, 0), iter::once(0..PAGE)).unwrap();
+        destination.restore_tags(ExtentIndex(0), &source.tags(ExtentIndex(0)));
         expect(&destination, 0, 1);
         write(&source, 0, 2);
         destination.end_older_generations();

@@ -9,6 +9,7 @@ mod counting;
 mod evacuate;
 mod failures;
 mod fencing;
+mod lies;
 mod losses;
 mod model;
 mod moves;

@@ -6,6 +6,7 @@ mod forgetful;
 pub mod framework;
 mod groups;
 mod isolation;
+mod lies;
 mod limits;
 mod lives;
 mod losses;

@@ -297,7 +297,8 @@ impl World {
     pub(super) fn join(&self, volume: &Volume, host: &Host, lease: LeaseId) {
         let is_clean = self.lender.count(lease) == 0;
         let holder = CrashLender { host: host.number, lease, pages: self.lender.clone() };
-        volume.add_holder(target(lease), Box::new(holder), 2, |_| is_clean);
+        let added = volume.add_holder(target(lease), Box::new(holder), 2, |_| is_clean);
+        expect("add a lease", added);
     }
 
     pub(super) fn own(&self, host: &Host) {

@@ -1,30 +1,29 @@
 //! Moves of extents between holders during I/O on them.
 
-use std::ops::Range;
+mod copy;
+
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE, WorkerId, is_zero};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE};
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
-use crate::extent::{Extent, Move, Place};
-use crate::holder::{HolderError, Piece};
 use crate::lease::{Lease, Slot};
 use crate::lock;
 use crate::placement::lease_id;
 use crate::volume::Volume;
 
-/// Bytes copied while I/O on the extent waits: 4 ms at 1 Gb/s.
-const CHUNK: u64 = 512 << 10;
+pub(crate) use copy::buffer;
+use copy::{Halt, begin, call_off, copy, finish};
+
 /// The interval between reports of an evacuation that another caller requested.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// The pause of a background move after each piece: shortest and longest.
 const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 const PAGE: u64 = PAGE_SIZE as u64;
-const PAGES_PER_CHUNK: usize = (CHUNK / PAGE) as usize;
 
 /// The progress of an evacuation, in extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,15 +66,6 @@ pub(crate) enum Destinations {
     All,
     /// To another lease.
     Lenders,
-}
-
-/// The reason why a copy stopped.
-enum Halt {
-    /// The source failed, and there is no other source.
-    Source(HolderError),
-    /// The destination failed, or the move was called off (`None`). There may be other
-    /// destinations.
-    Destination(Option<HolderError>),
 }
 
 impl Volume {
@@ -192,9 +182,15 @@ impl Volume {
             }
             leases.retain(|other| !Arc::ptr_eq(other, source));
             drop(leases);
-            source.holder.close();
+            self.end(source);
             return Ok(());
         }
+    }
+
+    /// Ends the use of a lease that the volume no longer has.
+    fn end(&self, lease: &Lease) {
+        lease.holder.close();
+        lease.noted_as.into_iter().for_each(|lease| self.forget_tags(lease));
     }
 
     /// Removes an unused lease from the volume, without a request to its lender.
@@ -206,7 +202,7 @@ impl Volume {
         match unused.taken() {
             0 => {
                 self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, &unused));
-                unused.holder.close();
+                self.end(&unused);
                 Ok(())
             }
             extents => Err(VolumeError::StillUsed {
@@ -464,117 +460,4 @@ impl Evacuated {
             }
         }
     }
-}
-
-/// Starts the move, if the extent is still on `source`. Returns the slot that the extent leaves.
-fn begin(extent: &Extent, source: &Arc<Lease>, to: &Slot) -> Option<Slot> {
-    let mut place = extent.alone();
-    let Place::At(from) = &*place else { return None };
-    if !Arc::ptr_eq(&from.lease, source) {
-        return None;
-    }
-    let from = from.clone();
-    *place = Place::Moving(Move::new(from.clone(), to.clone()));
-    Some(from)
-}
-
-/// Ends the move at its destination, after a call of `note`. If the extent was emptied meanwhile,
-/// it has no place then. Returns the bytes that it holds.
-fn finish(extent: &Extent, note: impl FnOnce(Option<&Slot>)) -> Result<Bytes, Halt> {
-    let mut place = extent.alone();
-    match &*place {
-        Place::Moving(moving) if moving.copied == EXTENT_SIZE && !moving.is_abandoned() => {
-            let (to, holds) = (moving.to.clone(), extent.written.count());
-            note((holds > 0).then_some(&to));
-            *place = if holds > 0 {
-                Place::At(to)
-            } else {
-                to.give_back(true);
-                Place::Nowhere
-            };
-            Ok(Bytes(holds * PAGE))
-        }
-        _ => Err(Halt::Destination(None)),
-    }
-}
-
-/// Ends the move at its source.
-fn call_off(extent: &Extent) {
-    let mut place = extent.alone();
-    if let Place::Moving(moving) = &*place {
-        let from = moving.from.clone();
-        *place = Place::At(from);
-    }
-}
-
-/// Copies the extent piece by piece, and lets I/O proceed in between.
-fn copy(
-    extent: &Extent,
-    worker: WorkerId,
-    buffer: &mut [u8],
-    mut go_on: impl FnMut() -> bool,
-) -> Result<(), Halt> {
-    loop {
-        let mut place = extent.alone();
-        let Place::Moving(moving) = &mut *place else { return Err(Halt::Destination(None)) };
-        if moving.is_abandoned() {
-            return Err(Halt::Destination(None));
-        }
-        // Pages that were never written, or were discarded since, need no copy.
-        let rest = extent.written.trim(&(moving.copied..EXTENT_SIZE));
-        if rest.is_empty() {
-            moving.copied = EXTENT_SIZE;
-            return Ok(());
-        }
-        let chunk = rest.start..(rest.start + CHUNK).min(rest.end);
-        copy_chunk(extent, moving, worker, &chunk, buffer)?;
-        moving.copied = chunk.end;
-        drop(place);
-        extent.let_waiting_in();
-        if !go_on() {
-            return Err(Halt::Destination(None));
-        }
-    }
-}
-
-fn copy_chunk(
-    extent: &Extent,
-    moving: &Move,
-    worker: WorkerId,
-    chunk: &Range<u64>,
-    buffer: &mut [u8],
-) -> Result<(), Halt> {
-    let data = &mut buffer[..(chunk.end - chunk.start) as usize];
-    moving.from.read(worker, chunk.start, data).map_err(Halt::Source)?;
-    extent.check_read(&moving.from, chunk.start, data).map_err(Halt::Source)?;
-    let mut pieces: [Piece<'_>; PAGES_PER_CHUNK] = [(0, &[]); PAGES_PER_CHUNK];
-    let mut used = 0;
-    let holds = |page: &[u8], number: u64| extent.written.is_set(number) && !is_zero(page);
-    let mut start = 0;
-    // Writes only runs of pages that hold data, so that the new lender stores nothing else.
-    for (at, page) in data.chunks(PAGE_SIZE).enumerate() {
-        let at = at * PAGE_SIZE;
-        if !holds(page, (chunk.start + at as u64) / PAGE) {
-            start = at + page.len();
-            continue;
-        }
-        let next = at + page.len();
-        let goes_on = data.get(next..data.len().min(next + PAGE_SIZE)).is_some_and(|page| {
-            !page.is_empty() && holds(page, (chunk.start + next as u64) / PAGE)
-        });
-        if !goes_on {
-            pieces[used] = (chunk.start + start as u64, &data[start..next]);
-            used += 1;
-            start = next;
-        }
-    }
-    moving
-        .to
-        .write_many(worker, &mut pieces[..used])
-        .map_err(|error| Halt::Destination(Some(error)))
-}
-
-/// Makes the buffer for moves.
-pub(crate) fn buffer() -> Box<[u8]> {
-    vec![0; CHUNK as usize].into_boxed_slice()
 }

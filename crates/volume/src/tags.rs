@@ -1,0 +1,227 @@
+//! The tags of a lease's pages: what each page must be when its lender returns it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use aquifer_page::is_zero;
+use twox_hash::XxHash3_64;
+
+use crate::holder::Wrong;
+
+/// Memory for tags, one word a page. A ledger can keep it beyond the process.
+pub type TagMemory = Arc<dyn AsRef<[AtomicU64]> + Send + Sync>;
+
+/// The tag of a page of zeroes, and of a page that was never written.
+pub(crate) const OF_ZEROES: u64 = 0;
+/// The last write of the page failed, or its process died: the lender may have any version.
+const UNKNOWN: u64 = u64::MAX - 1;
+/// A write of the page is under way.
+const WRITING: u64 = u64::MAX;
+
+/// How long a write waits before it looks again whether another write of the same page is done.
+const WAIT: Duration = Duration::from_micros(50);
+
+/// Makes a page's tag of a number that depends on all of the page, by a change of the numbers that
+/// mean something else.
+pub(crate) fn tag_of(number: u64) -> u64 {
+    if number == OF_ZEROES || number >= UNKNOWN { 1 } else { number }
+}
+
+/// Returns the tag of a page that is not encrypted: a checksum, which finds errors and no
+/// forgeries.
+pub(crate) fn checksum(page: &[u8]) -> u64 {
+    if is_zero(page) { OF_ZEROES } else { tag_of(XxHash3_64::oneshot(page)) }
+}
+
+/// A tag for each page of a lease, of 8 bytes: 2 MiB for a GiB.
+///
+/// A write [claims](Self::claim) its pages first, so that writes of one page take turns. It sets
+/// the tags when the lender has acknowledged the new version. A read compares tags after the
+/// lender's answer. If a tag differs, a write may have ended meanwhile: only a second read, with no
+/// write under way, proves that the lender is wrong.
+pub(crate) struct Tags(TagMemory);
+
+impl fmt::Debug for Tags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tags").field(&self.words().len()).finish()
+    }
+}
+
+impl Tags {
+    /// Makes tags that end with this process, for so many pages of zeroes.
+    pub(crate) fn new(pages: u64) -> Self {
+        let words: Box<[AtomicU64]> = (0..pages).map(|_| AtomicU64::new(OF_ZEROES)).collect();
+        Self(Arc::new(words))
+    }
+
+    /// Takes over the tags of an earlier process. Writes that were under way then have failed.
+    pub(crate) fn over(memory: TagMemory) -> Self {
+        let tags = Self(memory);
+        let writing = tags.words().iter().filter(|word| word.load(Ordering::Relaxed) == WRITING);
+        writing.for_each(|word| word.store(UNKNOWN, Ordering::Relaxed));
+        tags
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        (*self.0).as_ref()
+    }
+
+    fn word(&self, page: u64) -> &AtomicU64 {
+        &self.words()[page as usize]
+    }
+
+    /// Compares the tag of a page that the lender returned.
+    pub(crate) fn check(&self, page: u64, found: u64) -> Result<(), Wrong> {
+        Self::compare(self.word(page).load(Ordering::Acquire), found)
+    }
+
+    /// Compares the tag that a page must have with the one that it has.
+    pub(crate) fn compare(known: u64, found: u64) -> Result<(), Wrong> {
+        match known {
+            _ if known == found => Ok(()),
+            WRITING | UNKNOWN => Err(Wrong::Unknown),
+            _ if found == OF_ZEROES => Err(Wrong::Zeroes),
+            _ => Err(Wrong::Other),
+        }
+    }
+
+    /// Claims a page for a write, after other writes of it. Returns its tag.
+    fn take(&self, page: u64) -> u64 {
+        let word = self.word(page);
+        loop {
+            let known = word.load(Ordering::Relaxed);
+            if known == WRITING {
+                thread::sleep(WAIT);
+                continue;
+            }
+            let taken = word.compare_exchange(known, WRITING, Ordering::Acquire, Ordering::Relaxed);
+            if taken.is_ok() {
+                return known;
+            }
+        }
+    }
+
+    fn set(&self, page: u64, tag: u64) {
+        self.word(page).store(tag, Ordering::Release);
+    }
+
+    /// Claims a run of pages for a write. Callers that claim several runs MUST claim them in
+    /// ascending order.
+    pub(crate) fn claim(&self, pages: Range<u64>) -> Claim<'_> {
+        pages.clone().for_each(|page| {
+            self.take(page);
+        });
+        Claim { tags: self, pages }
+    }
+
+    /// Claims a page of which only a part changes. Returns the page's tag before.
+    pub(crate) fn claim_part(&self, page: u64) -> (Claim<'_>, u64) {
+        let before = self.take(page);
+        (Claim { tags: self, pages: page..page + 1 }, before)
+    }
+
+    /// Returns whether it is not known which version of the page the lender has.
+    pub(crate) fn is_unknown(&self, page: u64) -> bool {
+        self.word(page).load(Ordering::Acquire) >= UNKNOWN
+    }
+
+    /// Records that it is not known which version of the page the lender has.
+    pub(crate) fn forget(&self, page: u64) {
+        self.set(page, UNKNOWN);
+    }
+
+    /// Returns the tags of these pages, for another host.
+    pub(crate) fn of(&self, pages: Range<u64>) -> Vec<u64> {
+        pages.map(|page| self.word(page).load(Ordering::Acquire).min(UNKNOWN)).collect()
+    }
+
+    /// Sets tags from this page on to those that another host had.
+    pub(crate) fn put(&self, first: u64, tags: &[u64]) {
+        (first..).zip(tags).for_each(|(page, tag)| self.set(page, (*tag).min(UNKNOWN)));
+    }
+}
+
+/// Claimed pages. If a write ends without [`done`](Self::done), their versions are unknown.
+pub(crate) struct Claim<'a> {
+    tags: &'a Tags,
+    pages: Range<u64>,
+}
+
+impl Claim<'_> {
+    /// Sets the pages' tags after an acknowledged write.
+    pub(crate) fn done(mut self, mut tag: impl FnMut(u64) -> u64) {
+        for page in std::mem::take(&mut self.pages) {
+            self.tags.set(page, tag(page));
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.pages.clone().for_each(|page| self.tags.forget(page));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_page::PAGE_SIZE;
+
+    use super::*;
+
+    #[test]
+    fn only_the_version_written_last_passes() {
+        let tags = Tags::new(4);
+        assert_eq!(tags.check(1, OF_ZEROES), Ok(()));
+        assert_eq!(tags.check(1, 7), Err(Wrong::Other));
+        tags.claim(1..3).done(|page| page + 6);
+        assert_eq!(tags.check(1, 7), Ok(()));
+        assert_eq!(tags.check(2, 7), Err(Wrong::Other));
+        assert_eq!(tags.check(2, OF_ZEROES), Err(Wrong::Zeroes));
+    }
+
+    #[test]
+    fn after_a_failed_write_nothing_passes_until_the_next_one() {
+        let tags = Tags::new(1);
+        drop(tags.claim(0..1));
+        assert!(tags.is_unknown(0));
+        for found in [OF_ZEROES, 5, UNKNOWN - 1] {
+            assert_eq!(tags.check(0, found), Err(Wrong::Unknown));
+        }
+        tags.claim(0..1).done(|_| 5);
+        assert_eq!(tags.check(0, 5), Ok(()));
+    }
+
+    #[test]
+    fn an_interrupted_write_has_failed_for_the_next_process() {
+        let memory: TagMemory = Arc::new([AtomicU64::new(WRITING), AtomicU64::new(9)]);
+        let tags = Tags::over(memory);
+        assert_eq!((tags.check(0, 9), tags.check(1, 9)), (Err(Wrong::Unknown), Ok(())));
+        assert_eq!(tags.of(0..2), [UNKNOWN, 9]);
+    }
+
+    #[test]
+    fn writes_of_one_page_take_turns() {
+        let tags = Tags::new(1);
+        let first = tags.claim(0..1);
+        thread::scope(|threads| {
+            let second = threads.spawn(|| tags.claim_part(0).1);
+            thread::sleep(Duration::from_millis(5));
+            first.done(|_| 8);
+            assert_eq!(second.join().ok(), Some(8));
+        });
+        assert!(tags.is_unknown(0));
+    }
+
+    #[test]
+    fn no_tag_of_data_means_something_else() {
+        for number in [0, u64::MAX, u64::MAX - 1] {
+            assert_eq!(tag_of(number), 1);
+        }
+        assert_eq!(checksum(&[0; PAGE_SIZE]), OF_ZEROES);
+        assert_ne!(checksum(&[1; PAGE_SIZE]), checksum(&[2; PAGE_SIZE]));
+    }
+}
