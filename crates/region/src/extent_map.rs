@@ -95,8 +95,17 @@ impl Ledger for ExtentMap {
 
     fn tags(&self, lease: LeaseId, pages: u64) -> io::Result<TagMemory> {
         let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(self.tags_of(lease))?;
+        // New tags say that all pages are zeroes, which is false if the lease has extents.
+        let may_be_new = self.all().all(|(_, (noted, _))| noted != lease);
+        let options = options.read(true).write(true).create(may_be_new).truncate(false).mode(0o600);
+        let path = self.tags_of(lease);
+        let file = options.open(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => io::Error::new(
+                error.kind(),
+                format!("{} is gone, so nothing proves its pages", path.display()),
+            ),
+            _ => error,
+        })?;
         let length = pages as usize * size_of::<u64>();
         // A page of a sparse file that finds no room later would end the process.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
@@ -118,4 +127,38 @@ fn load<const N: usize>(from: &[AtomicU8]) -> [u8; N] {
 
 fn store(into: &[AtomicU8], bytes: &[u8]) {
     into.iter().zip(bytes).for_each(|(into, byte)| into.store(*byte, Ordering::Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    #[test]
+    fn tags_stay_for_the_next_engine_and_their_loss_is_an_error() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("extent_map");
+        let open = || {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+            ExtentMap::new(&path, &file.unwrap(), 2).unwrap()
+        };
+        let map = open();
+        let (one, other) = (LeaseId(1), LeaseId(2));
+        let tags = map.tags(one, 1000).unwrap();
+        (*tags).as_ref()[999].store(7, Ordering::Relaxed);
+        map.tags(other, 1000).unwrap();
+        map.note(ExtentIndex(1), Some((one, 0)));
+        drop(map);
+        let map = open();
+        map.keep_tags([one].into_iter()).unwrap();
+        assert!(!map.tags_of(other).exists());
+        assert_eq!((*map.tags(one, 1000).unwrap()).as_ref()[999].load(Ordering::Relaxed), 7);
+        map.forget_tags(one);
+        let error = map.tags(one, 1000).map(drop).unwrap_err().to_string();
+        assert!(error.contains("nothing proves its pages"), "{error}");
+        map.note(ExtentIndex(1), None);
+        assert_eq!((*map.tags(one, 1000).unwrap()).as_ref()[999].load(Ordering::Relaxed), 0);
+    }
 }

@@ -89,6 +89,8 @@ pub enum Round {
     /// Leaves behind the pages that `Last` would send. The destination asks for them once the
     /// program runs there.
     Leave,
+    /// Sends only the tags of pages that the volume has. The program runs.
+    Tags,
 }
 
 /// The result of a round, in pages.

@@ -7,7 +7,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 
 use crate::encryption::PageCipher;
 use crate::error::VolumeError;
-use crate::holder::{Holder, RemoteHolder, VerifiedHolder};
+use crate::holder::{Copy, Holder, RemoteHolder, VerifiedHolder};
 use crate::lease::Lease;
 use crate::lock;
 use crate::tags::Tags;
@@ -41,7 +41,7 @@ impl Volume {
         let _adding = lock(&self.adding_lease);
         let (target, holder, clean) = self.prepare(target)?;
         self.forget_tags(target.lease);
-        let tags = self.lease_tags(&target, clean.len() as u32)?;
+        let tags = self.lease_tags(&target)?;
         record(&target)?;
         self.lay_over(target, Box::new(holder), tags, clean.len() as u32, |index| {
             clean[index as usize]
@@ -50,7 +50,7 @@ impl Volume {
     }
 
     /// Connects to a new lease and checks it. Returns which of its slots are all zeroes.
-    fn prepare(
+    pub(crate) fn prepare(
         &self,
         mut target: LeaseTarget,
     ) -> Result<(LeaseTarget, RemoteHolder, Vec<bool>), VolumeError> {
@@ -108,13 +108,16 @@ impl Volume {
         if self.leases.find(target.lease).is_some() {
             return Err(VolumeError::LeaseInUse(self.id(), target.lease));
         }
-        let source = target.source(self.identity())?;
-        let holder =
-            RemoteHolder::unconnected(source, self.config.workers + 1, self.config.io_timeout);
+        let holder = self.unconnected(&target)?;
         let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
-        let tags = self.lease_tags(&target, total)?;
+        let tags = self.lease_tags(&target)?;
         self.lay_over(target, Box::new(holder), tags, total, |_| false);
         Ok(())
+    }
+
+    pub(crate) fn unconnected(&self, target: &LeaseTarget) -> Result<RemoteHolder, VolumeError> {
+        let (workers, io_timeout) = (self.config.workers + 1, self.config.io_timeout);
+        Ok(RemoteHolder::unconnected(target.source(self.identity())?, workers, io_timeout))
     }
 
     /// Adds a holder that the caller made, for holders without an address. The holder has `total`
@@ -129,7 +132,7 @@ impl Volume {
         total: u32,
         is_clean: impl FnMut(u32) -> bool,
     ) -> Result<(), VolumeError> {
-        let tags = self.lease_tags(&target, total)?;
+        let tags = self.lease_tags(&target)?;
         self.lay_over(target, holder, tags, total, is_clean);
         Ok(())
     }
@@ -144,24 +147,25 @@ impl Volume {
     ) {
         let encryption = target.encryption.as_ref();
         let cipher = encryption.map(|encryption| PageCipher::new(encryption, target.lease));
-        let holder = self.verified(holder, cipher, tags);
-        let lease = Lease::new(Some(target), holder, total, is_clean);
-        self.leases.list_mut().push(Arc::new(lease));
+        let copy = self.verified(Some(target), holder, cipher, tags);
+        self.leases.list_mut().push(Arc::new(Lease::new(copy, total, is_clean)));
     }
 
     /// Encrypts and verifies the holder's pages.
     pub(crate) fn verified(
         &self,
+        target: Option<LeaseTarget>,
         holder: Box<dyn Holder>,
         cipher: Option<PageCipher>,
         tags: Tags,
-    ) -> (Box<dyn Holder>, Arc<Tags>) {
+    ) -> Copy {
         let (tags, workers) = (Arc::new(tags), self.config.workers + 1);
-        (Box::new(VerifiedHolder::new(holder, cipher, tags.clone(), workers)), tags)
+        let holder = VerifiedHolder::new(holder, cipher, tags.clone(), workers);
+        Copy { target, holder: Box::new(holder), tags }
     }
 
-    fn lease_tags(&self, target: &LeaseTarget, total: u32) -> Result<Tags, VolumeError> {
-        self.kept_tags(target.lease, u64::from(total))
+    pub(crate) fn lease_tags(&self, target: &LeaseTarget) -> Result<Tags, VolumeError> {
+        self.kept_tags(target.lease, target.capacity.0 / EXTENT_SIZE)
             .map_err(|source| VolumeError::Tags { lease: target.lease, source })
     }
 

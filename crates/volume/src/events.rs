@@ -48,6 +48,21 @@ pub enum Happening {
         /// The time since the last I/O that failed on the lost lender, in milliseconds.
         away_ms: u64,
     },
+    /// One of two copies of a lease's pages missed a write or could not be read. The other copy
+    /// serves.
+    CopyBehind {
+        /// The lease of the copy.
+        lease: LeaseId,
+        /// The lease's lender.
+        lender: HostName,
+        /// The last error.
+        why: String,
+    },
+    /// Both copies of a lease's pages are whole again.
+    CopiesWhole {
+        /// The lease of the first copy.
+        lease: LeaseId,
+    },
     /// A page could not be read, so the program that touched it gets SIGBUS. The volume reports
     /// this once for each loss of a lender; its status counts the failed reads.
     PageLost {
@@ -77,6 +92,15 @@ impl fmt::Display for Happening {
             Self::LenderBack { lease, lender, away_ms } => {
                 let away = Duration::from_millis(*away_ms).as_secs_f64();
                 write!(f, "lender back: {lender}, lease {lease}, after {away:.1} s")
+            }
+            Self::CopyBehind { lease, lender, why } => {
+                write!(
+                    f,
+                    "copy behind: {lender}, lease {lease}: {why}; the other copy serves its pages"
+                )
+            }
+            Self::CopiesWhole { lease } => {
+                write!(f, "copies whole: each page of lease {lease} has two copies again")
             }
             Self::PageLost { page, place, why } => {
                 write!(

@@ -121,7 +121,9 @@ impl Place {
     }
 
     fn fault(&self, error: HolderError) -> Fault {
-        self.slot().map_or(Fault::Nowhere, |slot| Fault::Holder(slot.lease.clone(), error))
+        // No other change of the page was under way.
+        let fault = |slot: &Slot| Fault::Holder(slot.lease.clone(), slot.judge(error));
+        self.slot().map_or(Fault::Nowhere, fault)
     }
 }
 
@@ -315,7 +317,7 @@ impl Extent {
             && self.written.is_empty()
         {
             gone();
-            slot.give_back(true);
+            slot.give_back(slot.is_of_zeroes());
             *place = Place::Nowhere;
         }
     }

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::{EXTENT_SIZE, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 
-use crate::holder::{Holder, HolderError, Piece, PieceMut, Wrong};
+use crate::holder::{Copies, Copy, Holder, HolderError, Piece, PieceMut, Wrong};
 use crate::lock;
-use crate::tags::Tags;
+use crate::tags::OF_ZEROES;
 use crate::target::LeaseTarget;
 
 /// A holder of extents, and the state of its slots.
@@ -17,9 +17,7 @@ pub(crate) struct Lease {
     pub(crate) target: Option<LeaseTarget>,
     /// The lease in entries of a ledger; `None` for a spill file that ends with its process.
     pub(crate) noted_as: Option<LeaseId>,
-    pub(crate) holder: Box<dyn Holder>,
-    /// The tags of its pages, which the holder compares.
-    tags: Arc<Tags>,
+    pub(crate) holder: Copies,
     /// The number of slots.
     pub(crate) total: u64,
     /// Set when the lender reports no room although slots are free: it promised more than it has.
@@ -80,12 +78,7 @@ impl fmt::Debug for Slot {
 
 impl Lease {
     /// Makes a lease with `total` free slots. `is_clean` tells which are known to be all zeroes.
-    pub(crate) fn new(
-        target: Option<LeaseTarget>,
-        (holder, tags): (Box<dyn Holder>, Arc<Tags>),
-        total: u32,
-        mut is_clean: impl FnMut(u32) -> bool,
-    ) -> Self {
+    pub(crate) fn new(copy: Copy, total: u32, mut is_clean: impl FnMut(u32) -> bool) -> Self {
         // The lowest clean slot is taken first. Both lists reserve room for all slots, so that
         // giving back does not allocate.
         let mut slots = Slots { clean: Vec::new(), dirty: Vec::new(), open: true };
@@ -95,10 +88,9 @@ impl Lease {
             if is_clean(index) { slots.clean.push(index) } else { slots.dirty.push(index) }
         }
         Self {
-            noted_as: target.as_ref().map(|target| target.lease),
-            target,
-            holder,
-            tags,
+            noted_as: copy.target.as_ref().map(|target| target.lease),
+            target: copy.target.clone(),
+            holder: Copies::one(copy),
             total: u64::from(total),
             full: AtomicBool::new(false),
             away_since: AtomicU64::new(0),
@@ -119,6 +111,11 @@ impl Lease {
     pub(crate) fn taken(&self) -> u64 {
         let slots = lock(&self.slots);
         self.total - (slots.clean.len() + slots.dirty.len()) as u64
+    }
+
+    /// Returns how much only the second copy, and only the first copy, has.
+    pub(crate) fn missing(&self) -> (Bytes, Bytes) {
+        self.holder.missing(0..self.total * PAGES_PER_EXTENT)
     }
 
     /// Returns whether the lender answers and has the stored data, as far as is known.
@@ -230,23 +227,28 @@ impl Slot {
 
     /// Returns whether the last write of the page at this offset failed.
     pub(crate) fn is_unknown(&self, at: u64) -> bool {
-        self.lease.tags.is_unknown(self.page(at))
+        self.lease.holder.is_unknown(self.page(at))
     }
 
     /// Records that the slot may hold any version of the page at this offset.
     pub(crate) fn forget(&self, at: u64) {
-        self.lease.tags.forget(self.page(at));
+        self.lease.holder.forget(self.page(at));
+    }
+
+    /// Returns whether all pages are known to be zeroes. A discard may not have reached one.
+    pub(crate) fn is_of_zeroes(&self) -> bool {
+        self.tags().iter().all(|tag| *tag == OF_ZEROES)
     }
 
     /// Returns the tags of the slot's pages.
     pub(crate) fn tags(&self) -> Vec<u64> {
         let first = self.page(0);
-        self.lease.tags.of(first..first + PAGES_PER_EXTENT)
+        self.lease.holder.first.tags.of(first..first + PAGES_PER_EXTENT)
     }
 
     /// Sets the tags of the slot's first pages.
     pub(crate) fn put_tags(&self, tags: &[u64]) {
-        self.lease.tags.put(self.page(0), tags);
+        self.lease.holder.first.tags.put(self.page(0), tags);
     }
 
     fn offset(&self) -> u64 {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
-use crate::holder::{BrokenHolder, FileHolder, Holder};
+use crate::holder::{BrokenHolder, Copy, FileHolder};
 use crate::lease::Lease;
 use crate::tags::Tags;
 use crate::volume::Volume;
@@ -50,7 +50,8 @@ impl Volume {
         let tags =
             tags.map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
         // An earlier process may have left anything in slots that no extent has.
-        let mut lease = self.spill_lease(self.verified(Box::new(file), Some(cipher), tags), false);
+        let mut lease =
+            self.spill_lease(self.verified(None, Box::new(file), Some(cipher), tags), false);
         lease.noted_as = Some(spill.lease);
         self.leases.set_spill(lease);
         Ok(())
@@ -60,8 +61,9 @@ impl Volume {
     /// their places there, and each access to them fails for this reason.
     pub fn add_broken_spill(&self, spill: &SpillFile, why: String) {
         // Tags that the earlier process left stay for the next one.
-        let none = Arc::new(Tags::new(0));
-        let mut lease = self.spill_lease((Box::new(BrokenHolder(why)), none), false);
+        let tags = Arc::new(Tags::new(self.extents.len() as u64 * PAGES_PER_EXTENT));
+        let broken = Copy { target: None, holder: Box::new(BrokenHolder(why)), tags };
+        let mut lease = self.spill_lease(broken, false);
         lease.noted_as = Some(spill.lease);
         lease.set_open(false);
         self.leases.set_spill(lease);
@@ -90,8 +92,9 @@ impl Volume {
         // No other process needs the key.
         let cipher = PageCipher::new(&Encryption::random(), LeaseId::random());
         let tags = Tags::new(self.extents.len() as u64 * PAGES_PER_EXTENT);
-        self.leases
-            .set_spill(self.spill_lease(self.verified(Box::new(file), Some(cipher), tags), true));
+        self.leases.set_spill(
+            self.spill_lease(self.verified(None, Box::new(file), Some(cipher), tags), true),
+        );
         Ok(())
     }
 
@@ -99,7 +102,7 @@ impl Volume {
         Bytes(self.extents.len() as u64 * EXTENT_SIZE)
     }
 
-    fn spill_lease(&self, holder: (Box<dyn Holder>, Arc<Tags>), is_clean: bool) -> Lease {
-        Lease::new(None, holder, self.extents.len() as u32, |_| is_clean)
+    fn spill_lease(&self, copy: Copy, is_clean: bool) -> Lease {
+        Lease::new(copy, self.extents.len() as u32, |_| is_clean)
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::encryption::EncryptionMode;
 use crate::events::{Event, now_ms};
+use crate::holder::Holder as _;
 use crate::lease::Lease;
 use crate::lock;
 
@@ -73,9 +74,29 @@ pub struct LeaseStatus {
     /// The encryption mode of its pages; `None` if they are not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<EncryptionMode>,
+    /// The second copy of its pages, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<CopyStatus>,
     /// The state of the lease.
     #[serde(flatten)]
     pub state: LeaseState,
+}
+
+/// The state of the second copy of a lease's pages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyStatus {
+    /// The lease that holds the copy.
+    pub lease: LeaseId,
+    /// The lease's lender.
+    pub lender: HostName,
+    /// The address of the lender's server.
+    pub address: Address,
+    /// Whether each of the two lenders answers, and has what it stored: the first, and this one.
+    pub answer: (bool, bool),
+    /// The pages that only the first copy has, in bytes. They would be lost with its lender.
+    pub lacks: Bytes,
+    /// The pages that only this copy has, in bytes.
+    pub first_lacks: Bytes,
 }
 
 /// The states of a lease.
@@ -162,7 +183,22 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
         extents: lease.total,
         used_extents: lease.taken(),
         encryption: target.encryption.as_ref().map(|encryption| encryption.mode),
+        copy: copy_status(lease),
         state,
+    })
+}
+
+fn copy_status(lease: &Lease) -> Option<CopyStatus> {
+    let second = lease.holder.second()?;
+    let target = second.copy.target.clone()?;
+    let (first_lacks, lacks) = lease.missing();
+    Some(CopyStatus {
+        lease: target.lease,
+        lender: target.lender,
+        address: target.address,
+        answer: (lease.holder.first.answers(), second.copy.answers()),
+        lacks,
+        first_lacks,
     })
 }
 

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_page::is_zero;
+use aquifer_transport::sleep::going_to_sleep;
 use twox_hash::XxHash3_64;
 
 use crate::holder::Wrong;
@@ -54,7 +55,9 @@ impl fmt::Debug for Tags {
 impl Tags {
     /// Makes tags that end with this process, for so many pages of zeroes.
     pub(crate) fn new(pages: u64) -> Self {
-        let words: Box<[AtomicU64]> = (0..pages).map(|_| AtomicU64::new(OF_ZEROES)).collect();
+        // Not zero at first, so that the kernel provides the memory now.
+        let words: Box<[AtomicU64]> = (0..pages).map(|_| AtomicU64::new(UNKNOWN)).collect();
+        words.iter().for_each(|word| word.store(OF_ZEROES, Ordering::Relaxed));
         Self(Arc::new(words))
     }
 
@@ -95,6 +98,7 @@ impl Tags {
         loop {
             let known = word.load(Ordering::Relaxed);
             if known == WRITING {
+                going_to_sleep();
                 thread::sleep(WAIT);
                 continue;
             }
@@ -132,6 +136,16 @@ impl Tags {
     /// Records that it is not known which version of the page the lender has.
     pub(crate) fn forget(&self, page: u64) {
         self.set(page, UNKNOWN);
+    }
+
+    /// Records that no page's version is known.
+    pub(crate) fn forget_all(&self) {
+        (0..self.words().len() as u64).for_each(|page| self.forget(page));
+    }
+
+    /// Returns whether the page is known to be zeroes.
+    pub(crate) fn is_of_zeroes(&self, page: u64) -> bool {
+        self.word(page).load(Ordering::Acquire) == OF_ZEROES
     }
 
     /// Returns the tags of these pages, for another host.

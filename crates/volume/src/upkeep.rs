@@ -66,10 +66,10 @@ impl Upkeep {
             tell,
             told: 0,
             homecoming: Homecoming::default(),
+            ended: ended.clone(),
         };
-        let end = ended.clone();
         thread::Builder::new().name("upkeep".to_owned()).spawn(move || {
-            while !end.load(Ordering::Relaxed)
+            while !work.ended.load(Ordering::Relaxed)
                 && let Some(is_well) = work.round()
             {
                 work.events.wait((!is_well).then_some(PERIOD));
@@ -93,14 +93,19 @@ struct Work<M, T> {
     tell: T,
     told: u64,
     homecoming: Homecoming,
+    ended: Arc<AtomicBool>,
 }
 
 impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
     /// Checks the volume once. Returns whether all is well, or `None` if the volume is gone.
     fn round(&mut self) -> Option<bool> {
         let volume = self.volume.upgrade()?;
-        let is_well =
-            (self.may_act)() && volume.try_lost_lenders() & self.homecoming.round(&volume);
+        let ended = &self.ended;
+        let may_act = &mut self.may_act;
+        let is_well = may_act()
+            && volume.try_lost_lenders()
+                & self.homecoming.round(&volume)
+                & volume.repair_copies(|| !ended.load(Ordering::Relaxed) && may_act());
         for event in self.events.after(self.told) {
             self.told = event.number;
             (self.tell)(&event);

@@ -13,7 +13,7 @@ use crate::config::VolumeConfig;
 use crate::error::VolumeError;
 use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Failed, Fault, Place};
-use crate::holder::{HolderError, Piece, PieceMut};
+use crate::holder::{Holder as _, HolderError, Piece, PieceMut};
 use crate::lease::Lease;
 use crate::mover::{self, Destinations};
 use crate::placement::{Leases, lease_id};

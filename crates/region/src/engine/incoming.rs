@@ -22,8 +22,8 @@ pub struct Incoming {
     came: Vec<bool>,
     /// Whether the volume has each page, in this version or an older one.
     stored: Vec<bool>,
-    /// The tag of each page in the volume.
-    tags: Vec<u64>,
+    /// The tag of each page in the volume, if the source sends them.
+    tags: Option<Vec<u64>>,
 }
 
 impl Engine {
@@ -47,7 +47,6 @@ impl Engine {
         let pages = self.table.pages() as usize;
         incoming.came.resize(pages, false);
         incoming.stored.resize(pages, false);
-        incoming.tags.resize(pages, 0);
         match frame {
             Frame::Pages(run) => self.take_pages(incoming, *run, data),
             Frame::Purge(all) => all.iter().try_for_each(|run| {
@@ -181,9 +180,11 @@ impl Engine {
         if !rest.is_empty() {
             return Err(RegionError::Misuse("the last tag is not whole".to_owned()));
         }
+        let pages = self.table.pages();
+        let known = incoming.tags.get_or_insert_with(|| vec![0; pages as usize]);
         // The volume's last extent may end beyond the region.
-        for (page, tag) in (first..self.table.pages()).zip(tags) {
-            incoming.tags[page as usize] = u64::from_le_bytes(*tag);
+        for (page, tag) in (first..pages).zip(tags) {
+            known[page as usize] = u64::from_le_bytes(*tag);
         }
         Ok(())
     }
@@ -195,14 +196,17 @@ impl Engine {
         if !incoming.has_states || first >= last {
             return Err(RegionError::Misuse("the extent is outside the region".to_owned()));
         }
+        let Some(tags) = &incoming.tags else {
+            let why = "the source host sends no tags: the same version of Aquifer must run there";
+            return Err(RegionError::Misuse(why.to_owned()));
+        };
         let at = |page: u64| page * PAGE_SIZE as u64 - of.extent.offset();
         let stored = runs((first..last).filter(|page| incoming.stored[*page as usize]));
         let place = (of.lease, of.slot);
         self.lenders.extent_map.note(of.extent, Some(place));
         let within = |run: &Range<u64>| at(run.start)..at(run.end);
         self.lenders.volume.restore(of.extent, place, stored.iter().map(within))?;
-        let tags = &incoming.tags[first as usize..last as usize];
-        self.lenders.volume.restore_tags(of.extent, tags);
+        self.lenders.volume.restore_tags(of.extent, &tags[first as usize..last as usize]);
         Ok(())
     }
 

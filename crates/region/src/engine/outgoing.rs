@@ -118,6 +118,10 @@ impl Engine {
         // Without a place at lenders, a page can only go to the other host.
         let has_place = self.lenders.volume.shortage(&[]) == Bytes::ZERO;
         let round = if round == Round::Clean && !has_place { Round::Copy } else { round };
+        if round == Round::Tags {
+            self.send_tags(sink)?;
+            return Ok(Sent::default());
+        }
         if round == Round::Clean {
             let resident = self.usage().resident.pages();
             let cleaned = self.persist()?;
@@ -266,8 +270,14 @@ impl Engine {
     /// Sends the tags that changed since the last round, or all at first.
     fn send_tags(&self, sink: &mut Sink<'_>) -> Result<(), RegionError> {
         let fail = || RegionError::io("cannot send to the other host");
+        // Says that tags come, even if all pages are zeroes.
+        sink(&Frame::Tags(0), &[]).map_err(fail())?;
         for (extent, _) in self.lenders.extent_map.all() {
             let tags = self.lenders.volume.tags(extent);
+            if tags.is_empty() {
+                // The extent holds nothing any more.
+                continue;
+            }
             let before = match &mut lock(&self.cache).outgoing {
                 Some(outgoing) => outgoing.tags.insert(extent, tags.clone()).unwrap_or_default(),
                 None => return Err(not_begun()),

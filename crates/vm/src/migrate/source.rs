@@ -171,7 +171,10 @@ impl Move<'_> {
         let (kind, phase) = match self.order.mode {
             Mode::Instant => (Round::Clean, "writing back to the pool"),
             Mode::PreCopy => (Round::Copy, "copying"),
-            Mode::PostCopy => return Ok(true),
+            Mode::PostCopy => {
+                self.round(Round::Tags)?;
+                return Ok(true);
+            }
         };
         let (mut before, mut hopeless) = (u64::MAX, 0);
         while self.report.rounds < MOST_ROUNDS {
@@ -226,7 +229,7 @@ impl Move<'_> {
             let asked = Instant::now();
             while !self.has_answer().map_err(engine())? {
                 // While the VM runs there is no timeout: the operator may cancel.
-                if !matches!(round, Round::Clean | Round::Copy)
+                if !matches!(round, Round::Clean | Round::Copy | Round::Tags)
                     && asked.elapsed() > postcopy::ENGINE
                 {
                     let why = format!(
@@ -255,7 +258,7 @@ impl Move<'_> {
         };
         let sync = Message::Engine(Frame::Sync);
         self.wire.send(&sync, &[]).and_then(|()| self.wire.done()).map_err(lost(self.order))?;
-        if round != Round::Rest {
+        if !matches!(round, Round::Rest | Round::Tags) {
             self.report.rounds += 1;
         }
         self.report.bytes_pool += sent.cleaned * PAGE_SIZE as u64;

@@ -1,9 +1,11 @@
 //! Holders of extents. To add a kind, add a file here that implements [`Holder`].
 
 mod broken;
+mod copies;
 mod file;
 mod remote;
 mod source;
+mod turns;
 mod verified;
 
 use std::error::Error;
@@ -13,6 +15,7 @@ use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::InitiatorError;
 
 pub(crate) use broken::BrokenHolder;
+pub(crate) use copies::{Copies, Copy, Second};
 pub use file::FileHolder;
 pub use remote::RemoteHolder;
 pub use source::Source;
@@ -81,6 +84,10 @@ pub trait Holder: Send + Sync {
     fn is_lost(&self) -> bool {
         false
     }
+
+    /// Sets how long an operation may wait for an unreachable holder; `None` for the timeout that
+    /// the holder was made with.
+    fn set_patience(&self, _: Option<Duration>) {}
 
     /// Tries to reach an unreachable holder again. May take about a second.
     fn probe(&self) {}

@@ -44,6 +44,8 @@ pub struct RemoteHolder {
     source: Source,
     links: Box<[Mutex<Option<Link>>]>,
     io_timeout: Duration,
+    /// A shorter timeout, in milliseconds; 0 for `io_timeout`.
+    patience: AtomicU64,
     /// Milliseconds from `started` to the time when the lender was found unreachable, plus one; 0
     /// while it is reachable.
     lost_at: AtomicU64,
@@ -90,7 +92,15 @@ impl RemoteHolder {
         let links = links.into_iter().map(Mutex::new).collect();
         let (lost_at, tried_at, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
         let (forgot, closed) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { source, links, io_timeout, lost_at, tried_at, started, forgot, closed }
+        let patience = AtomicU64::new(0);
+        Self { source, links, io_timeout, patience, lost_at, tried_at, started, forgot, closed }
+    }
+
+    fn io_timeout(&self) -> Duration {
+        match self.patience.load(Ordering::Relaxed) {
+            0 => self.io_timeout,
+            patience => Duration::from_millis(patience).min(self.io_timeout),
+        }
     }
 
     /// Returns the incarnation of the lease's pages, if the lender tells it.
@@ -136,6 +146,7 @@ impl RemoteHolder {
         let current = link.take_if(|link| link.epoch() != self.source.epoch());
         drop(current);
         if let Some(connection) = &mut *link {
+            connection.set_io_timeout(self.io_timeout() / 2);
             match operation(&mut **connection) {
                 Ok(()) => {
                     self.found();
@@ -159,7 +170,8 @@ impl RemoteHolder {
     ) -> Result<(), HolderError> {
         going_to_sleep();
         let lost = self.lost(started);
-        let deadline = lost + self.io_timeout;
+        let io_timeout = self.io_timeout();
+        let deadline = lost + io_timeout;
         let failed = |source: InitiatorError| {
             self.forgot.fetch_or(source.is_loss(), Ordering::Relaxed);
             if self.is_lost() {
@@ -173,14 +185,14 @@ impl RemoteHolder {
         }
         let mut backoff = BACKOFF.0;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = left.max(SHORTEST_ATTEMPT.min(io_timeout));
             // Until this operation ends, the kernel may block all threads that need memory. A name
             // lookup would be one of them.
             let attempt =
                 names::from_memory(|| self.source.connect(left)).and_then(|mut connection| {
                     let done = operation(&mut *connection);
                     if done.as_ref().err().is_none_or(|error| !error.ends_connection()) {
-                        connection.set_io_timeout(self.io_timeout / 2);
                         *link = Some(connection);
                     } else {
                         self.source.broke(connection.epoch());
@@ -327,6 +339,11 @@ impl Holder for RemoteHolder {
         self.forgot.load(Ordering::Relaxed)
     }
 
+    fn set_patience(&self, patience: Option<Duration>) {
+        let patience = patience.map_or(0, |patience| patience.as_millis() as u64);
+        self.patience.store(patience, Ordering::Relaxed);
+    }
+
     fn probe(&self) {
         if self.lost_at.load(Ordering::Relaxed) == 0 {
             return;
@@ -336,8 +353,7 @@ impl Holder for RemoteHolder {
         // A thread that holds the link is finding out already.
         if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock) {
             match self.source.connect(SHORTEST_ATTEMPT) {
-                Ok(mut connection) => {
-                    connection.set_io_timeout(self.io_timeout / 2);
+                Ok(connection) => {
                     *link = Some(connection);
                     self.found();
                 }

@@ -252,6 +252,10 @@ impl Holder for VerifiedHolder {
         self.holder.is_lost()
     }
 
+    fn set_patience(&self, patience: Option<Duration>) {
+        self.holder.set_patience(patience);
+    }
+
     fn probe(&self) {
         self.holder.probe();
     }

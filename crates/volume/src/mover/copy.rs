@@ -140,7 +140,7 @@ fn read_known(
     start: u64,
     data: &mut [u8],
 ) -> Result<(), HolderError> {
-    let is_unknown = |at: &u64| extent.written.is_set(at / PAGE) && moving.from.is_unknown(*at);
+    let is_unknown = |at: &u64| moving.from.is_unknown(*at);
     let all = start..start + data.len() as u64;
     let mut at = start;
     while at < all.end {
@@ -153,7 +153,10 @@ fn read_known(
         at = end;
         if next.is_some() {
             data[(at - start) as usize..][..PAGE_SIZE].fill(0);
-            moving.to.forget(at);
+            // A page that was discarded, or never written, is zeroes whatever the old slot holds.
+            if extent.written.is_set(at / PAGE) {
+                moving.to.forget(at);
+            }
             at += PAGE;
         }
     }

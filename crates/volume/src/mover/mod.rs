@@ -11,6 +11,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE};
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
+use crate::holder::Holder as _;
 use crate::lease::{Lease, Slot};
 use crate::lock;
 use crate::placement::lease_id;
@@ -22,7 +23,8 @@ use copy::{Halt, begin, call_off, copy, finish};
 /// The interval between reports of an evacuation that another caller requested.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// The pause of a background move after each piece: shortest and longest.
-const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+pub(crate) const REST: (Duration, Duration) =
+    (Duration::from_millis(2), Duration::from_millis(100));
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The progress of an evacuation, in extents.
@@ -181,16 +183,20 @@ impl Volume {
                 return Err(self.no_room());
             }
             leases.retain(|other| !Arc::ptr_eq(other, source));
+            self.forget_all_tags(source);
             drop(leases);
-            self.end(source);
+            source.holder.close();
             return Ok(());
         }
     }
 
-    /// Ends the use of a lease that the volume no longer has.
-    fn end(&self, lease: &Lease) {
-        lease.holder.close();
-        lease.noted_as.into_iter().for_each(|lease| self.forget_tags(lease));
+    /// Forgets the tags of a lease that leaves the list. The caller has the list locked, as the
+    /// lease may come back with other pages.
+    fn forget_all_tags(&self, lease: &Lease) {
+        let second = lease.holder.second();
+        let second = second.as_ref().and_then(|second| second.copy.target.as_ref());
+        let all = lease.noted_as.into_iter().chain(second.map(|target| target.lease));
+        all.for_each(|lease| self.forget_tags(lease));
     }
 
     /// Removes an unused lease from the volume, without a request to its lender.
@@ -199,10 +205,13 @@ impl Volume {
     /// [`VolumeError::StillUsed`].
     pub fn remove_unused(&self, lease: LeaseId) -> Result<(), VolumeError> {
         let Some(unused) = self.leases.find(lease) else { return Ok(()) };
+        let mut leases = self.leases.list_mut();
         match unused.taken() {
             0 => {
-                self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, &unused));
-                self.end(&unused);
+                leases.retain(|other| !Arc::ptr_eq(other, &unused));
+                self.forget_all_tags(&unused);
+                drop(leases);
+                unused.holder.close();
                 Ok(())
             }
             extents => Err(VolumeError::StillUsed {

@@ -5,11 +5,14 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, WorkerId};
+use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, WorkerId};
 use aquifer_transport::Address;
 use aquifer_volume::holder::FileHolder;
-use aquifer_volume::{Encryption, EncryptionMode, Happening, LeaseState, LeaseTarget, Volume};
+use aquifer_volume::{
+    Encryption, EncryptionMode, Happening, LeaseState, LeaseTarget, Volume, VolumeConfig,
+};
 
 use crate::common::*;
 
@@ -141,6 +144,35 @@ fn a_change_of_a_part_does_not_make_a_lie_true() {
 }
 
 #[test]
+fn an_unknown_page_that_nobody_needs_holds_no_move_up() {
+    let mut lender = OurLender::start(1);
+    let short = || VolumeConfig { io_timeout: Duration::from_millis(200), ..config(1) };
+    let first = Volume::new(short()).unwrap();
+    first.add_lease(lender.lease(2)).unwrap();
+    [0, 2].into_iter().for_each(|page| write(&first, page * PAGE, 1));
+    lender.kill();
+    first.write(WorkerId(0), PAGE, &content(PAGE, 1)).unwrap_err();
+    let tags = first.tags(ExtentIndex(0));
+    drop(first);
+    lender.restart();
+    // For the next process, page 1 was never written.
+    let next = Volume::new(short()).unwrap();
+    next.resume_lease(lender.lease(2)).unwrap();
+    let held = [0..PAGE, 2 * PAGE..3 * PAGE];
+    next.restore(ExtentIndex(0), (LeaseId(2), 0), held).unwrap();
+    next.restore_tags(ExtentIndex(0), &tags);
+    next.read(WorkerId(0), PAGE, &mut [0; 4096]).unwrap();
+    let other = OurLender::start(1);
+    next.add_lease(other.lease(4)).unwrap();
+    next.evacuate(LeaseId(2), |_| ()).unwrap();
+    [0, 2].into_iter().for_each(|page| expect(&next, page * PAGE, 1));
+    expect_zeroes(&next, PAGE);
+    let mut all = vec![0; 3 * 4096];
+    next.read(WorkerId(0), 0, &mut all).unwrap();
+    assert!(all[4096..2 * 4096] == [0; 4096]);
+}
+
+#[test]
 fn writes_of_one_page_at_the_same_time_leave_one_of_them() {
     for mode in MODES {
         let dir = tempfile::tempdir().unwrap();
@@ -151,7 +183,7 @@ fn writes_of_one_page_at_the_same_time_leave_one_of_them() {
                 let volume = volume.clone();
                 threads.spawn(move || {
                     for turn in 0..300_u64 {
-                        let byte = worker * 64 + (turn % 64) as u8 | 1;
+                        let byte = (worker * 64 + (turn % 64) as u8) | 1;
                         let worker = WorkerId(worker.into());
                         // Several pages, in runs that overlap those of the other threads.
                         let pages = vec![byte; 3 * 4096];

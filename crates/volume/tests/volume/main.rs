@@ -4,6 +4,7 @@
 
 mod allocation;
 mod common;
+mod copies;
 #[path = "../../../nbd/tests/nbd/counting/mod.rs"]
 mod counting;
 mod evacuate;

@@ -119,7 +119,10 @@ impl News {
                     _ = (noted.insert(lease), self.silent.remove(&lease))
                 }
                 Happening::PageLost { .. } => self.lost_page = true,
-                Happening::SpillStarted | Happening::SpillEnded => {}
+                Happening::SpillStarted
+                | Happening::SpillEnded
+                | Happening::CopyBehind { .. }
+                | Happening::CopiesWhole { .. } => {}
             }
             messages.push(Message::Event(event.clone()));
         }
@@ -178,6 +181,7 @@ mod tests {
             address,
             extents: 1,
             used_extents: 1,
+            copy: None,
             encryption: None,
             state,
         };

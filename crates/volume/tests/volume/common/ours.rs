@@ -126,6 +126,11 @@ impl OurLender {
         });
     }
 
+    /// Returns the file with the lender's pages.
+    pub fn file(&self) -> PathBuf {
+        self.pages().next().unwrap()
+    }
+
     /// Returns the incarnation of the lender's pages.
     pub fn incarnation(&self) -> Incarnation {
         let file = self.pages().next().unwrap();

@@ -1,0 +1,421 @@
+//! A holder of one or two copies of each page, on two leases.
+//!
+//! Each copy has its own tags. A copy that missed a write of a page has no known tag for it, so no
+//! reader takes an old version there. What a copy lacks is copied from the other one later.
+
+use std::iter;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
+use aquifer_transport::initiator::{InitiatorError, Outcome};
+
+use super::turns::Turns;
+use super::{Holder, HolderError, Piece, PieceMut, Wrong};
+use crate::events::{Events, Happening};
+use crate::tags::Tags;
+use crate::target::LeaseTarget;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Pages that a repair copies at a time, while writes of these wait.
+const RUN: u64 = 64;
+
+/// How long the lender of one of two copies may keep a request waiting, before the other copy
+/// serves it.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The pause between attempts to reach either lender.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// One copy: a holder that verifies pages, and the tags that it compares.
+pub(crate) struct Copy {
+    /// The lease; `None` for the spill file.
+    pub(crate) target: Option<LeaseTarget>,
+    pub(crate) holder: Box<dyn Holder>,
+    pub(crate) tags: Arc<Tags>,
+}
+
+/// The second copy of a lease's pages.
+pub(crate) struct Second {
+    pub(crate) copy: Copy,
+    /// How long an operation waits if neither copy can serve it.
+    pub(crate) io_timeout: Duration,
+    pub(crate) events: Arc<Events>,
+    /// Whether a copy may lack pages that the other has.
+    pub(crate) is_behind: AtomicBool,
+}
+
+/// A lease's pages: one copy, or two while there is a second lease for them.
+pub(crate) struct Copies {
+    pub(crate) first: Copy,
+    second: RwLock<Option<Arc<Second>>>,
+    /// Held shared during a change of pages, and exclusively while a second copy begins or ends.
+    changes: RwLock<()>,
+    /// While there are two copies, changes of the same pages take turns, so that both copies see
+    /// them in the same order.
+    turns: Turns,
+}
+
+/// The result of an operation on one copy.
+type Done = Result<(), HolderError>;
+
+impl Copy {
+    pub(crate) fn answers(&self) -> bool {
+        self.holder.unreachable_for().is_none() && !self.holder.is_lost()
+    }
+
+    /// Runs the operation, unless the lender is known to be away.
+    fn run(&self, operation: impl FnOnce(&dyn Holder) -> Done) -> Done {
+        let away = || {
+            let place = self.target.as_ref().map_or_else(String::new, LeaseTarget::uri);
+            InitiatorError::new(&place, Outcome::Ended, "no answer so far")
+        };
+        if self.holder.is_lost() {
+            return Err(HolderError::Lost(Box::new(away())));
+        }
+        if let Some(waited) = self.holder.unreachable_for() {
+            return Err(HolderError::Unreachable { waited, source: Box::new(away()) });
+        }
+        operation(&*self.holder)
+    }
+
+    fn forget(&self, bytes: &Range<u64>) {
+        touched(bytes).for_each(|page| self.tags.forget(page));
+    }
+}
+
+/// Returns the pages that bytes touch.
+fn touched(bytes: &Range<u64>) -> Range<u64> {
+    bytes.start / PAGE..bytes.end.div_ceil(PAGE)
+}
+
+impl Copies {
+    pub(crate) fn one(first: Copy) -> Self {
+        Self {
+            first,
+            second: RwLock::default(),
+            changes: RwLock::default(),
+            turns: Turns::default(),
+        }
+    }
+
+    pub(crate) fn second(&self) -> Option<Arc<Second>> {
+        self.second.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Begins or ends a second copy. Waits for the changes under way.
+    pub(crate) fn set_second(&self, second: Option<Arc<Second>>) {
+        let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
+        let patience = second.as_ref().map(|_| PATIENCE);
+        self.first.holder.set_patience(patience);
+        if let Some(second) = &second {
+            second.copy.holder.set_patience(patience);
+        }
+        let before = std::mem::replace(
+            &mut *self.second.write().unwrap_or_else(PoisonError::into_inner),
+            second,
+        );
+        before.iter().for_each(|second| second.copy.holder.close());
+    }
+
+    fn change(&self) -> RwLockReadGuard<'_, ()> {
+        self.changes.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes these bytes in both copies, if there are two. One of them is enough: the other one
+    /// is behind then.
+    fn in_both(
+        &self,
+        bytes: impl Iterator<Item = Range<u64>> + Clone,
+        operation: impl Fn(&dyn Holder) -> Done,
+    ) -> Done {
+        let _change = self.change();
+        let Some(second) = self.second() else { return operation(&*self.first.holder) };
+        second.patiently(self, || {
+            let _turn = self.turns.take(bytes.clone().map(|bytes| touched(&bytes)));
+            let one = self.first.run(&operation);
+            let other = second.copy.run(&operation);
+            let behind = match (one, other) {
+                (Ok(()), Ok(())) => return Ok(()),
+                (Ok(()), Err(error)) => (&second.copy, error),
+                (Err(error), Ok(())) => (&self.first, error),
+                (Err(one), Err(other)) => return Err(worse(one, other)),
+            };
+            // Its tags may be those of the version before.
+            bytes.clone().for_each(|bytes| behind.0.forget(&bytes));
+            second.falls_behind(behind.0, &behind.1);
+            Ok(())
+        })
+    }
+
+    /// Reads from the first copy, or else from the second.
+    fn read_either(&self, worker: WorkerId, second: &Second, at: u64, into: &mut [u8]) -> Done {
+        let read = self.first.run(|holder| holder.read(worker, at, into));
+        let Err(mut error) = read else { return Ok(()) };
+        let bytes = at..at + into.len() as u64;
+        let is_page = touched(&bytes).count() == 1;
+        if !matches!(error, HolderError::Wrong(_)) || is_page {
+            if matches!(error, HolderError::Wrong(Wrong::Zeroes | Wrong::Other)) {
+                // A change may have ended meanwhile: this time none is under way.
+                let _turn = self.turns.take(iter::once(touched(&bytes)));
+                match self.first.run(|holder| holder.read(worker, at, into)) {
+                    Ok(()) => return Ok(()),
+                    Err(again) => error = again,
+                }
+                if matches!(error, HolderError::Wrong(_)) {
+                    self.first.forget(&bytes);
+                }
+            }
+            let other = match second.copy.run(|holder| holder.read(worker, at, into)) {
+                Ok(()) => {
+                    second.falls_behind(&self.first, &error);
+                    return Ok(());
+                }
+                Err(other) => other,
+            };
+            if is_page {
+                return Err(worse(error, other));
+            }
+        }
+        // Each copy may have what the other lacks.
+        let mut rest = into;
+        let mut at = at;
+        while !rest.is_empty() {
+            let length = (PAGE - at % PAGE).min(rest.len() as u64);
+            let (now, later) = rest.split_at_mut(length as usize);
+            self.read_either(worker, second, at, now)?;
+            (at, rest) = (at + length, later);
+        }
+        Ok(())
+    }
+
+    /// Returns whether no copy is known to have the page's last version.
+    pub(crate) fn is_unknown(&self, page: u64) -> bool {
+        self.first.tags.is_unknown(page)
+            && self.second().is_none_or(|second| second.copy.tags.is_unknown(page))
+    }
+
+    /// Records that it is not known which version of the page any copy has.
+    pub(crate) fn forget(&self, page: u64) {
+        self.first.tags.forget(page);
+        self.second().iter().for_each(|second| second.copy.tags.forget(page));
+    }
+
+    /// Returns how many of these pages only the second copy, and only the first copy, has.
+    pub(crate) fn missing(&self, pages: Range<u64>) -> (Bytes, Bytes) {
+        let Some(second) = self.second() else { return (Bytes::ZERO, Bytes::ZERO) };
+        let (mut first_lacks, mut second_lacks) = (0, 0);
+        for page in pages {
+            match (self.first.tags.is_unknown(page), second.copy.tags.is_unknown(page)) {
+                (true, false) => first_lacks += PAGE,
+                (false, true) => second_lacks += PAGE,
+                _ => {}
+            }
+        }
+        (Bytes(first_lacks), Bytes(second_lacks))
+    }
+
+    /// Returns whether one of two copies may lack pages.
+    pub(crate) fn may_be_behind(&self) -> bool {
+        self.second().is_some_and(|second| second.is_behind.load(Ordering::Acquire))
+    }
+
+    /// Copies what one copy lacks from the other. Calls `go_on` after each run of pages, and stops
+    /// if that returns false. Returns whether both copies are whole.
+    pub(crate) fn repair(
+        &self,
+        worker: WorkerId,
+        pages: u64,
+        buffer: &mut [u8],
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<bool, HolderError> {
+        let Some(second) = self.second() else { return Ok(true) };
+        if !second.is_behind.swap(false, Ordering::AcqRel) {
+            return Ok(true);
+        }
+        let done = self.repair_all(worker, &second, pages, buffer, &mut go_on);
+        if !matches!(done, Ok(true)) {
+            second.is_behind.store(true, Ordering::Release);
+        }
+        done
+    }
+
+    fn repair_all(
+        &self,
+        worker: WorkerId,
+        second: &Second,
+        pages: u64,
+        buffer: &mut [u8],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, HolderError> {
+        let need = |page: u64| Need::of(&self.first, &second.copy, page);
+        let mut at = 0;
+        while let Some(first) = (at..pages).find(|page| need(*page).is_some()) {
+            // A long run of zeroes is one discard.
+            let kind = need(first);
+            let most = if kind.is_some_and(|need| need.is_zero) { pages } else { first + RUN };
+            let end = (first..most.min(pages)).find(|page| need(*page) != kind);
+            let end = end.unwrap_or(most.min(pages));
+            at = end;
+            let turn = self.turns.take(iter::once(first..end));
+            // A change may have come first.
+            let Some(kind) = kind.filter(|kind| (first..end).all(|page| need(page) == Some(*kind)))
+            else {
+                at = first;
+                continue;
+            };
+            let (from, to) = match kind.by_first {
+                true => (&self.first, &second.copy),
+                false => (&second.copy, &self.first),
+            };
+            copy(worker, from, to, kind.is_zero, first..end, buffer)?;
+            drop(turn);
+            if !go_on() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What the repair of a page needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Need {
+    /// The first copy has it, and not the second.
+    by_first: bool,
+    /// The page is zeroes.
+    is_zero: bool,
+}
+
+impl Need {
+    fn of(first: &Copy, second: &Copy, page: u64) -> Option<Self> {
+        let (one, other) = (first.tags.is_unknown(page), second.tags.is_unknown(page));
+        let from = if other { first } else { second };
+        (one != other).then(|| Self { by_first: other, is_zero: from.tags.is_of_zeroes(page) })
+    }
+}
+
+fn copy(
+    worker: WorkerId,
+    from: &Copy,
+    to: &Copy,
+    is_zero_run: bool,
+    pages: Range<u64>,
+    buffer: &mut [u8],
+) -> Done {
+    let (at, length) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);
+    if is_zero_run {
+        return to.run(|holder| holder.discard(worker, at, length));
+    }
+    let data = &mut buffer[..length as usize];
+    from.run(|holder| holder.read(worker, at, data))?;
+    to.run(|holder| holder.write(worker, at, data))
+}
+
+impl Second {
+    fn falls_behind(&self, copy: &Copy, why: &HolderError) {
+        if !self.is_behind.swap(true, Ordering::AcqRel)
+            && let Some(target) = &copy.target
+        {
+            let (lease, lender) = (target.lease, target.lender.clone());
+            let why = why.to_string();
+            self.events.happened(Happening::CopyBehind { lease, lender, why });
+        }
+    }
+
+    /// Repeats the operation while neither lender answers, until the volume's timeout.
+    fn patiently(&self, copies: &Copies, mut operation: impl FnMut() -> Done) -> Done {
+        let begun = Instant::now();
+        loop {
+            let done = operation();
+            let all = [&copies.first, &self.copy];
+            let is_over = done.is_ok() || all.iter().any(|copy| copy.answers());
+            if is_over || begun.elapsed() >= self.io_timeout {
+                return done;
+            }
+            thread::sleep(RETRY);
+            all.iter().for_each(|copy| copy.holder.probe());
+        }
+    }
+}
+
+/// Returns the error that asks for another look, if one of them does.
+fn worse(one: HolderError, other: HolderError) -> HolderError {
+    match (&one, &other) {
+        (HolderError::Wrong(Wrong::Unknown), HolderError::Wrong(_)) => other,
+        (HolderError::Wrong(_), _) => one,
+        (_, HolderError::Wrong(_)) => other,
+        _ => one,
+    }
+}
+
+impl Holder for Copies {
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Done {
+        let Some(second) = self.second() else {
+            return self.first.holder.read(worker, offset, into);
+        };
+        second.patiently(self, || self.read_either(worker, &second, offset, into))
+    }
+
+    fn read_many(&self, worker: WorkerId, pieces: &mut [PieceMut<'_>]) -> Done {
+        let Some(second) = self.second() else {
+            return self.first.holder.read_many(worker, pieces);
+        };
+        if self.first.run(|holder| holder.read_many(worker, pieces)).is_ok() {
+            return Ok(());
+        }
+        pieces.iter_mut().try_for_each(|(offset, into)| {
+            second.patiently(self, || self.read_either(worker, &second, *offset, into))
+        })
+    }
+
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Done {
+        let bytes = offset..offset + data.len() as u64;
+        self.in_both(iter::once(bytes), |holder| holder.write(worker, offset, data))
+    }
+
+    fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Done {
+        let bytes = pieces.iter().map(|(at, data)| *at..*at + data.len() as u64);
+        self.in_both(bytes, |holder| holder.write_many(worker, pieces))
+    }
+
+    fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Done {
+        let bytes = iter::once(offset..offset + length);
+        self.in_both(bytes, |holder| holder.discard(worker, offset, length))
+    }
+
+    fn flush(&self, worker: WorkerId) -> Done {
+        self.in_both(iter::empty(), |holder| holder.flush(worker))
+    }
+
+    fn unreachable_for(&self) -> Option<Duration> {
+        let first = self.first.holder.unreachable_for()?;
+        self.second().map_or(Some(first), |second| {
+            second.copy.holder.unreachable_for().map(|other| other.min(first))
+        })
+    }
+
+    fn is_lost(&self) -> bool {
+        self.first.holder.is_lost()
+            && self.second().is_none_or(|second| second.copy.holder.is_lost())
+    }
+
+    fn probe(&self) {
+        self.first.holder.probe();
+        self.second().iter().for_each(|second| second.copy.holder.probe());
+    }
+
+    fn end_older(&self) {
+        self.first.holder.end_older();
+        self.second().iter().for_each(|second| second.copy.holder.end_older());
+    }
+
+    fn close(&self) {
+        self.first.holder.close();
+        self.second().iter().for_each(|second| second.copy.holder.close());
+    }
+}

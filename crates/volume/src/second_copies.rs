@@ -1,0 +1,147 @@
+//! Second copies of leases' pages, on leases of other lenders.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Instant;
+
+use aquifer_page::{EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
+
+use crate::encryption::PageCipher;
+use crate::error::VolumeError;
+use crate::events::Happening;
+use crate::holder::{Copy, Holder as _, RemoteHolder, Second};
+use crate::lock;
+use crate::mover::{self, REST};
+use crate::tags::Tags;
+use crate::target::LeaseTarget;
+use crate::volume::Volume;
+
+impl Volume {
+    /// Begins a second copy of the pages of the lease `of`, on the lease `target`, which must hold
+    /// as many extents. From now on each write goes to both. What the second copy lacks comes from
+    /// the first, by [`Upkeep`](crate::Upkeep). Calls `record` before the copy is used.
+    ///
+    /// # Errors
+    /// As [`add_lease`](Self::add_lease), and the error of `record`. Also if the lease `of` is
+    /// unknown or has a second copy.
+    pub fn add_copy<E: From<VolumeError>>(
+        &self,
+        of: LeaseId,
+        target: LeaseTarget,
+        record: impl FnOnce(&LeaseTarget) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _adding = lock(&self.adding_lease);
+        self.check_copy(of, &target)?;
+        let (target, holder, _) = self.prepare(target)?;
+        self.forget_tags(target.lease);
+        let tags = self.lease_tags(&target)?;
+        // Before the record: the next process must not take them for those of pages.
+        tags.forget_all();
+        record(&target)?;
+        self.begin_copy(of, target, holder, tags);
+        Ok(())
+    }
+
+    /// Continues a second copy that an earlier process [began](Self::add_copy). Connections are
+    /// made when they are needed, as by [`resume_lease`](Self::resume_lease).
+    ///
+    /// # Errors As [`resume_lease`](Self::resume_lease), or if the lease `of` is unknown or has a
+    /// second copy.
+    pub fn resume_copy(&self, of: LeaseId, target: LeaseTarget) -> Result<(), VolumeError> {
+        let _adding = lock(&self.adding_lease);
+        self.check_copy(of, &target)?;
+        let holder = self.unconnected(&target)?;
+        let tags = self.lease_tags(&target)?;
+        self.begin_copy(of, target, holder, tags);
+        Ok(())
+    }
+
+    fn check_copy(&self, of: LeaseId, target: &LeaseTarget) -> Result<(), VolumeError> {
+        let lease = self.leases.find(of).ok_or(VolumeError::UnknownLease(self.id(), of))?;
+        let is_used = self.leases.find(target.lease).is_some()
+            || lease.holder.second().is_some()
+            || self.copies().iter().any(|(_, other)| other.lease == target.lease);
+        if is_used {
+            return Err(VolumeError::LeaseInUse(self.id(), target.lease));
+        }
+        if target.capacity.0 / EXTENT_SIZE < lease.total {
+            return Err(VolumeError::Unusable {
+                lease: target.lease,
+                lender: target.lender.to_string(),
+                why: format!("a copy of lease {of} needs {} extents", lease.total),
+            });
+        }
+        Ok(())
+    }
+
+    fn begin_copy(&self, of: LeaseId, target: LeaseTarget, holder: RemoteHolder, tags: Tags) {
+        let Some(lease) = self.leases.find(of) else { return };
+        let encryption = target.encryption.as_ref();
+        let cipher = encryption.map(|encryption| PageCipher::new(encryption, target.lease));
+        let copy: Copy = self.verified(Some(target), Box::new(holder), cipher, tags);
+        lease.holder.set_second(Some(Arc::new(Second {
+            copy,
+            io_timeout: self.config.io_timeout,
+            events: self.events.clone(),
+            is_behind: AtomicBool::new(true),
+        })));
+        self.events.wake();
+    }
+
+    /// Ends the second copy of a lease's pages, if there is one.
+    pub fn drop_copy(&self, of: LeaseId) {
+        let Some(lease) = self.leases.find(of) else { return };
+        let second = lease.holder.second();
+        lease.holder.set_second(None);
+        let target = second.as_ref().and_then(|second| second.copy.target.as_ref());
+        target.iter().for_each(|target| self.forget_tags(target.lease));
+    }
+
+    /// Returns the second copies: the lease that each is of, and the lease that holds it.
+    pub fn copies(&self) -> Vec<(LeaseId, LeaseTarget)> {
+        let leases: Vec<_> = self.leases.list().clone();
+        let copy = |second: Arc<Second>| second.copy.target.clone();
+        leases
+            .iter()
+            .filter_map(|lease| Some((lease.noted_as?, lease.holder.second().and_then(copy)?)))
+            .collect()
+    }
+
+    /// Returns a lease of which only the second copy has some page.
+    pub fn relies_on_copy(&self) -> Option<LeaseId> {
+        let leases: Vec<_> = self.leases.list().clone();
+        let relies = |lease: &&Arc<crate::lease::Lease>| lease.missing().0.0 > 0;
+        leases.iter().find(relies).and_then(|lease| lease.noted_as)
+    }
+
+    /// Copies what one of two copies lacks, if its lender answers. Returns whether all copies are
+    /// whole.
+    pub(crate) fn repair_copies(&self, mut go_on: impl FnMut() -> bool) -> bool {
+        let leases: Vec<_> = self.leases.list().clone();
+        let mut all_whole = true;
+        let mut buffer = None;
+        for lease in &leases {
+            if !lease.holder.may_be_behind() {
+                continue;
+            }
+            lease.holder.probe();
+            let buffer = buffer.get_or_insert_with(mover::buffer);
+            let mut begun = Instant::now();
+            let go_on = || {
+                thread::sleep(begun.elapsed().clamp(REST.0, REST.1));
+                begun = Instant::now();
+                go_on()
+            };
+            let pages = lease.total * PAGES_PER_EXTENT;
+            let whole = lease.holder.repair(self.mover_worker(), pages, buffer, go_on);
+            if matches!(whole, Ok(true)) {
+                let of = lease.noted_as.into_iter();
+                of.for_each(|lease| self.events.happened(Happening::CopiesWhole { lease }));
+            } else {
+                all_whole = false;
+            }
+        }
+        all_whole
+    }
+}
