@@ -93,10 +93,10 @@ impl Ledger for ExtentMap {
         entry[0].store(counts, Ordering::Release);
     }
 
-    fn tags(&self, lease: LeaseId, pages: u64) -> io::Result<TagMemory> {
+    fn tags(&self, lease: LeaseId, pages: u64, may_be_new: bool) -> io::Result<TagMemory> {
         let mut options = OpenOptions::new();
         // New tags say that all pages are zeroes, which is false if the lease has extents.
-        let may_be_new = self.all().all(|(_, (noted, _))| noted != lease);
+        let may_be_new = may_be_new && self.all().all(|(_, (noted, _))| noted != lease);
         let options = options.read(true).write(true).create(may_be_new).truncate(false).mode(0o600);
         let path = self.tags_of(lease);
         let file = options.open(&path).map_err(|error| match error.kind() {
@@ -146,19 +146,20 @@ mod tests {
         };
         let map = open();
         let (one, other) = (LeaseId(1), LeaseId(2));
-        let tags = map.tags(one, 1000).unwrap();
+        let tags = map.tags(one, 1000, true).unwrap();
         (*tags).as_ref()[999].store(7, Ordering::Relaxed);
-        map.tags(other, 1000).unwrap();
+        map.tags(other, 1000, true).unwrap();
         map.note(ExtentIndex(1), Some((one, 0)));
         drop(map);
         let map = open();
         map.keep_tags([one].into_iter()).unwrap();
         assert!(!map.tags_of(other).exists());
-        assert_eq!((*map.tags(one, 1000).unwrap()).as_ref()[999].load(Ordering::Relaxed), 7);
+        assert!(map.tags(other, 1000, false).is_err());
+        assert_eq!((*map.tags(one, 1000, true).unwrap()).as_ref()[999].load(Ordering::Relaxed), 7);
         map.forget_tags(one);
-        let error = map.tags(one, 1000).map(drop).unwrap_err().to_string();
+        let error = map.tags(one, 1000, true).map(drop).unwrap_err().to_string();
         assert!(error.contains("nothing proves its pages"), "{error}");
         map.note(ExtentIndex(1), None);
-        assert_eq!((*map.tags(one, 1000).unwrap()).as_ref()[999].load(Ordering::Relaxed), 0);
+        assert_eq!((*map.tags(one, 1000, true).unwrap()).as_ref()[999].load(Ordering::Relaxed), 0);
     }
 }

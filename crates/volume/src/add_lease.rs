@@ -41,7 +41,7 @@ impl Volume {
         let _adding = lock(&self.adding_lease);
         let (target, holder, clean) = self.prepare(target)?;
         self.forget_tags(target.lease);
-        let tags = self.lease_tags(&target)?;
+        let tags = self.lease_tags(&target, true)?;
         record(&target)?;
         self.lay_over(target, Box::new(holder), tags, clean.len() as u32, |index| {
             clean[index as usize]
@@ -110,7 +110,7 @@ impl Volume {
         }
         let holder = self.unconnected(&target)?;
         let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
-        let tags = self.lease_tags(&target)?;
+        let tags = self.lease_tags(&target, true)?;
         self.lay_over(target, Box::new(holder), tags, total, |_| false);
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Volume {
         total: u32,
         is_clean: impl FnMut(u32) -> bool,
     ) -> Result<(), VolumeError> {
-        let tags = self.lease_tags(&target)?;
+        let tags = self.lease_tags(&target, true)?;
         self.lay_over(target, holder, tags, total, is_clean);
         Ok(())
     }
@@ -164,18 +164,27 @@ impl Volume {
         Copy { target, holder: Box::new(holder), tags }
     }
 
-    pub(crate) fn lease_tags(&self, target: &LeaseTarget) -> Result<Tags, VolumeError> {
-        self.kept_tags(target.lease, target.capacity.0 / EXTENT_SIZE)
+    pub(crate) fn lease_tags(
+        &self,
+        target: &LeaseTarget,
+        may_be_new: bool,
+    ) -> Result<Tags, VolumeError> {
+        self.kept_tags(target.lease, target.capacity.0 / EXTENT_SIZE, may_be_new)
             .map_err(|source| VolumeError::Tags { lease: target.lease, source })
     }
 
     /// Returns the tags of a lease of so many extents: those of the earlier process, if it left
     /// some.
-    pub(crate) fn kept_tags(&self, lease: LeaseId, extents: u64) -> io::Result<Tags> {
+    pub(crate) fn kept_tags(
+        &self,
+        lease: LeaseId,
+        extents: u64,
+        may_be_new: bool,
+    ) -> io::Result<Tags> {
         let pages = extents * PAGES_PER_EXTENT;
         match &self.config.ledger {
             None => Ok(Tags::new(pages)),
-            Some(ledger) => ledger.tags(lease, pages).map(Tags::over),
+            Some(ledger) => ledger.tags(lease, pages, may_be_new).map(Tags::over),
         }
     }
 

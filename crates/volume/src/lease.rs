@@ -8,7 +8,6 @@ use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT, Wor
 
 use crate::holder::{Copies, Copy, Holder, HolderError, Piece, PieceMut, Wrong};
 use crate::lock;
-use crate::tags::OF_ZEROES;
 use crate::target::LeaseTarget;
 
 /// A holder of extents, and the state of its slots.
@@ -237,7 +236,9 @@ impl Slot {
 
     /// Returns whether all pages are known to be zeroes. A discard may not have reached one.
     pub(crate) fn is_of_zeroes(&self) -> bool {
-        self.tags().iter().all(|tag| *tag == OF_ZEROES)
+        let first = self.page(0);
+        (first..first + PAGES_PER_EXTENT)
+            .all(|page| self.lease.holder.first.tags.is_of_zeroes(page))
     }
 
     /// Returns the tags of the slot's pages.

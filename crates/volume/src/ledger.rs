@@ -19,11 +19,12 @@ pub trait Ledger: Debug + Send + Sync {
     fn note(&self, extent: ExtentIndex, place: Option<(LeaseId, u32)>);
 
     /// Returns the memory for the tags of a lease of so many pages: that of the earlier process, or
-    /// else new and zero. All of it is allocated.
+    /// else, if the lease may be new, memory of zeroes. All of it is allocated.
     ///
     /// # Errors
-    /// There is no memory, or no room in the file system.
-    fn tags(&self, lease: LeaseId, pages: u64) -> io::Result<TagMemory>;
+    /// There is no memory, or no room in the file system, or the tags of the earlier process are
+    /// gone.
+    fn tags(&self, lease: LeaseId, pages: u64, may_be_new: bool) -> io::Result<TagMemory>;
 
     /// Forgets the tags of a lease that the volume does not have.
     fn forget_tags(&self, lease: LeaseId);

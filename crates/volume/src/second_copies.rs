@@ -5,12 +5,13 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Instant;
 
-use aquifer_page::{EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 
 use crate::encryption::PageCipher;
 use crate::error::VolumeError;
 use crate::events::Happening;
 use crate::holder::{Copy, Holder as _, RemoteHolder, Second};
+use crate::lease::Lease;
 use crate::lock;
 use crate::mover::{self, REST};
 use crate::tags::Tags;
@@ -35,7 +36,7 @@ impl Volume {
         self.check_copy(of, &target)?;
         let (target, holder, _) = self.prepare(target)?;
         self.forget_tags(target.lease);
-        let tags = self.lease_tags(&target)?;
+        let tags = self.lease_tags(&target, true)?;
         // Before the record: the next process must not take them for those of pages.
         tags.forget_all();
         record(&target)?;
@@ -52,7 +53,7 @@ impl Volume {
         let _adding = lock(&self.adding_lease);
         self.check_copy(of, &target)?;
         let holder = self.unconnected(&target)?;
-        let tags = self.lease_tags(&target)?;
+        let tags = self.lease_tags(&target, false)?;
         self.begin_copy(of, target, holder, tags);
         Ok(())
     }
@@ -80,22 +81,39 @@ impl Volume {
         let encryption = target.encryption.as_ref();
         let cipher = encryption.map(|encryption| PageCipher::new(encryption, target.lease));
         let copy: Copy = self.verified(Some(target), Box::new(holder), cipher, tags);
-        lease.holder.set_second(Some(Arc::new(Second {
+        lease.holder.begin_second(Arc::new(Second {
             copy,
             io_timeout: self.config.io_timeout,
             events: self.events.clone(),
             is_behind: AtomicBool::new(true),
-        })));
+        }));
         self.events.wake();
     }
 
-    /// Ends the second copy of a lease's pages, if there is one.
-    pub fn drop_copy(&self, of: LeaseId) {
-        let Some(lease) = self.leases.find(of) else { return };
-        let second = lease.holder.second();
-        lease.holder.set_second(None);
-        let target = second.as_ref().and_then(|second| second.copy.target.as_ref());
+    /// Ends the second copy of a lease's pages. Returns false, and does nothing, if there is none
+    /// or if only the copy has some page.
+    pub fn drop_copy(&self, of: LeaseId) -> bool {
+        let lease = self.leases.find(of);
+        lease.is_some_and(|lease| self.end_copy(&lease, |lease| lease.missing().0 == Bytes::ZERO))
+    }
+
+    fn end_copy(&self, lease: &Lease, may_end: impl FnOnce(&Lease) -> bool) -> bool {
+        let ended = lease.holder.end_second(|| may_end(lease));
+        let target = ended.as_ref().and_then(|second| second.copy.target.as_ref());
         target.iter().for_each(|target| self.forget_tags(target.lease));
+        ended.is_some()
+    }
+
+    /// Discards all second copies, and ends them. A copy that does not answer keeps its pages.
+    pub fn empty_copies(&self) {
+        let leases: Vec<_> = self.leases.list().clone();
+        for lease in &leases {
+            let Some(second) = lease.holder.second() else { continue };
+            let length = lease.total * EXTENT_SIZE;
+            // The lender frees them when the claim ends.
+            let _ = second.copy.holder.discard(self.mover_worker(), 0, length);
+            self.end_copy(lease, |_| true);
+        }
     }
 
     /// Returns the second copies: the lease that each is of, and the lease that holds it.
@@ -111,7 +129,7 @@ impl Volume {
     /// Returns a lease of which only the second copy has some page.
     pub fn relies_on_copy(&self) -> Option<LeaseId> {
         let leases: Vec<_> = self.leases.list().clone();
-        let relies = |lease: &&Arc<crate::lease::Lease>| lease.missing().0.0 > 0;
+        let relies = |lease: &&Arc<Lease>| lease.missing().0 > Bytes::ZERO;
         leases.iter().find(relies).and_then(|lease| lease.noted_as)
     }
 

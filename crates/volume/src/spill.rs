@@ -46,7 +46,7 @@ impl Volume {
         let file = FileHolder::open(&spill.path, self.spill_size(), self.config.workers + 1)
             .map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
         let cipher = PageCipher::new(&spill.encryption, spill.lease);
-        let tags = self.kept_tags(spill.lease, self.extents.len() as u64);
+        let tags = self.kept_tags(spill.lease, self.extents.len() as u64, true);
         let tags =
             tags.map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
         // An earlier process may have left anything in slots that no extent has.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, WorkerId};
+use aquifer_page::{EXTENT_SIZE, LeaseId, PAGE_SIZE, WorkerId};
 use aquifer_volume::{LeaseTarget, SpillFile, Upkeep, Volume, VolumeConfig};
 
 use super::cache::{Cache, Signals};
@@ -85,8 +85,10 @@ impl Engine {
         if let Some(spill) = &config.spill {
             open_spill(&volume, spill, &extent_map);
         }
+        add_copies(&volume, &config.copies, resumes)?;
         let spill = config.spill.iter().map(|spill| spill.lease);
         let leases = volume.targets().into_iter().map(|target| target.lease).chain(spill);
+        let leases = leases.chain(config.copies.iter().map(|(_, copy)| copy.lease));
         let fail = RegionError::io("cannot remove the tags of earlier leases");
         extent_map.keep_tags(leases).map_err(fail)?;
         if resumes && !config.foreign {
@@ -185,6 +187,23 @@ impl Engine {
         self.faults.retry.notify_all();
         drop(stalled);
     }
+}
+
+/// Adds the second copies of leases' pages. The next engine goes on without one that it cannot use,
+/// as the first copy has all pages that programs need.
+fn add_copies(
+    volume: &Volume,
+    copies: &[(LeaseId, LeaseTarget)],
+    resumes: bool,
+) -> Result<(), RegionError> {
+    for (of, copy) in copies.iter().cloned() {
+        if !resumes {
+            volume.add_copy(of, copy, |_| Ok::<_, RegionError>(()))?;
+        } else if let Err(error) = volume.resume_copy(of, copy) {
+            tracing::error!("no second copy of lease {of}: {error}");
+        }
+    }
+    Ok(())
 }
 
 /// Opens the spill file. If that fails, pages elsewhere are served all the same, and the region may

@@ -148,9 +148,15 @@ impl Engine {
         Ok(plan.sent)
     }
 
-    /// Refuses a hand-over while pages are in this host's spill file, where the other host cannot
-    /// reach them.
+    /// Refuses a hand-over while pages are only in this host's spill file, or only in second
+    /// copies. The other host cannot reach them there.
     fn may_hand_over(&self) -> Result<(), RegionError> {
+        if let Some(lease) = self.lenders.volume.relies_on_copy() {
+            return Err(RegionError::Misuse(format!(
+                "lease {lease} lacks pages that only its second copy has: bring its lender back, \
+                 or evacuate the lease"
+            )));
+        }
         match self.lenders.volume.spilled() {
             None | Some(Bytes::ZERO) => Ok(()),
             Some(spilled) => Err(RegionError::Misuse(format!(

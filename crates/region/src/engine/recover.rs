@@ -150,6 +150,7 @@ mod tests {
             may_be_unwatched: false,
             paging: Paging { workers: 1, ..Paging::default() },
             spill: None,
+            copies: Vec::new(),
             foreign: false,
         };
         let volume = VolumeConfig {

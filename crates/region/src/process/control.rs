@@ -150,6 +150,8 @@ impl Serving {
 
     fn discard_all(&self) -> Result<(), RegionError> {
         if self.files.is_foreign() {
+            // The other host has the leases, but not the second copies.
+            self.engine.volume().empty_copies();
             return Ok(());
         }
         let count = lock(&self.spec).size.pages();

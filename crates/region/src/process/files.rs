@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, Group, RegionName, VolumeId};
+use aquifer_page::{Bytes, Group, LeaseId, RegionName, VolumeId};
 use aquifer_volume::{LeaseTarget, SpillFile, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,9 @@ pub struct RegionSpec {
     /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<SpillFile>,
+    /// The leases that hold second copies of pages. Each host has its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<SecondCopy>,
     /// How long a fetch waits for an unreachable lender before it fails and is retried.
     pub io_timeout: Duration,
     /// The directory of the host's certificate, for leases over TLS.
@@ -59,14 +62,15 @@ impl RegionSpec {
     /// display and logs.
     #[must_use]
     pub fn without_keys(mut self) -> Self {
-        self.leases.iter_mut().for_each(|lease| lease.encryption = None);
-        self.without_spill()
+        let copies = self.copies.iter_mut().map(|copy| &mut copy.lease);
+        self.leases.iter_mut().chain(copies).for_each(|lease| lease.encryption = None);
+        Self { spill: None, ..self }
     }
 
-    /// Returns the specification without the spill file, for another host.
+    /// Returns the specification without the spill file and the second copies, for another host.
     #[must_use]
-    pub fn without_spill(self) -> Self {
-        Self { spill: None, ..self }
+    pub fn for_another_host(self) -> Self {
+        Self { spill: None, copies: Vec::new(), ..self }
     }
 
     /// Returns the capacity of its leases.
@@ -87,10 +91,21 @@ impl RegionSpec {
             volume: VolumeId::random(),
             leases: Vec::new(),
             spill: None,
+            copies: Vec::new(),
             io_timeout: VolumeConfig::DEFAULT_IO_TIMEOUT,
             identity: None,
         }
     }
+}
+
+/// A lease that holds a second copy of the pages of another one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SecondCopy {
+    /// The lease of which it is a copy.
+    pub of: LeaseId,
+    /// The lease that holds the copy.
+    pub lease: LeaseTarget,
 }
 
 /// The files that the regions of a group share on a host.

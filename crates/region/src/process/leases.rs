@@ -7,7 +7,7 @@ use aquifer_transport::tls::Identity;
 use aquifer_volume::{LeaseTarget, Progress, SpillFile, VolumeError};
 
 use super::control::Serving;
-use super::files::RegionSpec;
+use super::files::{RegionSpec, SecondCopy};
 use super::spill;
 use crate::error::RegionError;
 use crate::{handover, lock};
@@ -98,6 +98,7 @@ impl Serving {
         }
         self.note(|spec| {
             spec.leases.retain(|target| target.lease != lease);
+            spec.copies.retain(|copy| copy.of != lease);
             // The next engine must not take it for a region for experiments, without lenders.
             spec.began_local |= spec.leases.is_empty();
             Ok(())
@@ -117,9 +118,27 @@ impl Serving {
     /// Records the incarnations that the region's first engine found. The next engines know by them
     /// a lender that has lost the pages.
     pub(super) fn note_incarnations(&self) -> Result<(), RegionError> {
-        let found = self.engine.volume().targets();
-        let is_known = lock(&self.spec).leases == found;
-        if is_known { Ok(()) } else { self.note_leases(|leases| *leases = found) }
+        let volume = self.engine.volume();
+        let (found, copies) = (volume.targets(), volume.copies());
+        let copy = |(of, lease)| SecondCopy { of, lease };
+        let copies: Vec<_> = copies.into_iter().map(copy).collect();
+        let is_known = {
+            let spec = lock(&self.spec);
+            // A copy that this engine cannot use stays in the record.
+            spec.leases == found && copies.iter().all(|copy| spec.copies.contains(copy))
+        };
+        if is_known {
+            return Ok(());
+        }
+        self.note(|spec| {
+            spec.leases = found;
+            for copy in copies {
+                spec.copies.retain(|known| known.of != copy.of);
+                spec.copies.push(copy);
+            }
+            Ok(())
+        })
+        .map(drop)
     }
 
     fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) -> Result<(), RegionError> {

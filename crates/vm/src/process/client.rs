@@ -334,7 +334,7 @@ pub fn offer(files: &Files) -> Result<Arrival, VmError> {
     let vm = standing::movable(&record)
         .and_then(|vm| standing::dirty(files.run_dir(), files.name()).map(|_| vm.clone()))
         .map_err(|obstacle| VmError::Misuse(format!("cannot migrate the VM: {obstacle}")))?;
-    let (memory, limits) = (regions::record(&files.region())?.without_spill(), files.limits()?);
+    let (memory, limits) = (regions::record(&files.region())?.for_another_host(), files.limits()?);
     let noted = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
     let size = noted.map_or(vm.max_memory, |share| share.memory());
     let cpu = match vm.processors.whole_cpu() {

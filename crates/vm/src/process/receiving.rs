@@ -54,7 +54,7 @@ pub fn receive(
     }
     let files = Files::new(run_dir, &vm.name);
     // A spill file is of one host, and its path from another host must not be trusted.
-    let memory = &memory.clone().without_spill();
+    let memory = &memory.clone().for_another_host();
     let text = arrival.definition.as_deref();
     let path = text.map(|_| definitions.file(&vm.name));
     give_way(&files, &incoming)?;

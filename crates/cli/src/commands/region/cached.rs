@@ -1,11 +1,12 @@
 //! The arguments of memory in the pool, for every command that makes some.
 
+use std::slice::ChunksExact;
 use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
-use aquifer_region::process::{Files, RegionSpec};
+use aquifer_region::process::{Files, RegionSpec, SecondCopy};
 use aquifer_region::{LinkSpec, Paging, PolicyKind, PrefetchKind, RegionError, Scheme};
 use aquifer_volume::{LeaseTarget, VolumeConfig};
 use clap::error::ErrorKind;
@@ -39,6 +40,13 @@ pub(crate) struct Cached {
     /// with 'auto' while this host is short of memory.
     #[arg(long = "lender", value_name = "URI")]
     lenders: Vec<LenderUri>,
+    /// Number of copies of each page at lenders
+    ///
+    /// With 'mirror', name lenders in pairs on different hosts: the second of each pair has a copy
+    /// of what the first has. A page is written when both have it. If one lender dies, programs go
+    /// on with the other. This host's agent cannot choose pairs yet.
+    #[arg(long, value_name = "KIND", default_value = "none", requires_if("mirror", "lenders"))]
+    protection: Protection,
     #[command(flatten)]
     paging: PagingOptions,
     #[command(flatten)]
@@ -127,12 +135,44 @@ impl CacheSize {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Protection {
+    /// One copy: a page is lost with its lender
+    None,
+    /// Two copies, at two lenders
+    Mirror,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum SchemeName {
     /// Evict a page when another one needs its frame
     OnDemand,
     /// Keep a few frames free, so that no fetch waits for an eviction
     PreEvict,
+}
+
+impl Protection {
+    /// Returns the lenders, each with the one that has the copy, if there are copies.
+    fn groups<'a>(
+        self,
+        name: &RegionName,
+        lenders: &'a [LenderUri],
+    ) -> Result<ChunksExact<'a, LenderUri>> {
+        let each = match self {
+            Self::None => 1,
+            Self::Mirror => 2,
+        };
+        let pairs = lenders.chunks_exact(each);
+        let alone = pairs.remainder().first();
+        let twice = pairs.clone().find(|pair| pair.iter().skip(1).any(|uri| *uri == pair[0]));
+        let why = match (alone, twice) {
+            (Some(lender), _) => format!("{lender} has no second lender for the copy"),
+            (_, Some(pair)) => format!("{} cannot hold the copy of its own pages", pair[0]),
+            (None, None) => return Ok(pairs),
+        };
+        let what = format!("finding room for '{name}'");
+        Err(Failure::new(what, why).help("name lenders in pairs: --lender A --lender B"))
+    }
 }
 
 /// The memory of a VM: a region, by default with a cache that the agent sizes. With '--cache none'
@@ -313,12 +353,24 @@ impl Cached {
             Some(agreement) => lease.encryption = agreement.lease_encryption(),
             None => {}
         };
-        let mut lenders = Vec::new();
-        let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
-        for uri in &self.lenders {
-            let mut lender =
-                ClaimedLender::find(uri, &self.trust, None, Purpose::Region(&name, owner))?;
+        let find = |uri: &LenderUri| {
+            let purpose = Purpose::Region(&name, owner);
+            let mut lender = ClaimedLender::find(uri, &self.trust, None, purpose)?;
             encrypt(&mut lender.lease);
+            Ok(lender)
+        };
+        let (mut lenders, mut copies) = (Vec::new(), Vec::new());
+        let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
+        for uris in self.protection.groups(&name, &self.lenders)? {
+            let mut lender: ClaimedLender = find(&uris[0])?;
+            if let Some(uri) = uris.get(1) {
+                let ClaimedLender { lease: mut copy, identity } = find(uri)?;
+                lender.identity = lender.identity.or(identity);
+                // Each must hold what the other holds.
+                lender.lease.capacity = lender.lease.capacity.min(copy.capacity);
+                copy.capacity = lender.lease.capacity;
+                copies.push(SecondCopy { of: lender.lease.lease, lease: copy });
+            }
             missing = missing.saturating_sub(lender.lease.capacity.0);
             lenders.push(lender);
         }
@@ -344,6 +396,7 @@ impl Cached {
             paging,
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),
+            copies,
             auto,
             began_local: auto,
             ..RegionSpec::new(name, size, self.cache.at_start(size))

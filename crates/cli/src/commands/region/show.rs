@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::Usage;
 use aquifer_region::process::{Files, Latency, RegionSpec, RegionStatus, client};
+use aquifer_volume::CopyStatus;
 use serde::Serialize;
 
 use super::directory;
@@ -67,6 +68,19 @@ pub(crate) fn listed(all: &[Listed]) -> String {
         ["NAME", "SIZE", "CACHE", "RESIDENT", "REMOTE", "ZERO", "STATE", "MAPPED BY"],
         all.iter().map(row),
     )
+}
+
+/// Describes the second copy of a lease's pages.
+fn copied(copy: &CopyStatus) -> String {
+    let CopyStatus { lender, address, answer, lacks, first_lacks, .. } = copy;
+    let state = match answer {
+        _ if *first_lacks > Bytes::ZERO => format!("alone has {first_lacks}"),
+        (_, false) => format!("does not answer, lacks {lacks}"),
+        _ if *lacks > Bytes::ZERO => format!("lacks {lacks}"),
+        (false, true) => "complete; serves alone".to_owned(),
+        (true, true) => "complete".to_owned(),
+    };
+    format!("{lender} at {address}: {state}")
 }
 
 fn mapped_by(programs: &[String]) -> String {
@@ -153,6 +167,9 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
             .map_or("not encrypted".to_owned(), |mode| format!("encrypted, {mode}"));
         let (lender, address, state) = (&lease.lender, &lease.address, &lease.state);
         line("lender", format!("{lender} at {address}: {state}, {encrypted}"));
+        if let Some(copy) = &lease.copy {
+            line("copy", copied(copy));
+        }
     }
     if let Some(error) = &status.volume.last_error {
         line("last error", error.clone());

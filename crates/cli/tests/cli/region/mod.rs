@@ -2,6 +2,7 @@
 //!
 //! Each file has one subject; `framework` has the common parts.
 
+mod copies;
 mod forgetful;
 pub mod framework;
 mod groups;

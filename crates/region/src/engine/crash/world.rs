@@ -178,6 +178,7 @@ impl Host {
                 ..Paging::default()
             },
             spill: None,
+            copies: Vec::new(),
             foreign: self.foreign.get(),
         };
         let volume = VolumeConfig {

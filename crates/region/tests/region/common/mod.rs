@@ -107,6 +107,7 @@ impl Setting {
                 workers: 2,
             },
             spill: None,
+            copies: Vec::new(),
             foreign,
         };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };

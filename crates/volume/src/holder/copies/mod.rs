@@ -3,6 +3,9 @@
 //! Each copy has its own tags. A copy that missed a write of a page has no known tag for it, so no
 //! reader takes an old version there. What a copy lacks is copied from the other one later.
 
+#[cfg(test)]
+mod tests;
+
 use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::{InitiatorError, Outcome};
+use aquifer_transport::sleep::going_to_sleep;
 
 use super::turns::Turns;
 use super::{Holder, HolderError, Piece, PieceMut, Wrong};
@@ -107,19 +111,25 @@ impl Copies {
         self.second.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Begins or ends a second copy. Waits for the changes under way.
-    pub(crate) fn set_second(&self, second: Option<Arc<Second>>) {
+    /// Begins a second copy. Waits for the changes under way.
+    pub(crate) fn begin_second(&self, second: Arc<Second>) {
         let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
-        let patience = second.as_ref().map(|_| PATIENCE);
-        self.first.holder.set_patience(patience);
-        if let Some(second) = &second {
-            second.copy.holder.set_patience(patience);
+        for copy in [&self.first, &second.copy] {
+            copy.holder.set_patience(Some(PATIENCE));
         }
-        let before = std::mem::replace(
-            &mut *self.second.write().unwrap_or_else(PoisonError::into_inner),
-            second,
-        );
-        before.iter().for_each(|second| second.copy.holder.close());
+        *self.second.write().unwrap_or_else(PoisonError::into_inner) = Some(second);
+    }
+
+    /// Ends the second copy, if `may_end` says so while no change is under way. Returns the copy.
+    pub(crate) fn end_second(&self, may_end: impl FnOnce() -> bool) -> Option<Arc<Second>> {
+        let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
+        if !may_end() {
+            return None;
+        }
+        let ended = self.second.write().unwrap_or_else(PoisonError::into_inner).take()?;
+        self.first.holder.set_patience(None);
+        ended.copy.holder.close();
+        Some(ended)
     }
 
     fn change(&self) -> RwLockReadGuard<'_, ()> {
@@ -137,13 +147,23 @@ impl Copies {
         let Some(second) = self.second() else { return operation(&*self.first.holder) };
         second.patiently(self, || {
             let _turn = self.turns.take(bytes.clone().map(|bytes| touched(&bytes)));
+            let is_tried = self.first.answers() || second.copy.answers();
             let one = self.first.run(&operation);
             let other = second.copy.run(&operation);
             let behind = match (one, other) {
                 (Ok(()), Ok(())) => return Ok(()),
                 (Ok(()), Err(error)) => (&second.copy, error),
                 (Err(error), Ok(())) => (&self.first, error),
-                (Err(one), Err(other)) => return Err(worse(one, other)),
+                (Err(one), Err(other)) => {
+                    if is_tried {
+                        // A part of it may be done in one copy, and not in the other.
+                        let both = [&self.first, &second.copy];
+                        both.iter().for_each(|copy| {
+                            bytes.clone().for_each(|bytes| copy.forget(&bytes));
+                        });
+                    }
+                    return Err(worse(one, other));
+                }
             };
             // Its tags may be those of the version before.
             bytes.clone().for_each(|bytes| behind.0.forget(&bytes));
@@ -332,13 +352,16 @@ impl Second {
         let begun = Instant::now();
         loop {
             let done = operation();
-            let all = [&copies.first, &self.copy];
-            let is_over = done.is_ok() || all.iter().any(|copy| copy.answers());
-            if is_over || begun.elapsed() >= self.io_timeout {
+            let is_away = matches!(done, Err(HolderError::Unreachable { .. }));
+            if !is_away || begun.elapsed() >= self.io_timeout {
                 return done;
             }
-            thread::sleep(RETRY);
-            all.iter().for_each(|copy| copy.holder.probe());
+            let all = [&copies.first, &self.copy];
+            if !all.iter().any(|copy| copy.answers()) {
+                going_to_sleep();
+                thread::sleep(RETRY);
+                all.iter().for_each(|copy| copy.holder.probe());
+            }
         }
     }
 }

@@ -1,0 +1,252 @@
+#!/usr/bin/python3 -B
+"""Measures what a second copy of each page costs, and how long a program stands still if a lender
+dies.
+
+Two regions have all pages in their cache, one with `--protection mirror` and one without. In turns,
+a program writes every page of each, and `aquifer region persist` writes them to the lenders: one
+lender, or both. Then a region with an eighth of its pages in the cache is read and written at
+random. One of its two lenders is killed meanwhile. The script reports the longest time between two
+accesses, and verifies each page. The lender comes back, and the script waits until both copies are
+whole. Lenders are processes at loopback addresses, so pages are encrypted. Needs root. Build first:
+    cargo build --release -p aquifer-cli
+
+Usage: bench/copies.py [--rounds N] [--size 256] [--json]
+"""
+
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from common import bench
+from common.bench import AQUIFER, MIB, Failed, run, wait
+
+PROGRAM = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+size = os.fstat(fd).st_size
+memory = mmap.mmap(fd, size, mmap.MAP_SHARED)
+print("ready", flush=True)
+for line in sys.stdin:
+    seed = int(line)
+    for at in range(0, size, 4096):
+        memory[at:at + 4096] = (b"%016d" % (at + seed)) * 256
+    print("done", flush=True)
+"""
+
+# Accesses pages at random and verifies them. Reports the longest time of one, and the rate, for
+# each part of the run that the script names.
+LOAD = """
+import mmap, os, random, select, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR)
+size = os.fstat(fd).st_size
+memory = mmap.mmap(fd, size, mmap.MAP_SHARED)
+versions = [0] * (size // 4096)
+content = lambda page, version: (b"%08d%08d" % (page, version)) * 256
+for page in range(len(versions)):
+    memory[page * 4096:page * 4096 + 4096] = content(page, 0)
+print("ready", flush=True)
+longest = count = wrong = 0
+began = before = time.monotonic()
+while True:
+    page = random.randrange(len(versions))
+    at = page * 4096
+    wrong += memory[at:at + 4096] != content(page, versions[page])
+    if count % 3 == 0:
+        versions[page] += 1
+        memory[at:at + 4096] = content(page, versions[page])
+    now = time.monotonic()
+    longest, before, count = max(longest, now - before), now, count + 1
+    if count % 64 == 0 and select.select([sys.stdin], [], [], 0)[0]:
+        if not sys.stdin.readline():
+            break
+        print(longest * 1000, count / (now - began), wrong, count, flush=True)
+        longest = count = 0
+        began = before = time.monotonic()
+"""
+
+
+class Lender:
+    """An export whose pages outlive its process."""
+
+    def __init__(self, work: Path, name: str, size: int):
+        self.run_dir, self.size, self.address = work / name, size, "127.0.0.1:0"
+        self.store = Path(tempfile.mkdtemp(prefix="copies-", dir="/dev/shm/aquifer"))
+        self.process: subprocess.Popen | None = None
+        self.start()
+
+    def start(self) -> None:
+        command = [
+            AQUIFER, "--json", "--run-dir", self.run_dir, "serve", "export", "--size", self.size,
+            "--nbd", self.address, "--dir", self.store,
+        ]
+        words = list(map(str, command))
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        ready = self.process.stdout.readline()
+        if not ready:
+            raise Failed("a lender did not start")
+        self.uri = json.loads(ready)["uri"]
+        self.address = self.uri.split("://")[1].rstrip("/")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        self.kill()
+        shutil.rmtree(self.store, ignore_errors=True)
+
+
+class Region:
+    """A region, and a program that maps it."""
+
+    def __init__(self, work: Path, name: str, size: int, cache: int, lenders: list, program: str):
+        self.work, self.name = work, name
+        uris = [word for lender in lenders for word in ("--lender", lender.uri)]
+        mirror = ["--protection", "mirror"] if len(lenders) > 1 else []
+        made = self.aquifer("region", "create", name, "--size", size, "--cache", cache, *mirror,
+                            *uris)
+        command = [AQUIFER, "--run-dir", work, "region", "exec", "--", "python3", "-c", program,
+                   json.loads(made)["file"]]
+        self.program = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        if self.program.stdout.readline() != "ready\n":
+            raise Failed("the program did not start")
+
+    def aquifer(self, *words) -> str:
+        return run(AQUIFER, "--json", "--run-dir", self.work, *words)
+
+    def ask(self, order: str) -> str:
+        self.program.stdin.write(order + "\n")
+        self.program.stdin.flush()
+        return self.program.stdout.readline()
+
+    def copy(self) -> dict:
+        return json.loads(self.aquifer("region", "show", self.name))["volume"]["leases"][0]["copy"]
+
+    def is_whole(self) -> bool:
+        copy = self.copy()
+        return copy["answer"] == [True, True] and copy["lacks"] + copy["first_lacks"] == 0
+
+    def end(self) -> None:
+        self.program.kill()
+        self.program.wait()
+
+        def removed() -> bool:
+            command = [AQUIFER, "--run-dir", self.work, "region", "rm", self.name]
+            return subprocess.run(list(map(str, command)), capture_output=True).returncode == 0
+        wait("the region's end", removed)
+
+
+def cost(work: Path, rounds: int, size: int) -> list:
+    """The seconds that a region's pages take to its lenders, with one copy and with two."""
+    lenders = [Lender(work, name, size) for name in ("alone", "one", "two")]
+    regions: dict = {}
+    found = []
+    try:
+        for name, some in (("none", lenders[:1]), ("mirror", lenders[1:])):
+            regions[name] = Region(work, name, size, size, some, PROGRAM)
+        wait("whole copies", regions["mirror"].is_whole)
+        for turn in range(rounds):
+            times = {}
+            for name in sorted(regions, reverse=turn % 2 == 0):
+                region = regions[name]
+                if region.ask(str(turn)) != "done\n":
+                    raise Failed("the program ended")
+                began = time.monotonic()
+                region.aquifer("region", "persist", name)
+                times[name] = time.monotonic() - began
+            found.append(times)
+        return found
+    finally:
+        for region in regions.values():
+            region.end()
+        for lender in lenders:
+            lender.end()
+
+
+def death(work: Path, size: int) -> dict:
+    """The longest stall, the rate before, while one lender is dead, and after the repair."""
+    lenders = [Lender(work, name, size) for name in ("first", "second")]
+    region = None
+    try:
+        region = Region(work, "load", size, size // 8, lenders, LOAD)
+        wait("whole copies", region.is_whole)
+
+        def told() -> list:
+            return [float(word) for word in region.ask("tell").split()]
+        told()
+        time.sleep(3)
+        before = told()
+        lenders[0].kill()
+        time.sleep(4)
+        dead = told()
+        began = time.monotonic()
+        lenders[0].start()
+        wait("the repair", region.is_whole, pause=0.1)
+        repaired = time.monotonic() - began
+        during = told()
+        time.sleep(3)
+        after = told()
+        runs = (before, dead, during, after)
+        return {
+            "stall_ms": dead[0],
+            "longest_before_ms": before[0],
+            "longest_while_repaired_ms": during[0],
+            "rate_dead": dead[1] / before[1],
+            "rate_while_repaired": during[1] / before[1],
+            "rate_after": after[1] / before[1],
+            "repair_s": repaired,
+            "pages_verified": sum(run[3] for run in runs),
+            "pages_wrong": sum(run[2] for run in runs),
+        }
+    finally:
+        if region:
+            region.end()
+        for lender in lenders:
+            lender.end()
+
+
+def measure(rounds: int, size: int) -> dict:
+    work = Path(tempfile.mkdtemp(prefix="aquifer-bench-"))
+    Path("/dev/shm/aquifer").mkdir(exist_ok=True)
+    try:
+        times = cost(work, rounds, size)
+        ratios = [time["mirror"] / time["none"] for time in times]
+        deaths = [death(work, size) for _ in range(rounds)]
+        return {
+            "seconds": times,
+            "mirror_beside_none": {
+                "median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)
+            },
+            "deaths": deaths,
+        }
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def report(result: dict) -> None:
+    ratio = result["mirror_beside_none"]
+    print(f"two copies beside one, time of writes: {ratio['median']:.2f} "
+          f"({ratio['lowest']:.2f} to {ratio['highest']:.2f})")
+    for one in result["deaths"]:
+        print(f"a lender dies: {one['stall_ms']:.0f} ms longest stall "
+              f"({one['longest_before_ms']:.0f} ms before); rate {one['rate_dead']:.2f} while "
+              f"it is dead, {one['rate_while_repaired']:.2f} while it is repaired in "
+              f"{one['repair_s']:.1f} s, {one['rate_after']:.2f} after; "
+              f"{one['pages_verified']:.0f} pages verified, {one['pages_wrong']:.0f} wrong")
+
+
+def main() -> None:
+    parser = bench.arguments(__doc__, rounds=5)
+    parser.add_argument("--size", type=int, default=256, help="MiB of each region (default: 256)")
+    given = bench.parse(parser)
+    bench.finish(measure(given.rounds, given.size * MIB), report)
+
+
+if __name__ == "__main__":
+    bench.start(main)
