@@ -54,7 +54,8 @@ impl Volume {
         &self,
         mut target: LeaseTarget,
     ) -> Result<(LeaseTarget, RemoteHolder, Vec<bool>), VolumeError> {
-        if self.leases.find(target.lease).is_some() {
+        let is_copy = self.copies().iter().any(|(_, copy)| copy.lease == target.lease);
+        if is_copy || self.leases.find(target.lease).is_some() {
             return Err(VolumeError::LeaseInUse(self.id(), target.lease));
         }
         let unusable = |why: String| VolumeError::Unusable {

@@ -113,8 +113,8 @@ impl Lease {
     }
 
     /// Returns how much only the second copy, and only the first copy, has.
-    pub(crate) fn missing(&self) -> (Bytes, Bytes) {
-        self.holder.missing(0..self.total * PAGES_PER_EXTENT)
+    pub(crate) fn missing(&self, strictly: bool) -> (Bytes, Bytes) {
+        self.holder.missing(0..self.total * PAGES_PER_EXTENT, strictly)
     }
 
     /// Returns whether the lender answers and has the stored data, as far as is known.
@@ -130,7 +130,7 @@ impl Lease {
 
     /// Returns whether the lender answers and has room, as far as is known.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.answers() && !self.full.load(Ordering::Relaxed)
+        self.answers() && !self.full.load(Ordering::Relaxed) && !self.holder.has_full()
     }
 
     /// Returns whether the lender is known to have lost the stored data.

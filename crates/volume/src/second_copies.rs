@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 
@@ -17,6 +17,9 @@ use crate::mover::{self, REST};
 use crate::tags::Tags;
 use crate::target::LeaseTarget;
 use crate::volume::Volume;
+
+/// How long a repair goes on before other upkeep has its turn.
+const ROUND: Duration = Duration::from_secs(1);
 
 impl Volume {
     /// Begins a second copy of the pages of the lease `of`, on the lease `target`, which must hold
@@ -86,6 +89,7 @@ impl Volume {
             io_timeout: self.config.io_timeout,
             events: self.events.clone(),
             is_behind: AtomicBool::new(true),
+            has_full: AtomicBool::new(false),
         }));
         self.events.wake();
     }
@@ -94,7 +98,9 @@ impl Volume {
     /// or if only the copy has some page.
     pub fn drop_copy(&self, of: LeaseId) -> bool {
         let lease = self.leases.find(of);
-        lease.is_some_and(|lease| self.end_copy(&lease, |lease| lease.missing().0 == Bytes::ZERO))
+        lease.is_some_and(|lease| {
+            self.end_copy(&lease, |lease| lease.missing(true).0 == Bytes::ZERO)
+        })
     }
 
     fn end_copy(&self, lease: &Lease, may_end: impl FnOnce(&Lease) -> bool) -> bool {
@@ -109,10 +115,19 @@ impl Volume {
         let leases: Vec<_> = self.leases.list().clone();
         for lease in &leases {
             let Some(second) = lease.holder.second() else { continue };
-            let length = lease.total * EXTENT_SIZE;
-            // The lender frees them when the claim ends.
-            let _ = second.copy.holder.discard(self.mover_worker(), 0, length);
+            self.discard_copy(&second, lease.total);
             self.end_copy(lease, |_| true);
+        }
+    }
+
+    /// Discards all that a second copy of so many extents holds, as far as its lender answers.
+    pub(crate) fn discard_copy(&self, second: &Second, extents: u64) {
+        for extent in 0..extents {
+            let at = extent * EXTENT_SIZE;
+            let done = second.copy.holder.discard(self.mover_worker(), at, EXTENT_SIZE);
+            if done.is_err() && !second.copy.answers() {
+                return;
+            }
         }
     }
 
@@ -126,10 +141,11 @@ impl Volume {
             .collect()
     }
 
-    /// Returns a lease of which only the second copy has some page.
-    pub fn relies_on_copy(&self) -> Option<LeaseId> {
+    /// Returns a lease of which only the second copy has some page. `strictly` counts a page that
+    /// is being written: while nothing else writes, that is a repair.
+    pub fn relies_on_copy(&self, strictly: bool) -> Option<LeaseId> {
         let leases: Vec<_> = self.leases.list().clone();
-        let relies = |lease: &&Arc<Lease>| lease.missing().0 > Bytes::ZERO;
+        let relies = |lease: &&Arc<Lease>| lease.missing(strictly).0 > Bytes::ZERO;
         leases.iter().find(relies).and_then(|lease| lease.noted_as)
     }
 
@@ -145,6 +161,8 @@ impl Volume {
             }
             lease.holder.probe();
             let buffer = buffer.get_or_insert_with(mover::buffer);
+            // The upkeep has other work, too.
+            let until = Instant::now() + ROUND;
             let mut begun = Instant::now();
             let go_on = || {
                 // Half of the time is for programs. Runs may be short, so it rests after some.
@@ -152,7 +170,7 @@ impl Volume {
                     thread::sleep(begun.elapsed().min(REST.1));
                     begun = Instant::now();
                 }
-                go_on()
+                Instant::now() < until && go_on()
             };
             let pages = lease.total * PAGES_PER_EXTENT;
             let whole = lease.holder.repair(self.mover_worker(), pages, buffer, go_on);

@@ -191,7 +191,7 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
 fn copy_status(lease: &Lease) -> Option<CopyStatus> {
     let second = lease.holder.second()?;
     let target = second.copy.target.clone()?;
-    let (first_lacks, lacks) = lease.missing();
+    let (first_lacks, lacks) = lease.missing(false);
     Some(CopyStatus {
         lease: target.lease,
         lender: target.lender,

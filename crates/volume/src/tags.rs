@@ -133,6 +133,11 @@ impl Tags {
         self.word(page).load(Ordering::Acquire) >= UNKNOWN
     }
 
+    /// Returns whether a write of the page is under way.
+    pub(crate) fn is_being_written(&self, page: u64) -> bool {
+        self.word(page).load(Ordering::Acquire) == WRITING
+    }
+
     /// Records that it is not known which version of the page the lender has.
     pub(crate) fn forget(&self, page: u64) {
         self.set(page, UNKNOWN);

@@ -68,7 +68,7 @@ impl Engine {
     /// host, or in this host's spill file. Also if shared pages cannot be unshared.
     pub fn begin_outgoing(&self) -> Result<(), RegionError> {
         self.may_change()?;
-        self.may_hand_over()?;
+        self.may_hand_over(false)?;
         self.watch()?;
         let pages = self.table.pages() as usize;
         let mut cache = lock(&self.cache);
@@ -132,7 +132,7 @@ impl Engine {
             self.freeze(true);
             self.wait_for_pages_in_flight()?;
         }
-        self.may_hand_over()?;
+        self.may_hand_over(matches!(round, Round::Last | Round::Leave))?;
         let plan = self.plan(round)?;
         let fail = || RegionError::io("cannot send to the other host");
         for run in as_runs(&plan.purge).chunks(4096) {
@@ -150,8 +150,8 @@ impl Engine {
 
     /// Refuses a hand-over while pages are only in this host's spill file, or only in second
     /// copies. The other host cannot reach them there.
-    fn may_hand_over(&self) -> Result<(), RegionError> {
-        if let Some(lease) = self.lenders.volume.relies_on_copy() {
+    fn may_hand_over(&self, strictly: bool) -> Result<(), RegionError> {
+        if let Some(lease) = self.lenders.volume.relies_on_copy(strictly) {
             return Err(RegionError::Misuse(format!(
                 "lease {lease} lacks pages that only its second copy has: bring its lender back, \
                  or evacuate the lease"

@@ -155,7 +155,10 @@ impl Serving {
             return Ok(());
         }
         let count = lock(&self.spec).size.pages();
-        self.engine.discard(Run { first: 0, count })
+        self.engine.discard(Run { first: 0, count })?;
+        // They may have missed discards.
+        self.engine.volume().empty_copies();
+        Ok(())
     }
 }
 

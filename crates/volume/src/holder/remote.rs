@@ -142,6 +142,7 @@ impl RemoteHolder {
     ) -> Result<(), HolderError> {
         let mut link = lock_any(&self.links, worker);
         let started = Instant::now();
+        let mut has_failed = false;
         // Another connection of this epoch broke, so the lender ends this one too.
         let current = link.take_if(|link| link.epoch() != self.source.epoch());
         drop(current);
@@ -155,21 +156,24 @@ impl RemoteHolder {
                 Err(error) if error.ends_connection() => {
                     self.source.broke(connection.epoch());
                     *link = None;
+                    has_failed = true;
                 }
                 Err(error) => return Err(answer(error)),
             }
         }
-        self.persist(&mut link, started, operation)
+        self.persist(&mut link, (started, has_failed), operation)
     }
 
     fn persist(
         &self,
         link: &mut Option<Link>,
-        started: Instant,
+        (started, has_failed): (Instant, bool),
         mut operation: impl FnMut(&mut dyn Initiator) -> Result<(), InitiatorError>,
     ) -> Result<(), HolderError> {
         going_to_sleep();
-        let lost = self.lost(started);
+        // Without a failure, nobody says yet that the lender is away: this may be the first use.
+        let is_new = !has_failed && self.lost_at.load(Ordering::Relaxed) == 0;
+        let lost = if is_new { started } else { self.lost(started) };
         let io_timeout = self.io_timeout();
         let deadline = lost + io_timeout;
         let failed = |source: InitiatorError| {
@@ -210,9 +214,10 @@ impl RemoteHolder {
                         || source.outcome == Outcome::Forgot
                         || self.closed.load(Ordering::Relaxed) =>
                 {
+                    self.lost(started);
                     return Err(failed(source));
                 }
-                Err(_) => {}
+                Err(_) => _ = self.lost(started),
             }
             thread::sleep(backoff);
             backoff = (backoff * 2).min(BACKOFF.1);

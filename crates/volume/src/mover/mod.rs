@@ -185,6 +185,10 @@ impl Volume {
             leases.retain(|other| !Arc::ptr_eq(other, source));
             self.forget_all_tags(source);
             drop(leases);
+            if let Some(second) = source.holder.second() {
+                // It may have missed discards.
+                self.discard_copy(&second, source.total);
+            }
             source.holder.close();
             return Ok(());
         }

@@ -74,7 +74,7 @@ fn a_dead_lender_loses_nothing_and_is_repaired_when_it_is_back() {
         let copy = pair.status();
         let missed = if dead == 0 { copy.first_lacks } else { copy.lacks };
         assert!(missed >= Bytes(PAGES / 2 * PAGE), "{copy:?}");
-        assert_eq!(pair.volume.relies_on_copy().is_some(), dead == 0);
+        assert_eq!(pair.volume.relies_on_copy(false).is_some(), dead == 0);
         // It comes back stale: with the pages as they were when it died.
         pair.lenders[dead].restart();
         pair.is_whole();

@@ -43,8 +43,8 @@ pub(crate) struct Cached {
     /// Number of copies of each page at lenders
     ///
     /// With 'mirror', name lenders in pairs on different hosts: the second of each pair has a copy
-    /// of what the first has. A page is written when both have it. If one lender dies, programs go
-    /// on with the other. This host's agent cannot choose pairs yet.
+    /// of what the first has. Each write goes to both. If one lender dies, programs go on with the
+    /// other. This host's agent cannot choose pairs yet.
     #[arg(long, value_name = "KIND", default_value = "none", requires_if("mirror", "lenders"))]
     protection: Protection,
     #[command(flatten)]
@@ -366,6 +366,11 @@ impl Cached {
             if let Some(uri) = uris.get(1) {
                 let ClaimedLender { lease: mut copy, identity } = find(uri)?;
                 lender.identity = lender.identity.or(identity);
+                if lender.lease.is_same_place(&copy) {
+                    let why = format!("{uri} cannot hold the copy of its own pages");
+                    return Err(Failure::new(format!("finding room for '{name}'"), why)
+                        .help("name lenders on two hosts"));
+                }
                 // Each must hold what the other holds.
                 lender.lease.capacity = lender.lease.capacity.min(copy.capacity);
                 copy.capacity = lender.lease.capacity;

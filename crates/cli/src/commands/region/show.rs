@@ -73,14 +73,19 @@ pub(crate) fn listed(all: &[Listed]) -> String {
 /// Describes the second copy of a lease's pages.
 fn copied(copy: &CopyStatus) -> String {
     let CopyStatus { lender, address, answer, lacks, first_lacks, .. } = copy;
-    let state = match answer {
-        _ if *first_lacks > Bytes::ZERO => format!("alone has {first_lacks}"),
-        (_, false) => format!("does not answer, lacks {lacks}"),
-        _ if *lacks > Bytes::ZERO => format!("lacks {lacks}"),
-        (false, true) => "complete; serves alone".to_owned(),
-        (true, true) => "complete".to_owned(),
-    };
-    format!("{lender} at {address}: {state}")
+    let mut state = Vec::new();
+    if !answer.1 {
+        state.push("does not answer".to_owned());
+    }
+    match *lacks {
+        Bytes::ZERO if answer.1 => state.push("complete".to_owned()),
+        Bytes::ZERO => {}
+        lacks => state.push(format!("lacks {lacks}")),
+    }
+    if *first_lacks > Bytes::ZERO {
+        state.push(format!("alone has {first_lacks}"));
+    }
+    format!("{lender} at {address}: {}", state.join(", "))
 }
 
 fn mapped_by(programs: &[String]) -> String {
@@ -166,9 +171,16 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
             .encryption
             .map_or("not encrypted".to_owned(), |mode| format!("encrypted, {mode}"));
         let (lender, address, state) = (&lease.lender, &lease.address, &lease.state);
+        let state = match &lease.copy {
+            Some(copy) if !copy.answer.0 => "does not answer".to_owned(),
+            _ => state.to_string(),
+        };
         line("lender", format!("{lender} at {address}: {state}, {encrypted}"));
-        if let Some(copy) = &lease.copy {
-            line("copy", copied(copy));
+        let is_recorded = spec.copies.iter().any(|copy| copy.of == lease.lease);
+        match &lease.copy {
+            Some(copy) => line("copy", copied(copy)),
+            None if is_recorded => line("copy", "NOT IN USE: the log says why".to_owned()),
+            None => {}
         }
     }
     if let Some(error) = &status.volume.last_error {

@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
+use aquifer_page::{Bytes, PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 use aquifer_transport::initiator::{InitiatorError, Outcome};
 use aquifer_transport::sleep::going_to_sleep;
 
@@ -51,6 +52,8 @@ pub(crate) struct Second {
     pub(crate) events: Arc<Events>,
     /// Whether a copy may lack pages that the other has.
     pub(crate) is_behind: AtomicBool,
+    /// Whether a copy had no room, so that new extents should go elsewhere.
+    pub(crate) has_full: AtomicBool,
 }
 
 /// A lease's pages: one copy, or two while there is a second lease for them.
@@ -147,15 +150,19 @@ impl Copies {
         let Some(second) = self.second() else { return operation(&*self.first.holder) };
         second.patiently(self, || {
             let _turn = self.turns.take(bytes.clone().map(|bytes| touched(&bytes)));
-            let is_tried = self.first.answers() || second.copy.answers();
-            let one = self.first.run(&operation);
-            let other = second.copy.run(&operation);
+            let is_tried = Cell::new(false);
+            let operation = |holder: &dyn Holder| {
+                is_tried.set(true);
+                operation(holder)
+            };
+            let one = self.first.run(operation);
+            let other = second.copy.run(operation);
             let behind = match (one, other) {
                 (Ok(()), Ok(())) => return Ok(()),
                 (Ok(()), Err(error)) => (&second.copy, error),
                 (Err(error), Ok(())) => (&self.first, error),
                 (Err(one), Err(other)) => {
-                    if is_tried {
+                    if is_tried.get() {
                         // A part of it may be done in one copy, and not in the other.
                         let both = [&self.first, &second.copy];
                         both.iter().for_each(|copy| {
@@ -167,6 +174,8 @@ impl Copies {
             };
             // Its tags may be those of the version before.
             bytes.clone().for_each(|bytes| behind.0.forget(&bytes));
+            let is_full = matches!(behind.1, HolderError::Full(_));
+            second.has_full.fetch_or(is_full, Ordering::Relaxed);
             second.falls_behind(behind.0, &behind.1);
             Ok(())
         })
@@ -174,32 +183,26 @@ impl Copies {
 
     /// Reads from the first copy, or else from the second.
     fn read_either(&self, worker: WorkerId, second: &Second, at: u64, into: &mut [u8]) -> Done {
-        let read = self.first.run(|holder| holder.read(worker, at, into));
-        let Err(mut error) = read else { return Ok(()) };
         let bytes = at..at + into.len() as u64;
-        let is_page = touched(&bytes).count() == 1;
-        if !matches!(error, HolderError::Wrong(_)) || is_page {
-            if matches!(error, HolderError::Wrong(Wrong::Zeroes | Wrong::Other)) {
-                // A change may have ended meanwhile: this time none is under way.
-                let _turn = self.turns.take(iter::once(touched(&bytes)));
-                match self.first.run(|holder| holder.read(worker, at, into)) {
-                    Ok(()) => return Ok(()),
-                    Err(again) => error = again,
-                }
-                if matches!(error, HolderError::Wrong(_)) {
-                    self.first.forget(&bytes);
-                }
-            }
-            let other = match second.copy.run(|holder| holder.read(worker, at, into)) {
+        if touched(&bytes).count() == 1 {
+            let Err(error) = self.read_page(second, &self.first, worker, at, into) else {
+                return Ok(());
+            };
+            return match self.read_page(second, &second.copy, worker, at, into) {
                 Ok(()) => {
                     second.falls_behind(&self.first, &error);
-                    return Ok(());
+                    Ok(())
                 }
-                Err(other) => other,
+                Err(other) => Err(worse(error, other)),
             };
-            if is_page {
-                return Err(worse(error, other));
-            }
+        }
+        let Err(error) = self.first.run(|holder| holder.read(worker, at, into)) else {
+            return Ok(());
+        };
+        let is_away = !matches!(error, HolderError::Wrong(_));
+        if is_away && second.copy.run(|holder| holder.read(worker, at, into)).is_ok() {
+            second.falls_behind(&self.first, &error);
+            return Ok(());
         }
         // Each copy may have what the other lacks.
         let mut rest = into;
@@ -213,6 +216,31 @@ impl Copies {
         Ok(())
     }
 
+    /// Reads a page, or a part of one, from a copy. If that proves the copy wrong, it forgets the
+    /// page.
+    fn read_page(
+        &self,
+        second: &Second,
+        copy: &Copy,
+        worker: WorkerId,
+        at: u64,
+        into: &mut [u8],
+    ) -> Done {
+        let first_look = copy.run(|holder| holder.read(worker, at, into));
+        if !is_another_page(&first_look) {
+            return first_look;
+        }
+        // A change may have ended meanwhile: this time none is under way.
+        let bytes = at..at + into.len() as u64;
+        let _turn = self.turns.take(iter::once(touched(&bytes)));
+        let look = copy.run(|holder| holder.read(worker, at, into));
+        if is_another_page(&look) {
+            copy.forget(&bytes);
+            look.as_ref().err().into_iter().for_each(|error| second.falls_behind(copy, error));
+        }
+        look
+    }
+
     /// Returns whether no copy is known to have the page's last version.
     pub(crate) fn is_unknown(&self, page: u64) -> bool {
         self.first.tags.is_unknown(page)
@@ -221,16 +249,23 @@ impl Copies {
 
     /// Records that it is not known which version of the page any copy has.
     pub(crate) fn forget(&self, page: u64) {
+        // A repair may be about to say what the second copy has.
+        let _turn = self.turns.take(iter::once(page..page + 1));
         self.first.tags.forget(page);
         self.second().iter().for_each(|second| second.copy.tags.forget(page));
     }
 
     /// Returns how many of these pages only the second copy, and only the first copy, has.
-    pub(crate) fn missing(&self, pages: Range<u64>) -> (Bytes, Bytes) {
+    /// `strictly` counts a page that is being written as lacking.
+    pub(crate) fn missing(&self, pages: Range<u64>, strictly: bool) -> (Bytes, Bytes) {
         let Some(second) = self.second() else { return (Bytes::ZERO, Bytes::ZERO) };
+        let lacks = |copy: &Copy, page| match strictly {
+            true => copy.tags.is_unknown(page),
+            false => copy.tags.is_unknown(page) && !copy.tags.is_being_written(page),
+        };
         let (mut first_lacks, mut second_lacks) = (0, 0);
         for page in pages {
-            match (self.first.tags.is_unknown(page), second.copy.tags.is_unknown(page)) {
+            match (lacks(&self.first, page), lacks(&second.copy, page)) {
                 (true, false) => first_lacks += PAGE,
                 (false, true) => second_lacks += PAGE,
                 _ => {}
@@ -254,12 +289,16 @@ impl Copies {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<bool, HolderError> {
         let Some(second) = self.second() else { return Ok(true) };
+        if !self.first.answers() || !second.copy.answers() {
+            return Ok(false);
+        }
         if !second.is_behind.swap(false, Ordering::AcqRel) {
             return Ok(true);
         }
         let done = self.repair_all(worker, &second, pages, buffer, &mut go_on);
-        if !matches!(done, Ok(true)) {
-            second.is_behind.store(true, Ordering::Release);
+        match done {
+            Ok(true) => second.has_full.store(false, Ordering::Relaxed),
+            _ => second.is_behind.store(true, Ordering::Release),
         }
         done
     }
@@ -273,15 +312,19 @@ impl Copies {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<bool, HolderError> {
         let need = |page: u64| Need::of(&self.first, &second.copy, page);
-        let mut at = 0;
+        let (mut at, mut failed) = (0, None);
         while let Some(first) = (at..pages).find(|page| need(*page).is_some()) {
             // A long run of zeroes is one discard.
             let kind = need(first);
-            let most = if kind.is_some_and(|need| need.is_zero) { pages } else { first + RUN };
+            let is_zero = kind.is_some_and(|need| need.is_zero);
+            let most = first + if is_zero { PAGES_PER_EXTENT } else { RUN };
             let end = (first..most.min(pages)).find(|page| need(*page) != kind);
             let end = end.unwrap_or(most.min(pages));
             at = end;
             let turn = self.turns.take(iter::once(first..end));
+            if !self.second().is_some_and(|now| std::ptr::eq(&*now, second)) {
+                return Ok(false);
+            }
             // A change may have come first.
             let Some(kind) = kind.filter(|kind| (first..end).all(|page| need(page) == Some(*kind)))
             else {
@@ -292,14 +335,39 @@ impl Copies {
                 true => (&self.first, &second.copy),
                 false => (&second.copy, &self.first),
             };
-            copy(worker, from, to, kind.is_zero, first..end, buffer)?;
+            let done = copy(worker, from, to, kind.is_zero, first..end, buffer);
+            if done.is_err() {
+                // One page may be to blame: it stays, and the others go on.
+                for page in first..end {
+                    let done = copy(worker, from, to, kind.is_zero, page..page + 1, buffer);
+                    let Err(error) = done else { continue };
+                    if matches!(error, HolderError::Unreachable { .. } | HolderError::Lost(_)) {
+                        return Err(error);
+                    }
+                    if let HolderError::Wrong(Wrong::Zeroes | Wrong::Other) = error {
+                        // No change is under way, so the source does not have it either.
+                        from.tags.forget(page);
+                    }
+                    failed = Some(error);
+                }
+            }
             drop(turn);
             if !go_on() {
                 return Ok(false);
             }
         }
-        Ok(true)
+        failed.map_or(Ok(true), Err)
     }
+
+    /// Returns whether a copy had no room.
+    pub(crate) fn has_full(&self) -> bool {
+        self.second().is_some_and(|second| second.has_full.load(Ordering::Relaxed))
+    }
+}
+
+/// Returns whether the copy returned another page than the one stored there, or seems to have.
+fn is_another_page(read: &Done) -> bool {
+    matches!(read, Err(HolderError::Wrong(Wrong::Zeroes | Wrong::Other)))
 }
 
 /// What the repair of a page needs.
@@ -356,24 +424,25 @@ impl Second {
             if !is_away || begun.elapsed() >= self.io_timeout {
                 return done;
             }
-            let all = [&copies.first, &self.copy];
-            if !all.iter().any(|copy| copy.answers()) {
-                going_to_sleep();
-                thread::sleep(RETRY);
-                all.iter().for_each(|copy| copy.holder.probe());
-            }
+            going_to_sleep();
+            thread::sleep(RETRY);
+            [&copies.first, &self.copy].iter().for_each(|copy| copy.holder.probe());
         }
     }
 }
 
-/// Returns the error that asks for another look, if one of them does.
+/// Returns the error that says more about what to do.
 fn worse(one: HolderError, other: HolderError) -> HolderError {
-    match (&one, &other) {
-        (HolderError::Wrong(Wrong::Unknown), HolderError::Wrong(_)) => other,
-        (HolderError::Wrong(_), _) => one,
-        (_, HolderError::Wrong(_)) => other,
-        _ => one,
-    }
+    let rank = |error: &HolderError| match error {
+        HolderError::Full(_) => 5,
+        HolderError::Failed(_) => 4,
+        // It may come back with the page.
+        HolderError::Unreachable { .. } => 3,
+        HolderError::Lost(_) => 2,
+        HolderError::Wrong(Wrong::Zeroes | Wrong::Other) => 1,
+        HolderError::Wrong(Wrong::Unknown) => 0,
+    };
+    if rank(&other) > rank(&one) { other } else { one }
 }
 
 impl Holder for Copies {

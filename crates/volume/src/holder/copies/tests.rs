@@ -105,6 +105,7 @@ fn pair(lenders: &[Lender; 2], io_timeout: Duration) -> Copies {
         io_timeout,
         events: Arc::default(),
         is_behind: AtomicBool::new(true),
+        has_full: AtomicBool::new(false),
     }));
     copies
 }
