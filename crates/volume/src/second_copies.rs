@@ -94,29 +94,17 @@ impl Volume {
         self.events.wake();
     }
 
-    /// Ends the second copy of a lease's pages. Returns false, and does nothing, if there is none
-    /// or if only the copy has some page.
-    pub fn drop_copy(&self, of: LeaseId) -> bool {
-        let lease = self.leases.find(of);
-        lease.is_some_and(|lease| {
-            self.end_copy(&lease, |lease| lease.missing(true).0 == Bytes::ZERO)
-        })
-    }
-
-    fn end_copy(&self, lease: &Lease, may_end: impl FnOnce(&Lease) -> bool) -> bool {
-        let ended = lease.holder.end_second(|| may_end(lease));
-        let target = ended.as_ref().and_then(|second| second.copy.target.as_ref());
-        target.iter().for_each(|target| self.forget_tags(target.lease));
-        ended.is_some()
-    }
-
     /// Discards all second copies, and ends them. A copy that does not answer keeps its pages.
     pub fn empty_copies(&self) {
         let leases: Vec<_> = self.leases.list().clone();
         for lease in &leases {
             let Some(second) = lease.holder.second() else { continue };
+            // First, as nobody may read the zeroes there.
+            lease.holder.end_second();
             self.discard_copy(&second, lease.total);
-            self.end_copy(lease, |_| true);
+            second.copy.holder.close();
+            let target = second.copy.target.as_ref();
+            target.iter().for_each(|target| self.forget_tags(target.lease));
         }
     }
 

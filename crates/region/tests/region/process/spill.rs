@@ -53,6 +53,14 @@ fn in_a_file(spills: &Spills) -> (OurLender, Served) {
     (one, served)
 }
 
+/// Returns such a region as its pages come back from the file to the lender.
+fn coming_back(spills: &Spills) -> (OurLender, Served) {
+    let (one, served) = in_a_file(spills);
+    served.add(one.lease(1)).unwrap();
+    wait_until("pages come back", || served.spilled() < SIZE);
+    (one, served)
+}
+
 #[test]
 fn pages_without_a_lender_survive_in_a_file_and_come_back() {
     if cannot_run() {
@@ -205,9 +213,7 @@ fn a_lender_that_dies_or_hangs_as_pages_come_back_costs_nothing() {
         return;
     }
     let spills = Spills::new();
-    let (mut one, served) = in_a_file(&spills);
-    served.add(one.lease(1)).unwrap();
-    wait_until("pages come back", || served.spilled() < SIZE);
+    let (mut one, served) = coming_back(&spills);
     one.kill();
     served.kill_engine();
     one.restart();
@@ -225,9 +231,7 @@ fn a_lender_that_comes_back_empty_takes_nothing_from_the_file() {
         return;
     }
     let spills = Spills::new();
-    let (mut one, served) = in_a_file(&spills);
-    served.add(one.lease(1)).unwrap();
-    wait_until("pages come back", || served.spilled() < SIZE);
+    let (mut one, served) = coming_back(&spills);
     one.kill();
     one.restart_empty();
     // If all pages had left the file by then, nothing asks the lender.

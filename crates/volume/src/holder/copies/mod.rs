@@ -123,16 +123,11 @@ impl Copies {
         *self.second.write().unwrap_or_else(PoisonError::into_inner) = Some(second);
     }
 
-    /// Ends the second copy, if `may_end` says so while no change is under way. Returns the copy.
-    pub(crate) fn end_second(&self, may_end: impl FnOnce() -> bool) -> Option<Arc<Second>> {
+    /// Ends the second copy. Waits for the changes under way.
+    pub(crate) fn end_second(&self) {
         let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
-        if !may_end() {
-            return None;
-        }
-        let ended = self.second.write().unwrap_or_else(PoisonError::into_inner).take()?;
+        *self.second.write().unwrap_or_else(PoisonError::into_inner) = None;
         self.first.holder.set_patience(None);
-        ended.copy.holder.close();
-        Some(ended)
     }
 
     fn change(&self) -> RwLockReadGuard<'_, ()> {
