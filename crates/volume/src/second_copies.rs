@@ -50,8 +50,9 @@ impl Volume {
     /// Continues a second copy that an earlier process [began](Self::add_copy). Connections are
     /// made when they are needed, as by [`resume_lease`](Self::resume_lease).
     ///
-    /// # Errors As [`resume_lease`](Self::resume_lease), or if the lease `of` is unknown or has a
-    /// second copy.
+    /// # Errors
+    /// As [`resume_lease`](Self::resume_lease), or if the lease `of` is unknown or has a second
+    /// copy.
     pub fn resume_copy(&self, of: LeaseId, target: LeaseTarget) -> Result<(), VolumeError> {
         let _adding = lock(&self.adding_lease);
         self.check_copy(of, &target)?;

@@ -133,9 +133,9 @@ impl Tags {
         self.word(page).load(Ordering::Acquire) >= UNKNOWN
     }
 
-    /// Returns whether a write of the page is under way.
-    pub(crate) fn is_being_written(&self, page: u64) -> bool {
-        self.word(page).load(Ordering::Acquire) == WRITING
+    /// Returns whether the last write of the page failed, and no other is under way.
+    pub(crate) fn is_lacking(&self, page: u64) -> bool {
+        self.word(page).load(Ordering::Acquire) == UNKNOWN
     }
 
     /// Records that it is not known which version of the page the lender has.

@@ -256,7 +256,7 @@ impl Copies {
         let Some(second) = self.second() else { return (Bytes::ZERO, Bytes::ZERO) };
         let lacks = |copy: &Copy, page| match strictly {
             true => copy.tags.is_unknown(page),
-            false => copy.tags.is_unknown(page) && !copy.tags.is_being_written(page),
+            false => copy.tags.is_lacking(page),
         };
         let (mut first_lacks, mut second_lacks) = (0, 0);
         for page in pages {
@@ -321,10 +321,13 @@ impl Copies {
                 return Ok(false);
             }
             // A change may have come first.
-            let Some(kind) = kind.filter(|kind| (first..end).all(|page| need(page) == Some(*kind)))
-            else {
+            let is_same = |kind: &Need| (first..end).all(|page| need(page) == Some(*kind));
+            let Some(kind) = kind.filter(is_same) else {
                 at = first;
-                continue;
+                if go_on() {
+                    continue;
+                }
+                return Ok(false);
             };
             let (from, to) = match kind.by_first {
                 true => (&self.first, &second.copy),
@@ -376,7 +379,7 @@ struct Need {
 
 impl Need {
     fn of(first: &Copy, second: &Copy, page: u64) -> Option<Self> {
-        let (one, other) = (first.tags.is_unknown(page), second.tags.is_unknown(page));
+        let (one, other) = (first.tags.is_lacking(page), second.tags.is_lacking(page));
         let from = if other { first } else { second };
         (one != other).then(|| Self { by_first: other, is_zero: from.tags.is_of_zeroes(page) })
     }
