@@ -89,11 +89,16 @@ pub trait Initiator: fmt::Debug + Send {
     fn flush(&mut self) -> Result<(), InitiatorError>;
 
     /// Runs reads and writes, many in flight and in any order. None may be longer than
-    /// [`longest_transfer`](Self::longest_transfer).
+    /// [`longest_transfer`](Self::longest_transfer). May call `meanwhile`, once or more, while the
+    /// lender works on requests.
     ///
     /// # Errors
     /// As [`read`](Self::read) and [`write`](Self::write).
-    fn transfer(&mut self, operations: &mut [Operation<'_>]) -> Result<(), InitiatorError>;
+    fn transfer(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), InitiatorError>;
 }
 
 /// A failure of a connection to a lease.

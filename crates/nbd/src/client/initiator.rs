@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, Incarnation};
+use aquifer_transport::initiating::Pipelined as _;
 use aquifer_transport::initiator::{Connector, Initiator, InitiatorError};
 
 use super::{Connection, Operation, Run, Target};
@@ -83,7 +84,11 @@ impl Initiator for Connection {
         Ok(Self::flush(self)?)
     }
 
-    fn transfer(&mut self, operations: &mut [Operation<'_>]) -> Result<(), InitiatorError> {
-        Ok(self.run(operations)?)
+    fn transfer(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), InitiatorError> {
+        Ok(self.run_and(operations, meanwhile)?)
     }
 }

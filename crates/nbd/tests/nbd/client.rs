@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_nbd::client::{Connection, Failure, NbdError, Run, Target};
+use aquifer_nbd::client::{Connection, Failure, NbdError, Operation, Run, Target};
 use aquifer_nbd::proto::option;
 use aquifer_transport::Address;
+use aquifer_transport::initiator::Initiator as _;
 
 use crate::certificates::{Cluster, host};
 use crate::nbdkit::Nbdkit;
@@ -163,6 +164,19 @@ fn a_silent_server_is_an_error_once_the_timeout_is_over() {
     // The handshake with a frozen server times out, too.
     let error = Connection::connect(target(server.address()), Duration::from_secs(2)).unwrap_err();
     assert!(error.ends_connection(), "{error}");
+}
+
+#[test]
+fn other_work_is_done_while_the_server_works() {
+    let server = Nbdkit::start(&["memory", "64M"]);
+    let mut connection = connect(&server);
+    server.freeze();
+    // The server can answer only after this work.
+    let mut write = [Operation::Write { offset: 4096, from: &[7; 4096] }];
+    connection.transfer(&mut write, &mut || server.thaw()).unwrap();
+    let mut page = [0; 4096];
+    connection.read(4096, &mut page).unwrap();
+    assert!(page == [7; 4096]);
 }
 
 /// Runs `script` as the server of one connection, and returns the client's error.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use aquifer_page::blocks::in_blocks;
 use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, Incarnation, PAGE_SIZE};
+use aquifer_transport::initiating::Pipelined as _;
 use aquifer_transport::initiator::{Connector, Initiator, InitiatorError};
 use aquifer_transport::sleep::lock;
 
@@ -189,13 +190,17 @@ impl Initiator for ByteConnection {
         Ok(self.queue.flush()?)
     }
 
-    fn transfer(&mut self, operations: &mut [Operation<'_>]) -> Result<(), InitiatorError> {
+    fn transfer(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), InitiatorError> {
         let is_whole = |operation: &Operation<'_>| {
             let (offset, length) = operation.range();
             self.is_whole(offset, length)
         };
         if operations.iter().all(is_whole) {
-            return Ok(self.queue.run(operations)?);
+            return Ok(self.queue.run_and(operations, meanwhile)?);
         }
         operations.iter_mut().try_for_each(|operation| match operation {
             Operation::Read { offset, into } => self.read(*offset, into),

@@ -73,7 +73,21 @@ pub trait Pipelined {
         deadline: Deadline,
         operations: &mut [Operation<'_>],
     ) -> Result<(), Failed<Self::Target, Self::Failure>> {
-        try_run(self, deadline, operations).map_err(|failure| self.fail(failure))
+        try_run(self, deadline, operations, None).map_err(|failure| self.fail(failure))
+    }
+
+    /// As [`run_by`](Self::run_by), and calls `meanwhile` each time that requests have left, while
+    /// the peer works on them. Its time does not count.
+    ///
+    /// # Errors
+    /// As [`run_by`](Self::run_by).
+    fn run_and(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Failed<Self::Target, Self::Failure>> {
+        let deadline = Deadline::after(self.io_timeout());
+        try_run(self, deadline, operations, Some(meanwhile)).map_err(|failure| self.fail(failure))
     }
 
     /// Carries out all operations. A single operation takes a short path, as every page comes this
@@ -135,6 +149,7 @@ fn try_run<C: Pipelined + ?Sized>(
     connection: &mut C,
     deadline: Deadline,
     mut operations: &mut [Operation<'_>],
+    mut meanwhile: Option<&mut dyn FnMut()>,
 ) -> Result<(), C::Failure> {
     if connection.is_broken() {
         return Err(C::Failure::BROKEN);
@@ -143,7 +158,7 @@ fn try_run<C: Pipelined + ?Sized>(
     let most = connection.window();
     while !operations.is_empty() {
         let (now, rest) = operations.split_at_mut(round_length(operations, most));
-        one_round(connection, deadline, now)?;
+        one_round(connection, deadline, now, &mut meanwhile)?;
         operations = rest;
     }
     Ok(())
@@ -153,11 +168,16 @@ fn try_run<C: Pipelined + ?Sized>(
 /// stays usable.
 fn one_round<C: Pipelined + ?Sized>(
     connection: &mut C,
-    deadline: Deadline,
+    mut deadline: Deadline,
     operations: &mut [Operation<'_>],
+    meanwhile: &mut Option<&mut dyn FnMut()>,
 ) -> Result<(), C::Failure> {
     let mut round = Round::new(connection.begin(deadline)?, operations);
     connection.send(operations, &mut round, deadline)?;
+    if let Some(meanwhile) = meanwhile {
+        meanwhile();
+        deadline = Deadline::after(connection.io_timeout());
+    }
     while !round.is_over() {
         connection.receive_one(operations, &mut round, deadline)?;
     }

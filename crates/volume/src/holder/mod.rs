@@ -75,6 +75,21 @@ pub trait Holder: Send + Sync {
         pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data))
     }
 
+    /// As [`write_many`](Self::write_many). May call `meanwhile`, once or more, while another
+    /// process works on the writes.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    fn write_and(
+        &self,
+        worker: WorkerId,
+        pieces: &[Piece<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), HolderError> {
+        let _ = meanwhile;
+        self.write_many(worker, pieces)
+    }
+
     /// Returns how long the holder has been unreachable; `None` while it is reachable.
     fn unreachable_for(&self) -> Option<Duration> {
         None

@@ -268,10 +268,11 @@ fn longest_transfer(link: &dyn Initiator) -> usize {
     (link.longest_transfer().0 as usize / PAGE_SIZE).max(1) * PAGE_SIZE
 }
 
-/// Runs all operations, [`MANY`] in flight at a time.
+/// Runs all operations, [`MANY`] in flight at a time. May call `meanwhile`.
 fn transfer<'a>(
     link: &mut dyn Initiator,
     mut operations: impl Iterator<Item = Operation<'a>>,
+    meanwhile: &mut dyn FnMut(),
 ) -> Result<(), InitiatorError> {
     loop {
         let mut count = 0;
@@ -283,7 +284,7 @@ fn transfer<'a>(
         if count == 0 {
             return Ok(());
         }
-        link.transfer(&mut now[..count])?;
+        link.transfer(&mut now[..count], meanwhile)?;
     }
 }
 
@@ -302,7 +303,8 @@ impl Holder for RemoteHolder {
             let parts = pieces.iter_mut().flat_map(|(offset, into)| {
                 (*offset..).step_by(longest).zip(into.chunks_mut(longest))
             });
-            transfer(link, parts.map(|(offset, into)| Operation::Read { offset, into }))
+            let reads = parts.map(|(offset, into)| Operation::Read { offset, into });
+            transfer(link, reads, &mut || ())
         })
     }
 
@@ -326,12 +328,22 @@ impl Holder for RemoteHolder {
     }
 
     fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
+        self.write_and(worker, pieces, &mut || ())
+    }
+
+    fn write_and(
+        &self,
+        worker: WorkerId,
+        pieces: &[Piece<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), HolderError> {
         self.with(worker, |link| {
             let longest = longest_transfer(link);
             let parts = pieces
                 .iter()
                 .flat_map(|&(offset, from)| (offset..).step_by(longest).zip(from.chunks(longest)));
-            transfer(link, parts.map(|(offset, from)| Operation::Write { offset, from }))
+            let writes = parts.map(|(offset, from)| Operation::Write { offset, from });
+            transfer(link, writes, meanwhile)
         })
     }
 

@@ -12,7 +12,7 @@ use crate::lock_any;
 use crate::tags::{Claim, OF_ZEROES, Tags, checksum};
 
 /// Pages that a worker encrypts at a time.
-const BATCH: usize = 64;
+pub(super) const BATCH: usize = 64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -28,7 +28,7 @@ pub(crate) struct VerifiedHolder {
 }
 
 /// Returns whether the range consists of whole pages.
-fn is_whole(offset: u64, length: usize) -> bool {
+pub(super) fn is_whole(offset: u64, length: usize) -> bool {
     (offset | length as u64).is_multiple_of(PAGE)
 }
 
@@ -206,6 +206,15 @@ impl Holder for VerifiedHolder {
     }
 
     fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
+        self.write_and(worker, pieces, &mut || ())
+    }
+
+    fn write_and(
+        &self,
+        worker: WorkerId,
+        pieces: &[Piece<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), HolderError> {
         let fits = |&(offset, data): &Piece<'_>| {
             is_whole(offset, data.len()) && data.len() <= BATCH * PAGE_SIZE
         };
@@ -235,7 +244,7 @@ impl Holder for VerifiedHolder {
                 count += 1;
                 (left, rest) = (later, others);
             }
-            self.holder.write_many(worker, &encrypted[..count])?;
+            self.holder.write_and(worker, &encrypted[..count], meanwhile)?;
             let mut tags = tags.into_iter();
             for claim in claims.into_iter().flatten() {
                 claim.done(|_| tags.next().unwrap_or(OF_ZEROES));

@@ -19,12 +19,16 @@ use aquifer_transport::initiator::{InitiatorError, Outcome};
 use aquifer_transport::sleep::going_to_sleep;
 
 use super::turns::Turns;
+use super::verified::{BATCH, is_whole};
 use super::{Holder, HolderError, Piece, PieceMut, Wrong};
 use crate::events::{Events, Happening};
 use crate::tags::Tags;
 use crate::target::LeaseTarget;
 
 const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Bytes that a worker encrypts at a time.
+const ROOM: usize = BATCH * PAGE_SIZE;
 
 /// Pages that a repair copies at a time, while writes of these wait.
 const RUN: u64 = 64;
@@ -130,28 +134,36 @@ impl Copies {
         self.first.holder.set_patience(None);
     }
 
-    fn change(&self) -> RwLockReadGuard<'_, ()> {
-        self.changes.read().unwrap_or_else(PoisonError::into_inner)
+    /// Begins a change, during which no second copy begins or ends.
+    fn change(&self) -> (RwLockReadGuard<'_, ()>, Option<Arc<Second>>) {
+        let changing = self.changes.read().unwrap_or_else(PoisonError::into_inner);
+        (changing, self.second())
     }
 
-    /// Changes these bytes in both copies, if there are two. One of them is enough: the other one
-    /// is behind then.
+    /// Changes these bytes in both copies. One of them is enough: the other one is behind then. The
+    /// operation may call its second argument while the lender works, for the other lender to work
+    /// at the same time.
     fn in_both(
         &self,
+        second: &Second,
         bytes: impl Iterator<Item = Range<u64>> + Clone,
-        operation: impl Fn(&dyn Holder) -> Done,
+        operation: impl Fn(&dyn Holder, &mut dyn FnMut()) -> Done,
     ) -> Done {
-        let _change = self.change();
-        let Some(second) = self.second() else { return operation(&*self.first.holder) };
         second.patiently(self, || {
             let _turn = self.turns.take(bytes.clone().map(|bytes| touched(&bytes)));
             let is_tried = Cell::new(false);
-            let operation = |holder: &dyn Holder| {
+            let operation = |holder: &dyn Holder, meanwhile: &mut dyn FnMut()| {
                 is_tried.set(true);
-                operation(holder)
+                operation(holder, meanwhile)
             };
-            let one = self.first.run(operation);
-            let other = second.copy.run(operation);
+            let mut other = None;
+            let mut change_other = || {
+                let change = || second.copy.run(|holder| operation(holder, &mut || ()));
+                other.get_or_insert_with(change);
+            };
+            let one = self.first.run(|holder| operation(holder, &mut change_other));
+            change_other();
+            let other = other.unwrap_or(Ok(()));
             let behind = match (one, other) {
                 (Ok(()), Ok(())) => return Ok(()),
                 (Ok(()), Err(error)) => (&second.copy, error),
@@ -174,6 +186,32 @@ impl Copies {
             second.falls_behind(behind.0, &behind.1);
             Ok(())
         })
+    }
+
+    /// Writes to both copies, as many pages at a time as a worker can encrypt at a time.
+    fn write_both(&self, worker: WorkerId, second: &Second, pieces: &[Piece<'_>]) -> Done {
+        let parts = pieces.iter().flat_map(|&(offset, data)| {
+            let most = if is_whole(offset, data.len()) { ROOM } else { data.len().max(1) };
+            (offset..).step_by(most).zip(data.chunks(most))
+        });
+        let mut parts = parts.peekable();
+        while parts.peek().is_some() {
+            let mut group: [Piece<'_>; BATCH] = [(0, &[]); BATCH];
+            let (mut count, mut length) = (0, 0);
+            while count < BATCH
+                && let Some(part) =
+                    parts.next_if(|(_, data)| count == 0 || length + data.len() <= ROOM)
+            {
+                group[count] = part;
+                (count, length) = (count + 1, length + part.1.len());
+            }
+            let group = &group[..count];
+            let bytes = group.iter().map(|(at, data)| *at..*at + data.len() as u64);
+            self.in_both(second, bytes, |holder, meanwhile| {
+                holder.write_and(worker, group, meanwhile)
+            })?;
+        }
+        Ok(())
     }
 
     /// Reads from the first copy, or else from the second.
@@ -464,22 +502,36 @@ impl Holder for Copies {
     }
 
     fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Done {
-        let bytes = offset..offset + data.len() as u64;
-        self.in_both(iter::once(bytes), |holder| holder.write(worker, offset, data))
+        let (_changing, second) = self.change();
+        match second {
+            None => self.first.holder.write(worker, offset, data),
+            Some(second) => self.write_both(worker, &second, &[(offset, data)]),
+        }
     }
 
     fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Done {
-        let bytes = pieces.iter().map(|(at, data)| *at..*at + data.len() as u64);
-        self.in_both(bytes, |holder| holder.write_many(worker, pieces))
+        let (_changing, second) = self.change();
+        match second {
+            None => self.first.holder.write_many(worker, pieces),
+            Some(second) => self.write_both(worker, &second, pieces),
+        }
     }
 
     fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Done {
+        let (_changing, second) = self.change();
+        let Some(second) = second else {
+            return self.first.holder.discard(worker, offset, length);
+        };
         let bytes = iter::once(offset..offset + length);
-        self.in_both(bytes, |holder| holder.discard(worker, offset, length))
+        self.in_both(&second, bytes, |holder, _| holder.discard(worker, offset, length))
     }
 
     fn flush(&self, worker: WorkerId) -> Done {
-        self.in_both(iter::empty(), |holder| holder.flush(worker))
+        let (_changing, second) = self.change();
+        match second {
+            None => self.first.holder.flush(worker),
+            Some(second) => self.in_both(&second, iter::empty(), |holder, _| holder.flush(worker)),
+        }
     }
 
     fn unreachable_for(&self) -> Option<Duration> {

@@ -74,6 +74,22 @@ impl Holder for Lender {
         self.change(offset, data.len(), |into, at| into.copy_from_slice(&data[at..at + into.len()]))
     }
 
+    /// Does the writes before or after the other work.
+    fn write_and(
+        &self,
+        worker: WorkerId,
+        pieces: &[Piece<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Done {
+        let is_first = pieces.len() % 2 == 1;
+        if is_first {
+            meanwhile();
+        }
+        let done = self.write_many(worker, pieces);
+        meanwhile();
+        done
+    }
+
     fn discard(&self, _: WorkerId, offset: u64, length: u64) -> Done {
         self.change(offset, length as usize, |into, _| into.fill(0))
     }
@@ -137,6 +153,11 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (0..size, 1..6 * PAGE, 1..=255_u8)
             .prop_map(|(at, length, byte)| Step::Write { at, length, byte }),
+        // Whole pages, also more than a worker encrypts at a time.
+        3 => (page.clone(), prop_oneof![1..6_u64, 60..150_u64], 1..=255_u8)
+            .prop_map(|(page, pages, byte)| {
+                Step::Write { at: page * PAGE, length: pages * PAGE, byte }
+            }),
         2 => (page.clone(), page.clone(), 1..=255_u8)
             .prop_map(|(first, second, byte)| Step::WriteMany { first, second, byte }),
         2 => (page.clone(), 1..40_u64).prop_map(|(page, pages)| Step::Discard { page, pages }),
