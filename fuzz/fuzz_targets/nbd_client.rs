@@ -104,6 +104,10 @@ impl Channel for Said {
 
     fn set_deadline(&self, _deadline: Option<Instant>) {}
 
+    fn pause(&self, _: std::time::Duration) -> io::Result<()> {
+        Ok(())
+    }
+
     fn shutdown(&self) -> io::Result<()> {
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix,
@@ -71,7 +71,15 @@ pub trait Channel: Send {
         Ok(())
     }
 
-    /// Ends the stream in both directions and wakes a thread that waits in `recv` or `send_all`.
+    /// Waits for `time` without reading, so that the peer can send no more than the kernel keeps.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ConnectionAborted`] as soon as the peer has ended the stream: it waits for
+    /// no reply.
+    fn pause(&self, time: Duration) -> io::Result<()>;
+
+    /// Ends the stream in both directions and wakes a thread that waits in `recv`, `send_all` or
+    /// `pause`.
     ///
     /// # Errors
     /// The socket's error.
@@ -130,6 +138,15 @@ impl Socket {
     /// The system's error, such as too many open files.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { deadline: self.deadline.clone(), ..Self::from(self.fd.try_clone()?) })
+    }
+}
+
+impl Socket {
+    /// Returns whether the peer, this end or an error has ended the stream.
+    fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut polled, Some(&now)), Ok(1..))
     }
 }
 
@@ -204,6 +221,15 @@ impl Channel for Socket {
     fn set_abortive(&self, abortive: bool) -> io::Result<()> {
         // A linger time of zero turns close(2) into a reset (socket(7); RFC 9293, section 3.10.5).
         Ok(sockopt::set_socket_linger(&self.fd, abortive.then_some(Duration::ZERO))?)
+    }
+
+    fn pause(&self, time: Duration) -> io::Result<()> {
+        going_to_sleep();
+        match sleep(self.fd.as_fd(), PollFlags::RDHUP, Some(Instant::now() + time)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Ok(()) if self.has_ended() => Err(io::ErrorKind::ConnectionAborted.into()),
+            result => result,
+        }
     }
 
     fn shutdown(&self) -> io::Result<()> {

@@ -1,9 +1,27 @@
 //! The start and end of each connection to a lease, for the owner of a server.
 
-use aquifer_page::LeaseId;
+use std::sync::Arc;
 
-/// Learns of the connections to each lease. The threads of the connections call it.
+use aquifer_page::{HostName, LeaseId};
+
+use super::limits::Gate;
+
+/// Learns of the connections to each lease, and limits them. The threads of the connections call
+/// it.
 pub trait Connections: Send + Sync {
+    /// Returns the limits that connections to leases must keep; `None` for none. MUST always return
+    /// the same gate.
+    fn gate(&self) -> Option<Arc<Gate>> {
+        None
+    }
+
+    /// Returns the host to which the lease belongs, if that is on record: the limits of that host
+    /// apply, whatever name the client gives.
+    fn borrower(&self, lease: LeaseId) -> Option<HostName> {
+        let _ = lease;
+        None
+    }
+
     /// Notes the start of a connection to the lease; [`disconnected`](Self::disconnected) follows
     /// exactly once.
     fn connected(&self, lease: LeaseId) {

@@ -6,6 +6,7 @@ mod book;
 mod connections;
 mod gather;
 mod inbox;
+pub mod limits;
 mod listener;
 mod outbox;
 

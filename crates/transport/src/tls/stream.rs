@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
@@ -312,6 +312,10 @@ impl Channel for TlsStream {
 
     fn set_abortive(&self, abortive: bool) -> io::Result<()> {
         self.socket.set_abortive(abortive)
+    }
+
+    fn pause(&self, time: Duration) -> io::Result<()> {
+        self.socket.pause(time)
     }
 
     fn shutdown(&self) -> io::Result<()> {
