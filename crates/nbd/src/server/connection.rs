@@ -20,8 +20,8 @@ impl Service for Nbd {
     const NAME: &'static str = "nbd";
 
     fn serve(&self, socket: Socket, origin: Origin, place: &Place<Self>) {
-        let Origin { local, process, from, .. } = origin;
-        let mut peer = Peer { host: None, local, process, from };
+        let Origin { local, ip, process, from } = origin;
+        let mut peer = Peer { host: None, local, process, ip, from };
         let (limit, end) = (self.limits.handshake, || place.end());
         match handshake::run(socket, &self.security, &*self.exports, &mut peer, limit, &end) {
             Ok(Some(terms)) => self.transmit(terms, &peer, place),

@@ -10,6 +10,7 @@ use aquifer_transport::channel::{Channel, Socket};
 use aquifer_transport::tls::{self, TlsError};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::admission::Admission;
 use super::{Exports, Peer, Refused, Security, Storage};
 use crate::proto::{
     self, Introduction, OptionHeader, export_flag, handshake, info, introduction, option, reply,
@@ -32,6 +33,8 @@ pub(super) struct Terms {
     pub(super) allocation: bool,
     /// The client's admission to the lease, once it has introduced itself.
     pub(super) stay: Option<Stay>,
+    /// The lender's limits on the connection.
+    pub(super) admission: Admission,
 }
 
 /// The reason why a handshake fails.
@@ -59,7 +62,7 @@ impl HandshakeError {
 
 /// The effect of one option.
 enum Next {
-    Go(Storage),
+    Go(Storage, Admission),
     StartTls,
     More,
     End,
@@ -154,12 +157,14 @@ struct Modes {
     structured: bool,
     allocation: bool,
     stay: Option<Stay>,
+    admission: Admission,
 }
 
 impl Modes {
     fn with(self, channel: impl Channel + 'static) -> Terms {
-        let Self { export, name, structured, allocation, stay } = self;
-        Terms { channel: Box::new(channel), export, name, structured, allocation, stay }
+        let Self { export, name, structured, allocation, stay, admission } = self;
+        let channel = Box::new(channel);
+        Terms { channel, export, name, structured, allocation, stay, admission }
     }
 }
 
@@ -210,13 +215,20 @@ impl<'a, C: Channel> Haggle<'a, C> {
                 Next::More => {}
                 Next::End => return Ok(Agreed::Nothing),
                 Next::StartTls => return Ok(Agreed::StartTls),
-                Next::Go(export) => {
+                Next::Go(export, admission) => {
                     self.wire.channel.set_deadline(None);
                     let allocation = self.allocation_of.as_ref() == Some(&self.chosen);
                     let Self { structured, chosen: name, stay, .. } = self;
                     let stay =
                         stay.filter(|(lease, _)| export.id() == Some(*lease)).map(|(_, stay)| stay);
-                    return Ok(Agreed::Terms(Modes { export, name, structured, allocation, stay }));
+                    return Ok(Agreed::Terms(Modes {
+                        export,
+                        name,
+                        structured,
+                        allocation,
+                        stay,
+                        admission,
+                    }));
                 }
             }
         }
@@ -298,6 +310,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
     fn export_name(&mut self, name: &[u8]) -> Result<Next, HandshakeError> {
         let name = text(name).ok_or(HandshakeError::Protocol("a malformed export name"))?;
         let export = self.exports.open(name, self.peer)?;
+        let admission = Admission::new(self.exports, &export, self.peer)?;
         let reply = proto::ExportNameReply {
             size: export.size().0.into(),
             flags: self.flags(&export).into(),
@@ -306,7 +319,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
         let zeroes: &[u8] = if self.no_zeroes { &[] } else { &[0; 124] };
         self.wire.send(&[reply.as_bytes(), zeroes])?;
         self.chosen = name.to_owned();
-        Ok(Next::Go(export))
+        Ok(Next::Go(export, admission))
     }
 
     /// Lists the exports, and refuses an option with data (NBD, "NBD_OPT_LIST").
@@ -327,6 +340,14 @@ impl<'a, C: Channel> Haggle<'a, C> {
         let Some((name, requests)) = parse_info(payload) else { return self.invalid(option) };
         let export = match self.exports.open(name, self.peer) {
             Ok(export) => export,
+            Err(refused) => return self.refuse(option, &refused),
+        };
+        let admission = match option {
+            option::INFO => Ok(Admission::default()),
+            _ => Admission::new(self.exports, &export, self.peer),
+        };
+        let admission = match admission {
+            Ok(admission) => admission,
             Err(refused) => return self.refuse(option, &refused),
         };
         let about = proto::InfoExport {
@@ -351,7 +372,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
             return Ok(Next::More);
         }
         self.chosen = name.to_owned();
-        Ok(Next::Go(export))
+        Ok(Next::Go(export, admission))
     }
 
     /// Admits the client to the lease, or reports the lease's owner.

@@ -8,7 +8,9 @@
 //! The files follow a connection. `connection` takes it from the listener, and `handshake`
 //! negotiates the export and the modes. `session` executes requests on the export's `storage`;
 //! `answer` formats the replies, and `large_read` sends long ones straight from the lease.
+//! `admission` holds requests back that are over the lender's limits.
 
+mod admission;
 mod answer;
 mod connection;
 mod handshake;
@@ -17,6 +19,7 @@ mod session;
 mod storage;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +57,8 @@ pub struct Peer {
     pub local: bool,
     /// The client's process id at the time it connected, on a unix socket.
     pub process: Option<u32>,
+    /// The client's IP address; `None` on a unix socket.
+    pub ip: Option<IpAddr>,
     /// The client's address, for messages.
     pub from: String,
 }

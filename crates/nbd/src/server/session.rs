@@ -8,6 +8,7 @@ use aquifer_transport::channel::Channel;
 use aquifer_transport::serving::{INBOX, Inbox, OUTBOX, Outbox};
 use zerocopy::FromBytes;
 
+use super::admission::Admission;
 use super::answer::{self, Shape, simple_reply};
 use super::handshake::Terms;
 use super::large_read::LargeRead;
@@ -56,6 +57,7 @@ pub(super) struct Session {
     large_read: LargeRead,
     /// The buffer for long reads of a disk; empty for leases.
     aside: Vec<u8>,
+    admission: Admission,
 }
 
 /// The decision whether a session continues.
@@ -67,7 +69,7 @@ enum Step {
 
 impl Session {
     pub(super) fn new(terms: Terms) -> Self {
-        let Terms { channel, export, structured, allocation, .. } = terms;
+        let Terms { channel, export, structured, allocation, admission, .. } = terms;
         let (inbox, outbox, large_read) = (Inbox::default(), Outbox::default(), LargeRead::new());
         Self {
             channel,
@@ -78,6 +80,7 @@ impl Session {
             outbox,
             large_read,
             aside: Vec::new(),
+            admission,
         }
     }
 
@@ -94,11 +97,13 @@ impl Session {
                     break;
                 }
                 self.inbox.consume(HEADER);
+                self.admission.wait(&request, &mut self.outbox, &mut *self.channel)?;
                 if self.execute(&request)? == Step::End {
                     return Ok(self.outbox.flush(&mut *self.channel)?);
                 }
             }
             self.outbox.flush(&mut *self.channel)?;
+            self.admission.tell_traffic();
             if !self.inbox.fill(&mut *self.channel)? {
                 let clean = self.inbox.bytes().is_empty();
                 return if clean { Ok(()) } else { Err(SessionError::Truncated) };

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use aquifer_nbd::server::{Exports, Peer, Refused, Storage};
-use aquifer_page::LeaseId;
+use aquifer_page::{HostName, LeaseId};
 use aquifer_store::Lease;
 use aquifer_transport::serving::Connections;
+use aquifer_transport::serving::limits::Gate;
 
 /// Exports of leases by name, with counts of their connections and a record of their peers. A host
 /// with a certificate may use only its own leases.
@@ -15,6 +16,10 @@ use aquifer_transport::serving::Connections;
 pub struct ExportRegistry {
     pub leases: Mutex<BTreeMap<String, Arc<Lease>>>,
     pub peers: Mutex<Vec<Peer>>,
+    /// The limits of connections, if the test sets any.
+    pub gate: OnceLock<Arc<Gate>>,
+    /// The hosts to which leases belong, for limits.
+    pub borrowers: Mutex<BTreeMap<LeaseId, HostName>>,
     connected: AtomicUsize,
     disconnected: AtomicUsize,
 }
@@ -41,6 +46,14 @@ impl ExportRegistry {
 }
 
 impl Connections for ExportRegistry {
+    fn gate(&self) -> Option<Arc<Gate>> {
+        self.gate.get().cloned()
+    }
+
+    fn borrower(&self, lease: LeaseId) -> Option<HostName> {
+        self.borrowers.lock().unwrap().get(&lease).cloned()
+    }
+
     fn connected(&self, _lease: LeaseId) {
         self.connected.fetch_add(1, Ordering::SeqCst);
     }

@@ -135,7 +135,7 @@ impl Failure {
                 )
             }
             NvmeStatus::CONNECT_BUSY => {
-                format!("it accepts no more controllers or queues ({status})")
+                format!("it accepts no more controllers or queues, as its log explains ({status})")
             }
             NvmeStatus::AUTHENTICATION_REQUIRED => {
                 format!("host {host} must authenticate: give its secret")

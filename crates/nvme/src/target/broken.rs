@@ -2,6 +2,8 @@
 
 use std::io;
 
+use aquifer_transport::serving::limits::LimitReached;
+
 use crate::proto::pdu::{Malformed, TermReq, fatal};
 
 /// The reason for the end of a connection, other than a close by the host.
@@ -27,6 +29,8 @@ pub(super) enum Broken {
     Silent,
     #[error("the host failed to authenticate")]
     Unauthenticated,
+    #[error(transparent)]
+    Limited(#[from] LimitReached),
 }
 
 /// The contents of a C2HTermReq, and a description for the log.

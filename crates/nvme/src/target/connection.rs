@@ -10,6 +10,7 @@ use aquifer_transport::channel::Socket;
 use aquifer_transport::serving::{self, Origin, Place, Service};
 
 use super::admin::AdminQueue;
+use super::admission::Entrance;
 use super::authenticate;
 use super::connect::{self, Connected, Rejected, Seat};
 use super::controller::{ADMIN, Controller};
@@ -55,6 +56,11 @@ impl Nvme {
         if let Some(lease) = lease {
             place.note(lease);
         }
+        let entrance = lease.and_then(|lease| Entrance::new(&*self.core.subsystems, lease, origin));
+        if entrance.as_ref().is_some_and(|entrance| !entrance.has_room(origin)) {
+            link.complete(id, NvmeStatus::CONNECT_BUSY, 0)?;
+            return Ok(link.flush()?);
+        }
         link.become_queue(Ring::new(size, flow_control));
         let host = &controller.host;
         let secrets = match lease {
@@ -75,11 +81,13 @@ impl Nvme {
                 self.let_in(place, lease)
             }
         };
+        let admission = entrance.map(Entrance::enter).transpose()?.unwrap_or_default();
         link.take_time();
         let (subsystem, id) = (&controller.subsystem, controller.id);
         tracing::info!(%subsystem, controller = id, queue, "{host} connected");
         if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
-            IoQueue::new(link, size, Arc::clone(controller), Arc::clone(namespace)).run()?;
+            let (controller, namespace) = (Arc::clone(controller), Arc::clone(namespace));
+            IoQueue::new(link, size, controller, namespace, admission).run()?;
         } else {
             AdminQueue::new(link, self, Arc::clone(controller), keep_alive, &|| place.end())
                 .run()?;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use aquifer_page::PAGE_SIZE;
 use zerocopy::FromBytes;
 
+use super::admission::Admission;
 use super::blocks::{self, range, status_of};
 use super::controller::Controller;
 use super::data::{Source, check_flags, sink, source};
@@ -27,6 +28,7 @@ pub(super) struct IoQueue<'a> {
     transfers: Transfers,
     large_read: LargeRead,
     tally: Tally,
+    admission: Admission,
 }
 
 /// Work done and not yet added to the namespace's tally.
@@ -51,9 +53,11 @@ impl<'a> IoQueue<'a> {
         size: u32,
         controller: Arc<Controller>,
         namespace: Arc<Namespace>,
+        admission: Admission,
     ) -> Self {
         let (transfers, large_read) = (Transfers::new(size), LargeRead::new());
-        Self { link, controller, namespace, transfers, large_read, tally: Tally::default() }
+        let tally = Tally::default();
+        Self { link, controller, namespace, transfers, large_read, tally, admission }
     }
 
     /// Executes commands until the host ends the queue. Sends the answers when no received command
@@ -62,7 +66,10 @@ impl<'a> IoQueue<'a> {
         loop {
             while let Some(pdu) = self.link.next()? {
                 let step = match pdu {
-                    Pdu::Command(command, payload) => self.execute(&command, payload)?,
+                    Pdu::Command(command, payload) => {
+                        self.admission.wait(&command, self.link)?;
+                        self.execute(&command, payload)?
+                    }
                     Pdu::Data(data, payload) => self.receive(&data, payload)?,
                     Pdu::Request(_) => return Err(Fatal::sequence("a second ICReq").into()),
                 };
@@ -73,6 +80,7 @@ impl<'a> IoQueue<'a> {
             self.link.flush()?;
             self.controller.touch();
             self.tell_tally();
+            self.admission.tell_traffic();
             if !self.link.fill()? {
                 return Ok(());
             }

@@ -12,9 +12,11 @@
 //!
 //! Then `admin` describes the controller, and `io` moves blocks. For `io`, `data` finds the data of
 //! a command, `transfers` records requested data, and `blocks` applies commands to the store.
-//! `large_read` sends straight from the store.
+//! `large_read` sends straight from the store, and `admission` holds commands back that are over
+//! the lender's limits.
 
 mod admin;
+mod admission;
 mod authenticate;
 mod blocks;
 mod broken;

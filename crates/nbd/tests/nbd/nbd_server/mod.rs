@@ -3,6 +3,7 @@
 mod allocations;
 mod broken;
 mod harness;
+mod limits;
 mod protocol;
 mod server;
 mod tls;

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use aquifer_nvme::auth::Secrets;
 use aquifer_nvme::proto::Nqn;
 use aquifer_nvme::target::{Host as Peer, Limits, Namespace, Refused, Subsystems, Target};
-use aquifer_page::{Bytes, LeaseId};
+use aquifer_page::{Bytes, HostName, LeaseId};
 use aquifer_store::{Lease, Store};
 use aquifer_transport::Address;
 use aquifer_transport::serving::Connections;
+use aquifer_transport::serving::limits::Gate;
 
 use super::host::Host;
 use crate::common::pattern;
@@ -27,9 +28,21 @@ pub struct SubsystemRegistry {
     pub queues: AtomicUsize,
     /// The secrets of every subsystem; `None` demands no authentication.
     pub secrets: Mutex<Option<Secrets>>,
+    /// The limits of connections, if the test sets any.
+    pub gate: OnceLock<Arc<Gate>>,
+    /// The hosts to which leases belong, for limits.
+    pub borrowers: Mutex<BTreeMap<LeaseId, HostName>>,
 }
 
 impl Connections for SubsystemRegistry {
+    fn gate(&self) -> Option<Arc<Gate>> {
+        self.gate.get().cloned()
+    }
+
+    fn borrower(&self, lease: LeaseId) -> Option<HostName> {
+        self.borrowers.lock().unwrap().get(&lease).cloned()
+    }
+
     fn connected(&self, _lease: LeaseId) {
         self.queues.fetch_add(1, Ordering::SeqCst);
     }

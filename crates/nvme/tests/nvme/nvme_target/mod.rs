@@ -10,3 +10,4 @@ pub mod harness;
 pub mod host;
 mod introduction;
 mod io;
+mod limits;

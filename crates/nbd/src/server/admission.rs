@@ -1,0 +1,65 @@
+//! The lender's limits on a connection to a lease.
+
+use std::io;
+
+use aquifer_transport::channel::Channel;
+use aquifer_transport::serving::Outbox;
+use aquifer_transport::serving::limits::{Borrower, Pass};
+
+use super::{Exports, Peer, Refused, Storage};
+use crate::proto::{Request, command};
+
+/// The admission of a connection to its lease; `None` if no limit can apply.
+#[derive(Debug, Default)]
+pub(super) struct Admission(Option<Pass>);
+
+impl Admission {
+    /// Admits a connection, unless it is one too many for its host or its lease.
+    pub(super) fn new(
+        exports: &dyn Exports,
+        export: &Storage,
+        peer: &Peer,
+    ) -> Result<Self, Refused> {
+        let (Some(gate), Some(lease)) = (exports.gate(), export.id()) else {
+            return Ok(Self::default());
+        };
+        let host = exports.borrower(lease).or_else(|| peer.host.clone());
+        let pass = gate.enter(Borrower::new(host, peer.ip), lease).map_err(|full| {
+            tracing::warn!(%lease, "refused a connection from {peer}: {full}");
+            Refused::Forbidden(full.to_string())
+        })?;
+        Ok(Self(Some(pass)))
+    }
+
+    /// Waits until the request may go on. The replies before it are sent first.
+    ///
+    /// # Errors
+    /// The channel's error, also if the connection ends meanwhile.
+    pub(super) fn wait(
+        &mut self,
+        request: &Request,
+        outbox: &mut Outbox,
+        channel: &mut dyn Channel,
+    ) -> io::Result<()> {
+        let Some(pass) = &mut self.0 else { return Ok(()) };
+        let (read, written) = match (request.command.get(), request.length.get().into()) {
+            (command::READ, length) => (length, 0),
+            (command::WRITE, length) => (0, length),
+            _ => (0, 0),
+        };
+        while let Some(time) = pass.ask(read + written) {
+            outbox.flush(channel)?;
+            channel.pause(time)?;
+        }
+        pass.count_sent(read);
+        pass.count_received(written);
+        Ok(())
+    }
+
+    /// Adds what the connection transferred to its lease's figures.
+    pub(super) fn tell_traffic(&mut self) {
+        if let Some(pass) = &mut self.0 {
+            pass.tell_traffic();
+        }
+    }
+}
