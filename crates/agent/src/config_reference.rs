@@ -41,6 +41,7 @@ pub const SECTIONS: &[Section] = &[
     Section { name: "", keys: TOP, notes: TOP_NOTES },
     Section { name: "memory", keys: MEMORY, notes: MEMORY_NOTES },
     Section { name: "lend", keys: LEND, notes: &[] },
+    Section { name: "lend.limits", keys: LEND_LIMITS, notes: LEND_LIMITS_NOTES },
     Section { name: "borrow", keys: BORROW, notes: BORROW_NOTES },
     Section { name: "vms", keys: VMS, notes: VMS_NOTES },
     Section { name: "vms.balancer", keys: VMS_BALANCER, notes: &[] },
@@ -166,6 +167,35 @@ const LEND: &[Key] = &[
         "true",
         "borrowers over NVMe must prove their identity (DH-HMAC-CHAP)",
     ),
+    key(
+        "network_share",
+        "share",
+        "0.8",
+        "the part of the link's speed that lending may use while this host's own programs use the \
+         link; 1.0 sets no limit, and without a known speed there is none",
+    ),
+];
+
+const LEND_LIMITS: &[Key] = &[
+    key(
+        "host_bytes",
+        "size",
+        "",
+        "bytes a second that a host may read and write; by default no limit",
+    ),
+    key("host_requests", "number", "", "requests a second of a host; by default no limit"),
+    key("host_connections", "number", "512", "connections of a host to all its leases"),
+    key("lease_bytes", "size", "", "the same for one lease"),
+    key("lease_requests", "number", "", "the same for one lease"),
+    key("lease_connections", "number", "256", "connections to one lease"),
+];
+
+const LEND_LIMITS_NOTES: &[&str] = &[
+    "A request over a rate waits and gets no error, while other borrowers go on. A connection too \
+     many is refused. A limit must be at least 1 MiB or 256 requests a second, or 8 connections. \
+     [Limit borrowers](../howto/limits.md) tells what a low limit does to a borrower.",
+    "Without limits, hosts still take turns when this host is saturated. The kernel's target \
+     (`backend = \"kernel\"`) has no limits.",
 ];
 
 const BORROW: &[Key] = &[

@@ -228,10 +228,33 @@ pub struct Lent {
     /// The number of open connections. Absent if the kernel serves the lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u32>,
+    /// What the borrower read and wrote, and how limits held it back. Absent if the kernel serves
+    /// the lease, or if the borrower has not connected since the agent started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<LeaseTraffic>,
     /// The state of the lease.
     pub state: LoanState,
     /// Seconds since the borrower's last sign of life.
     pub silent_s: f64,
+}
+
+/// What a borrower did with a lease since the agent started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LeaseTraffic {
+    /// The bytes that it read.
+    #[schema(value_type = schema::Size)]
+    pub read: Bytes,
+    /// The bytes that it wrote.
+    #[schema(value_type = schema::Size)]
+    pub written: Bytes,
+    /// The number of connections whose request waits for a limit now.
+    pub waiting: u64,
+    /// Seconds that its requests waited for limits, all connections together.
+    pub waited_s: f64,
+    /// The limit for which a request waited last: `host_bytes`, `host_requests`, `lease_bytes`,
+    /// `lease_requests`, or `share` for the borrower's share of this host. Absent if none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
 }
 
 /// A volume that this host has borrowed.

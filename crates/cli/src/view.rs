@@ -1,8 +1,8 @@
 //! An agent's status as text.
 
 use aquifer_api::status::{
-    AgentProcess, Decision, Event, GroupScanner, Held, Ledger, LeftToDrain, Lent, Peer, Region,
-    Standing, Status, Volume,
+    AgentProcess, Decision, Event, GroupScanner, Held, LeaseTraffic, Ledger, LeftToDrain, Lent,
+    Peer, Region, Standing, Status, Volume,
 };
 use aquifer_page::Bytes;
 
@@ -130,12 +130,35 @@ fn lent(leases: &[Lent]) -> String {
             lease.connections.map_or_else(|| "?".to_owned(), |count| count.to_string()),
             lease.state.to_string(),
             format!("{:.0}s ago", lease.silent_s),
+            lease.traffic.as_ref().map(limited).unwrap_or_default(),
         ]
     };
     table(
-        ["LEASE", "BORROWER", "OWNER", "GROUP", "STORED", "CONNECTIONS", "STATE", "HEARD OF"],
+        [
+            "LEASE",
+            "BORROWER",
+            "OWNER",
+            "GROUP",
+            "STORED",
+            "CONNECTIONS",
+            "STATE",
+            "HEARD OF",
+            "LIMITED",
+        ],
         leases.iter().map(row),
     )
+}
+
+/// Tells how limits hold a borrower back.
+fn limited(traffic: &LeaseTraffic) -> String {
+    let LeaseTraffic { waiting, waited_s, limit, .. } = traffic;
+    match (limit, waiting) {
+        (None, _) => "no".to_owned(),
+        (Some(limit), 0) => format!("waited {waited_s:.1}s by {limit}"),
+        (Some(limit), waiting) => {
+            format!("{waiting} wait by {limit}, {waited_s:.1}s in all")
+        }
+    }
 }
 
 fn borrowed(volumes: &[Volume]) -> String {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use aquifer_page::Bytes;
 use serde::Deserialize;
 
+use super::LimitsConfig;
+
 /// Settings for lending.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -30,6 +32,11 @@ pub struct LendConfig {
     /// Whether borrowers must authenticate with a lease's secret (DH-HMAC-CHAP, NVMe Base 2.0,
     /// section 8.13.5).
     pub secrets: bool,
+    /// The part of the network link's speed that lending may use while this host's own programs use
+    /// the link; 1.0 for all of it.
+    pub network_share: f64,
+    /// What one borrower may use.
+    pub limits: LimitsConfig,
 }
 
 /// The holder of leases' pages.
@@ -52,6 +59,8 @@ impl Default for LendConfig {
             nvme: None,
             rdma: false,
             secrets: true,
+            network_share: 0.8,
+            limits: LimitsConfig::default(),
         }
     }
 }
@@ -75,6 +84,20 @@ impl LendConfig {
         }
         if rdma && backend != LeaseBackend::Kernel {
             return Err("[lend] rdma = true needs backend = \"kernel\"".to_owned());
+        }
+        if !(0.1..=1.0).contains(&self.network_share) {
+            return Err(format!(
+                "[lend] network_share = {} is not between 0.1 and 1.0: a share is a number such as \
+                 0.8, and 1.0 sets no limit",
+                self.network_share
+            ));
+        }
+        self.limits.validate()?;
+        if self.limits.is_set() && backend == LeaseBackend::Kernel {
+            return Err(
+                "[lend.limits] needs backend = \"store\": the kernel's target has no limits"
+                    .to_owned(),
+            );
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod borrow;
 mod lend;
+mod limits;
 mod memory;
 mod tenants;
 
@@ -15,6 +16,7 @@ use serde::Deserialize;
 
 pub use borrow::{Attach, BorrowConfig, PageProtocol};
 pub use lend::{LeaseBackend, LendConfig};
+pub use limits::LimitsConfig;
 pub use memory::MemoryConfig;
 pub use tenants::{GroupsConfig, VmsConfig};
 
@@ -238,6 +240,16 @@ mod tests {
             ("host = 'a'\n[lend]\nnvme = '[::]:4420'", "[lend] nvme"),
             ("host = 'a'\n[borrow]\nprotocol = 'nvme-rdma'", "needs attach"),
             ("host = 'a'\n[lend]\nbackend = 'kernel'", "set its address"),
+            ("host = 'a'\n[lend.limits]\nhost_bytes = '4K'", "host_bytes = 4KiB is too low"),
+            ("host = 'a'\n[lend.limits]\nlease_requests = 0", "lease_requests = 0 is too low"),
+            ("host = 'a'\n[lend.limits]\nhost_connection = 9", "host_connection"),
+            (
+                "host = 'a'\n[lend]\nbackend = 'kernel'\nnvme = '10.0.0.1:4420'\n\
+                 [lend.limits]\nhost_bytes = '1G'",
+                "the kernel's target has no limits",
+            ),
+            ("host = 'a'\n[lend]\nnetwork_share = 0", "network_share = 0"),
+            ("host = 'a'\n[lend]\nnetwork_share = 80", "a share is a number such as 0.8"),
             ("host = 'a'\n[lend]\nbackend = 'kernel'\nnvme = '10.0.0.1:0'", "set its address"),
             ("host = 'a'\n[lend]\nnvme = '10.0.0.1:4420'\nrdma = true", "needs backend"),
             ("host = 'a'\n[[peer]]\nname = 'a'\naddress = 'x:1'", "this host itself"),

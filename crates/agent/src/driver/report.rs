@@ -18,6 +18,7 @@ use super::Driver;
 use super::reply::contacts;
 use crate::cluster::Gossip;
 use crate::groups;
+use crate::lender::limits;
 
 impl Driver {
     /// Answers with everything about this host. Volumes are other processes, so a blocking thread
@@ -138,7 +139,9 @@ impl Driver {
         let now = self.now();
         let (connections, stored) =
             (self.parts.lender.connections(), self.parts.lender.stored_by_lease());
+        let traffic = limits::traffic(self.parts.lender.gate().as_deref());
         let status = |lent: control::LentStatus| Lent {
+            traffic: traffic.get(&lent.lease.lease).cloned(),
             lease: lent.lease.lease,
             borrower: lent.lease.borrower,
             region: lent.lease.owner.into(),

@@ -5,16 +5,19 @@
 
 mod connections;
 mod kernel;
+pub(crate) mod limits;
 mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use aquifer_api::message::{Access, AccessSecrets};
 use aquifer_control::{LentLease, Owner};
 use aquifer_nvme::auth::Secret;
 use aquifer_page::{Bytes, HostName, LeaseId};
 use aquifer_store::LeaseRecord;
+use aquifer_transport::serving::limits::Gate;
 use aquifer_transport::tls::Identity;
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +61,10 @@ trait Leases: fmt::Debug + Send + Sync {
     fn stored(&self) -> BTreeMap<LeaseId, Bytes>;
     /// Returns the number of connections of each connected lease; `None` if unknown.
     fn connections(&self) -> Option<BTreeMap<LeaseId, u32>>;
+    /// Returns the limits of borrowers; `None` if the kernel serves the leases, which has none.
+    fn gate(&self) -> Option<Arc<Gate>> {
+        None
+    }
     /// Returns the leases that have, or may have, a connection: a device may live on their pages,
     /// even without its host's agent.
     fn in_use(&self) -> Vec<LeaseId>;
@@ -185,6 +192,11 @@ impl Lender {
     /// Returns the leases that have, or may have, a connection.
     pub fn in_use(&self) -> Vec<LeaseId> {
         self.leases.in_use()
+    }
+
+    /// Returns the limits of borrowers; `None` if the kernel serves the leases, which has none.
+    pub fn gate(&self) -> Option<Arc<Gate>> {
+        self.leases.gate()
     }
 
     /// Returns the RAM that all leases take.

@@ -14,6 +14,7 @@ use aquifer_nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Ta
 use aquifer_page::{Bytes, HostName, LeaseId, lock};
 use aquifer_store::{Lease, LeaseRecord, Store};
 use aquifer_transport::serving::Connections;
+use aquifer_transport::serving::limits::Gate;
 use aquifer_transport::{Address, tls::Identity};
 
 use super::{Leases, admits, note};
@@ -30,6 +31,7 @@ pub(super) struct StoreLeases {
 /// The store as both servers see it: it admits each host to its own leases and counts connections.
 struct ExportRegistry {
     store: Store,
+    gate: Arc<Gate>,
     state: Mutex<State>,
 }
 
@@ -51,14 +53,19 @@ impl StoreLeases {
     /// Opens the store with the leases of the previous agent, and serves it.
     pub(super) fn open(config: &Config, identity: &Identity) -> Result<Self, String> {
         let store = Store::open(&config.store_dir()).map_err(|error| error.to_string())?;
-        let registry = Arc::new(ExportRegistry { store, state: Mutex::default() });
+        let limits = config.lend.limits;
+        let (gate, state) = (Gate::new(limits.limits()), Mutex::default());
+        let registry = Arc::new(ExportRegistry { store, gate, state });
         let security = Security::Tls(identity.server_config());
         let address =
             |at: std::net::SocketAddr| Address::Tcp { host: at.ip().to_string(), port: at.port() };
-        let nbd = Server::bind(&address(config.pages), security, registry.clone());
+        let connections = limits.of_listener();
+        let of_nbd = nbd::Limits { connections, ..nbd::Limits::default() };
+        let nbd = Server::bind_with(&address(config.pages), security, registry.clone(), of_nbd);
         let nbd = nbd.map_err(|error| error.to_string())?;
         let listen = |at| {
-            let target = Target::new(registry.clone(), Limits::default());
+            let limits = Limits { connections, ..Limits::default() };
+            let target = Target::new(registry.clone(), limits);
             let address = target.listen(&address(at), None).map_err(|error| error.to_string())?;
             Ok::<_, String>((target, address))
         };
@@ -114,6 +121,7 @@ impl Leases for StoreLeases {
             target.close_lease(lease);
         }
         self.registry.state().namespaces.remove(&lease);
+        self.registry.gate.forget(lease);
         let removed = self.registry.store.remove(lease).map_err(|error| error.to_string());
         self.registry.state().leaving.remove(&lease);
         self.changed();
@@ -138,6 +146,10 @@ impl Leases for StoreLeases {
 
     fn connections(&self) -> Option<BTreeMap<LeaseId, u32>> {
         Some(self.registry.state().connections.clone())
+    }
+
+    fn gate(&self) -> Option<Arc<Gate>> {
+        Some(Arc::clone(&self.registry.gate))
     }
 
     fn in_use(&self) -> Vec<LeaseId> {
@@ -185,6 +197,14 @@ impl ExportRegistry {
 }
 
 impl Connections for ExportRegistry {
+    fn gate(&self) -> Option<Arc<Gate>> {
+        Some(Arc::clone(&self.gate))
+    }
+
+    fn borrower(&self, lease: LeaseId) -> Option<HostName> {
+        self.store.get(lease).map(|lease| lease.borrower())
+    }
+
     fn connected(&self, lease: LeaseId) {
         self.count(lease, |count| count + 1);
     }

@@ -9,6 +9,8 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Guest", &["vm"], &["accel", "cpu", "machine", "qemu"]),
     ("Savings", &["group"], &["scan", "policy", "step", "cache-reserve", "allow-lending"]),
     ("Limits", &["group"], &["member", "max-members", "max-memory", "max-cache", "cgroup", "host"]),
+    ("Limits", &["serve", "export"], &["host-bytes", "host-requests", "host-connections"]),
+    ("Limits", &["serve", "export"], &["lease-bytes", "lease-requests", "lease-connections"]),
     ("Addresses", &["serve", "export"], &["nbd", "nvme", "kernel", "rdma", "name"]),
     ("Cluster", &["simulate"], &["hosts", "for", "seed", "trace", "memory"]),
     ("VMs", &["simulate"], &["vms", "vm-size", "move-after"]),

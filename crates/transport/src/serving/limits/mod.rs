@@ -67,14 +67,14 @@ impl LendingLimits {
     /// Checks limits that an operator sets. `name` returns what the operator calls a limit.
     ///
     /// # Errors
-    /// The reason, which names the limit and the way out.
-    pub fn validate(&self, name: impl Fn(&str, &str) -> String) -> Result<(), String> {
+    /// The reason, which names the limit, and the way out.
+    pub fn validate(&self, name: impl Fn(&str, &str) -> String) -> Result<(), (String, String)> {
         for (key, of) in [("host", self.host), ("lease", self.lease)] {
             let too_low = |what: &str, is: String, least: String| {
-                Err(format!(
-                    "{} = {is} is too low: borrowers would take this host for dead; set at least \
-                     {least}, or leave it out",
-                    name(key, what)
+                let name = name(key, what);
+                Err((
+                    format!("{name} {is} is too low: borrowers would take this host for dead"),
+                    format!("set at least {least}, or leave it out"),
                 ))
             };
             if let Some(ByteRate(bytes)) = of.bytes.filter(|rate| rate.0 < LEAST_BYTES) {
@@ -144,13 +144,14 @@ pub enum Limit {
 }
 
 impl fmt::Display for Limit {
+    /// Writes the key of the configuration, or `share`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::LeaseBytes => "lease bytes",
-            Self::LeaseRequests => "lease requests",
-            Self::HostBytes => "host bytes",
-            Self::HostRequests => "host requests",
-            Self::Total => "share of the lender",
+            Self::LeaseBytes => "lease_bytes",
+            Self::LeaseRequests => "lease_requests",
+            Self::HostBytes => "host_bytes",
+            Self::HostRequests => "host_requests",
+            Self::Total => "share",
         })
     }
 }
@@ -172,19 +173,20 @@ mod tests {
 
     #[test]
     fn limits_that_starve_borrowers_are_refused_by_name() {
-        let name = |key: &str, what: &str| format!("[lend.limits.{key}] {what}");
+        let name = |key: &str, what: &str| format!("--{key}-{what}");
         let host = |host| LendingLimits { host, ..LendingLimits::default() }.validate(name);
         let none = Allowance::default();
         assert_eq!(LendingLimits::default().validate(name), Ok(()));
         let bytes = Some(ByteRate(Bytes::kib(4)));
-        let error = host(Allowance { bytes, ..none }).unwrap_err();
-        assert!(error.starts_with("[lend.limits.host] bytes = 4KiB is too low"), "{error}");
-        assert!(error.contains("set at least 1MiB"), "{error}");
-        let error = host(Allowance { requests: Some(RequestRate(0)), ..none }).unwrap_err();
-        assert!(error.starts_with("[lend.limits.host] requests = 0 is too low"), "{error}");
+        let (error, help) = host(Allowance { bytes, ..none }).unwrap_err();
+        assert!(error.starts_with("--host-bytes 4KiB is too low"), "{error}");
+        assert_eq!(help, "set at least 1MiB, or leave it out");
+        let (error, _) = host(Allowance { requests: Some(RequestRate(0)), ..none }).unwrap_err();
+        assert!(error.starts_with("--host-requests 0 is too low"), "{error}");
         let lease = Allowance { connections: Some(1), ..none };
-        let error = LendingLimits { lease, ..LendingLimits::default() }.validate(name).unwrap_err();
-        assert!(error.starts_with("[lend.limits.lease] connections = 1 is too low"), "{error}");
+        let limits = LendingLimits { lease, ..LendingLimits::default() };
+        let (error, _) = limits.validate(name).unwrap_err();
+        assert!(error.starts_with("--lease-connections 1 is too low"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `aquifer serve export`.
 
 mod kernel;
+mod limits;
 mod memory;
 mod nbd;
 mod nvme;
@@ -26,6 +27,7 @@ use signal_hook::iterator::Signals;
 
 use crate::claim::{Claimed, Overcommit};
 use crate::commands::Common;
+use limits::LimitOptions;
 use memory::{ExportMemory, clean_up};
 use nbd::Leases;
 use nvme::{Nvme, NvmeOptions};
@@ -88,6 +90,8 @@ pub struct Export {
     /// The default is the size of the device.
     #[arg(long, value_name = "SIZE")]
     quota: Option<Bytes>,
+    #[command(flatten)]
+    limits: LimitOptions,
     #[command(flatten)]
     overcommit: Overcommit,
     /// Require mutual TLS on --nbd over TCP, with DIR's certificate
@@ -228,11 +232,13 @@ impl Export {
             let why = "several devices need different names";
             return Err(Failure::new(what(), why).help("give each device its own --name"));
         }
+        let gate = self.limits.gate(what)?;
         let (memory, claimed) = ExportMemory::make(&self, &mut instance, common)?;
         let leases = self.names.iter().cloned().zip(memory.leases.iter().cloned()).collect();
-        let servers = self.listen(&addresses, Arc::new(Leases(leases)))?;
-
-        let nvme = memory.leases.first().map_or(Ok(None), |lease| Nvme::listen(&self, lease))?;
+        let exports = Arc::new(Leases { leases, gate: Arc::clone(&gate) });
+        let servers = self.listen(&addresses, exports)?;
+        let first = memory.leases.first();
+        let nvme = first.map_or(Ok(None), |lease| Nvme::listen(&self, lease, gate))?;
 
         let uris: Vec<_> = servers
             .iter()

@@ -12,6 +12,7 @@ use aquifer_nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target}
 use aquifer_store::Lease;
 use aquifer_transport::Address;
 use aquifer_transport::serving::Connections;
+use aquifer_transport::serving::limits::Gate;
 use clap::Args;
 use serde::Serialize;
 
@@ -77,11 +78,16 @@ struct OneSubsystem {
     allowed: Vec<Nqn>,
     /// The DH-HMAC-CHAP secrets that hosts must know.
     secrets: Option<Secrets>,
+    gate: Arc<Gate>,
 }
 
 impl Nvme {
     /// Listens at the addresses of --nvme; returns `None` if there are none.
-    pub(super) fn listen(export: &Export, lease: &Arc<Lease>) -> Result<Option<Self>> {
+    pub(super) fn listen(
+        export: &Export,
+        lease: &Arc<Lease>,
+        gate: Arc<Gate>,
+    ) -> Result<Option<Self>> {
         let (options, what) = (&export.nvme, || format!("exporting {}", export.size));
         if options.addresses.is_empty() {
             return Ok(None);
@@ -97,7 +103,7 @@ impl Nvme {
         let nqn = Nqn::of_lease(lease.id());
         let namespace = Arc::new(Namespace::new(lease.clone()));
         let allowed = options.allowed_hosts.clone();
-        let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed, secrets };
+        let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed, secrets, gate };
         let target = Target::new(Arc::new(subsystems), Limits::default());
         let listen = |address| {
             target.listen(address, None).or_fail(what).map_err(|failure| {
@@ -124,7 +130,11 @@ impl fmt::Display for Ready {
     }
 }
 
-impl Connections for OneSubsystem {}
+impl Connections for OneSubsystem {
+    fn gate(&self) -> Option<Arc<Gate>> {
+        Some(Arc::clone(&self.gate))
+    }
+}
 
 impl Subsystems for OneSubsystem {
     fn open(&self, subsystem: &Nqn, host: &Host) -> Result<Arc<Namespace>, Refused> {
