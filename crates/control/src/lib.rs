@@ -106,6 +106,7 @@ mod message;
 mod neutral;
 pub mod node;
 mod owner;
+pub mod pace;
 mod pending_release;
 mod placement;
 mod recall;
