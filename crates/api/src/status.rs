@@ -81,6 +81,9 @@ pub struct Loans {
     /// The regions with memory that the agent borrowed for them.
     #[serde(default)]
     pub regions: Vec<Region>,
+    /// The link over which the host lends. Absent if the kernel serves the leases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lending_link: Option<LendingLink>,
 }
 
 /// What happened lately on a host.
@@ -236,6 +239,26 @@ pub struct Lent {
     pub state: LoanState,
     /// Seconds since the borrower's last sign of life.
     pub silent_s: f64,
+}
+
+/// The link over which a host lends, and the rate that all borrowers share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LendingLink {
+    /// The network interface. Absent for loopback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Its speed in one direction, in bytes a second. Absent if it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Size>)]
+    pub speed: Option<Bytes>,
+    /// The part of the speed that lending may use beside the host's own traffic.
+    pub share: f64,
+    /// The bytes a second that all borrowers share now. Absent if there is no such limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Size>)]
+    pub rate: Option<Bytes>,
+    /// The reason for the rate, or for none.
+    pub why: String,
 }
 
 /// What a borrower did with a lease since the agent started.

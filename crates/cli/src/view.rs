@@ -1,8 +1,8 @@
 //! An agent's status as text.
 
 use aquifer_api::status::{
-    AgentProcess, Decision, Event, GroupScanner, Held, LeaseTraffic, Ledger, LeftToDrain, Lent,
-    Peer, Region, Standing, Status, Volume,
+    AgentProcess, Decision, Event, GroupScanner, Held, LeaseTraffic, Ledger, LeftToDrain,
+    LendingLink, Lent, Peer, Region, Standing, Status, Volume,
 };
 use aquifer_page::Bytes;
 
@@ -53,7 +53,8 @@ fn head(status: &Status) -> String {
             memory.spare
         ),
     ];
-    lines.into_iter().chain(draining).collect::<Vec<_>>().join("\n")
+    let link = status.loans.lending_link.as_ref().map(lending_link);
+    lines.into_iter().chain(link).chain(draining).collect::<Vec<_>>().join("\n")
 }
 
 /// Describes how far the drain of the host is.
@@ -147,6 +148,14 @@ fn lent(leases: &[Lent]) -> String {
         ],
         leases.iter().map(row),
     )
+}
+
+/// Tells what borrowers may use of the network.
+fn lending_link(link: &LendingLink) -> String {
+    match link.rate {
+        Some(rate) => format!("borrowers share {rate}/s: {}", link.why),
+        None => format!("borrowers share no rate: {}", link.why),
+    }
 }
 
 /// Tells how limits hold a borrower back.

@@ -4,11 +4,13 @@
 //! caller may keep the file open, and a test may imitate it. Errors name the file.
 
 mod cgroup;
+mod links;
 mod mounts;
 pub mod nodes;
 mod oom_score;
 mod pressure;
 pub mod process;
+mod processors;
 pub mod swaps;
 
 use std::fs::File;
@@ -18,10 +20,12 @@ use std::path::Path;
 use aquifer_page::Bytes;
 
 pub use cgroup::{Cgroup, Version};
+pub use links::{LinkTraffic, link_speed, link_traffic};
 pub use mounts::{Mount, mounts};
 pub use nodes::Node;
 pub use oom_score::{EXEMPT, end_oom_exemption, set_oom_score};
 pub use pressure::{arm_trigger, pressure};
+pub use processors::{ProcessorTimes, processor_times};
 
 /// Reads a file as text.
 ///

@@ -38,8 +38,10 @@ use crate::cluster::Gossip;
 use crate::config::Config;
 use crate::events::Events;
 use crate::lender::Lender;
+use crate::lender::limits::Waits;
 use crate::monitor::Source;
 use crate::monitor::gate::SwapGate;
+use crate::monitor::pacer::Pacer;
 use crate::monitor::pressure::Pressure;
 use crate::own::OwnReader;
 use crate::peers::Peers;
@@ -87,13 +89,19 @@ pub struct Driver {
     ended: mpsc::UnboundedReceiver<Input>,
     /// End of the latest VM for which there is an event.
     vms_seen: SystemTime,
+    pacer: Pacer,
+    waits: Waits,
 }
 
 impl Driver {
     /// Takes over the leases and volumes of the previous agent.
     pub fn new(parts: Parts) -> Self {
         let (ends, ended) = mpsc::unbounded_channel();
+        let Config { pages, lend, .. } = &parts.config;
+        let pacer = Pacer::new(pages.ip(), lend.network_share);
         Self {
+            pacer,
+            waits: Waits::default(),
             node: node(&parts),
             parts,
             started: Instant::now(),
@@ -123,6 +131,18 @@ impl Driver {
         }
     }
 
+    /// Lets the common rate of borrowers follow the load, and tells which of them limits hold back.
+    fn pace_lending(&mut self) {
+        let Some(gate) = self.parts.lender.gate() else { return };
+        let (role, journal) = (self.node.controller().role(), &self.parts.journal);
+        if let Some(what) = self.pacer.tick(&gate) {
+            journal.decided(role, what, []);
+        }
+        for (what, about) in self.waits.begun(&gate, self.started.elapsed()) {
+            journal.decided(role, what, about);
+        }
+    }
+
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -132,6 +152,7 @@ impl Driver {
             Ok(readings) => {
                 self.parts.own.refresh();
                 self.input(Input::Period(readings));
+                self.pace_lending();
                 let (holds, knows) = (|id| self.node.holds(id), |id| self.node.knows(id));
                 self.parts.borrower.keep_regions(holds, knows);
                 if let Some(gossip) = &self.parts.gossip {

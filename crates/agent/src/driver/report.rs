@@ -52,7 +52,12 @@ impl Driver {
             },
             ledger: ledger(self.node.ledger()),
             draining: None,
-            loans: Loans { lent: self.lent(), borrowed: Vec::new(), regions: Vec::new() },
+            loans: Loans {
+                lent: self.lent(),
+                borrowed: Vec::new(),
+                regions: Vec::new(),
+                lending_link: self.parts.lender.gate().map(|_| self.pacer.status()),
+            },
             scanners: Vec::new(),
             peers: self.peers(),
             history: History {

@@ -7,6 +7,7 @@
 mod cgroup;
 pub mod gate;
 mod meminfo;
+pub mod pacer;
 pub mod pressure;
 
 use std::io;

@@ -56,9 +56,6 @@ impl Danger {
 /// Returns the danger of swapping to `lender` over the interface that leads there. Loopback has
 /// none.
 pub fn danger(root: &Root, lender: IpAddr) -> Option<Danger> {
-    if lender.is_loopback() {
-        return None;
-    }
     danger_of(root, &interface_to(root, lender)?)
 }
 
@@ -96,8 +93,12 @@ pub fn rdma_links(root: &Root) -> Vec<String> {
     links.collect()
 }
 
-/// Returns the interface through which the main routing table leads to an address.
-fn interface_to(root: &Root, to: IpAddr) -> Option<String> {
+/// Returns the interface through which the main routing table leads to an address, or to the
+/// network of one of this host's own. `None` for loopback.
+pub fn interface_to(root: &Root, to: IpAddr) -> Option<String> {
+    if to.is_loopback() {
+        return None;
+    }
     let routes: Vec<Route> = match to {
         IpAddr::V4(to) => {
             let table = root.read("/proc/net/route")?;

@@ -5,6 +5,7 @@ mod damon;
 mod devices;
 mod host;
 mod memory;
+mod network;
 mod nvme;
 mod qemu;
 
@@ -77,7 +78,7 @@ impl Report {
     pub fn make() -> Self {
         let mut checks =
             [host::checks(), memory::checks(), devices::checks(), nvme::checks()].concat();
-        checks.extend([damon::check(Path::new("/sys")), qemu::check()]);
+        checks.extend([network::check(), damon::check(Path::new("/sys")), qemu::check()]);
         Self::of(checks)
     }
 

@@ -85,6 +85,19 @@ pages = "{pages}"
 # rdma = false
 # Borrowers authenticate with a secret for each lease (DH-HMAC-CHAP); some kernels cannot.
 # secrets = true
+# The part of the link's speed for lending while this host's own programs use the link.
+# network_share = 0.8
+
+# What one borrower may use; without these, hosts take turns only when this host is saturated.
+[lend.limits]
+# Bytes and requests a second, and connections, of a host in all its leases ...
+# host_bytes = "500M"
+# host_requests = 100000
+# host_connections = 512
+# ... and of one lease.
+# lease_bytes = "200M"
+# lease_requests = 50000
+# lease_connections = 256
 
 [borrow]
 # Borrow automatically; 'aquifer host borrow' always works.

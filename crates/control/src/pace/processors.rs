@@ -6,6 +6,8 @@ use aquifer_page::Bytes;
 const BUSY: f64 = 0.95;
 /// The part of all processor time that the server itself must use: else its rate is no remedy.
 const SERVING: f64 = 0.25;
+/// Bytes a second below which it is not the pages that take the processors: one serves far more.
+const LEAST: Bytes = Bytes::mib(64);
 /// The rate as a part of what the lender gave while it was saturated. Below 1, so that requests
 /// wait for their turn and not for a processor.
 const PART: f64 = 0.9;
@@ -29,7 +31,7 @@ pub struct ProcessorLoad {
 
 impl ProcessorLoad {
     fn is_saturated(&self) -> bool {
-        self.busy >= BUSY && self.server >= SERVING && self.lent > Bytes::ZERO
+        self.busy >= BUSY && self.server >= SERVING && self.lent >= LEAST
     }
 }
 
@@ -68,11 +70,11 @@ mod tests {
     use super::*;
 
     const FULL: ProcessorLoad =
-        ProcessorLoad { lent: Bytes(1000), hosts: 2, busy: 1.0, server: 0.6 };
+        ProcessorLoad { lent: Bytes::mib(1000), hosts: 2, busy: 1.0, server: 0.6 };
 
     fn rates(loads: &[ProcessorLoad]) -> Vec<Option<u64>> {
         let mut policy = FairRate::default();
-        loads.iter().map(|load| policy.step(load).map(|rate| rate.0)).collect()
+        loads.iter().map(|load| policy.step(load).map(|rate| rate.0 >> 20)).collect()
     }
 
     #[test]
@@ -93,9 +95,14 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_is_busy_otherwise_limits_nothing() {
+        assert_eq!(rates(&[ProcessorLoad { lent: Bytes::mib(1), ..FULL }]), [None]);
+    }
+
+    #[test]
     fn the_rate_never_falls_while_it_is_set() {
-        let less = ProcessorLoad { lent: Bytes(100), ..FULL };
-        let more = ProcessorLoad { lent: Bytes(2000), ..FULL };
+        let less = ProcessorLoad { lent: Bytes::mib(100), ..FULL };
+        let more = ProcessorLoad { lent: Bytes::mib(2000), ..FULL };
         assert_eq!(rates(&[FULL, less, more]), [Some(900), Some(900), Some(1800)]);
     }
 
