@@ -178,8 +178,10 @@ mod tests {
             _ => line.to_owned(),
         };
         let without_default = |line: &String| {
+            let limits = ["host_bytes", "host_requests", "lease_bytes", "lease_requests"];
             ["cgroup", "reserved", "nvme", "zone"]
                 .iter()
+                .chain(&limits)
                 .any(|key| line.starts_with(&format!("{key} = ")))
         };
         commented()

@@ -236,3 +236,37 @@ fn a_users_export_keeps_its_pages_in_the_runtime_directory() {
     assert!(child.wait().unwrap().success() && is_there, "{line}");
     assert!(!pages.exists());
 }
+
+#[test]
+fn limits_that_starve_clients_are_refused_with_the_least() {
+    let dir = tempfile::tempdir().unwrap();
+    for (words, why, help) in [
+        (["--host-bytes", "4K"], "--host-bytes 4KiB is too low", "set at least 1MiB"),
+        (["--lease-requests", "0"], "--lease-requests 0 is too low", "set at least 256"),
+        (["--host-connections", "1"], "--host-connections 1 is too low", "set at least 8"),
+    ] {
+        let output = export(dir.path(), &[&["1M"], &words[..]].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let error = stderr(&output);
+        assert!(error.contains(why) && error.contains(help), "{error}");
+    }
+}
+
+#[test]
+fn a_client_over_the_limit_of_connections_is_told_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let export = serve(dir.path(), &["1M", "--host-connections", "8"]);
+    let path = dir.path().join("export.sock");
+    let open = || {
+        let address = aquifer_transport::Address::Unix(path.clone());
+        let target = aquifer_nbd::client::Target { address, export: String::new(), tls: None };
+        aquifer_nbd::client::Connection::connect(target.into(), std::time::Duration::from_secs(60))
+    };
+    let all: Vec<_> = (0..8).map(|_| open().unwrap()).collect();
+    let refused = open().unwrap_err().to_string();
+    let reason = "this host has 8 connections here, the lender's limit for a host";
+    assert!(refused.contains(reason), "{refused}");
+    drop(all);
+    wait_until("the export to have room", || open().is_ok());
+    drop(export);
+}

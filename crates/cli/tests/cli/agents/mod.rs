@@ -14,6 +14,7 @@ mod given_back;
 mod joins;
 mod lease_moves;
 mod ledger;
+mod limits;
 mod losses;
 mod mistakes;
 mod names;

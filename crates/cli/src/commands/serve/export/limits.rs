@@ -24,7 +24,7 @@ pub(super) struct LimitOptions {
     host_requests: Option<u32>,
     /// Connections of a host
     ///
-    /// A further connection is refused. By default a TCP listener takes 384 from one address.
+    /// A further connection is refused. A TCP listener takes 384 from one address at most.
     #[arg(long, value_name = "N", conflicts_with = "kernel")]
     host_connections: Option<u32>,
     /// Bytes a second that may be read and written on a device
