@@ -23,6 +23,7 @@
 //!
 //! `AQUIFER_SCHEDULES` is the number of schedules, `AQUIFER_SEED` the seed of the first.
 
+mod hostile;
 mod leases;
 mod lender;
 mod migrate;

@@ -199,7 +199,7 @@ fn run(seed: u64) -> Result<(), String> {
     }
 }
 
-fn number(variable: &str, default: u64) -> u64 {
+pub(super) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |number| number.parse().unwrap_or(default))
 }
 
