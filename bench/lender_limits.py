@@ -2,19 +2,20 @@
 """Measures the reads of a modest borrower beside a greedy one, without and with limits.
 
 Each round serves an export three times, in another order: without limits, with a limit for each
-host, and with one for each device. A greedy client reads with many requests in flight over several
-connections. A modest one has a device of its own, and reads a page every few milliseconds. The
-script reports the modest client's times for a read, and the pages a second of both. A run without
-the greedy client is the base.
+host, and with one for each device. A greedy client, fio, reads with many requests in flight over
+several connections. A modest one has a device of its own, and reads a page every 5 ms. The script
+reports the modest client's times for a read, its reads a second, and the rate of the greedy one. A
+run without the greedy client is the base.
 
 The greedy client is at a TCP address, and the modest one at a unix socket, so that the lender takes
-them for two hosts. Needs python3-libnbd. Build first:
+them for two hosts. Needs fio (with its nbd engine) and python3-libnbd. Build first:
     cargo build --release -p aquifer-cli
 
 Usage: bench/lender_limits.py [--rounds N] [--seconds S] [--limit SIZE] [--json]
 """
 
 import json
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -22,7 +23,7 @@ import time
 from pathlib import Path
 
 from common import bench
-from common.bench import AQUIFER, MIB, PAGE, PYTHON, Failed
+from common.bench import AQUIFER, MIB, PYTHON, Failed
 
 SIZE = 64 * MIB
 # Connections of the greedy client, and requests in flight on each.
@@ -30,30 +31,6 @@ CONNECTIONS, DEPTH = 8, 32
 LENGTH = 64 * 1024
 # Reads of the modest client a second.
 RATE = 200
-
-# Reads with many requests in flight until its input ends; prints the bytes.
-GREEDY = """
-import select, sys, nbd
-uri, connections, depth, length, size = sys.argv[1], *map(int, sys.argv[2:])
-handles = []
-for _ in range(connections):
-    handle = nbd.NBD()
-    handle.connect_uri(uri)
-    handles.append([handle, []])
-print("ready", flush=True)
-sys.stdin.readline()
-at = done = 0
-while not select.select([sys.stdin], [], [], 0)[0]:
-    for handle, flying in handles:
-        while len(flying) < depth:
-            flying.append(handle.aio_pread(nbd.Buffer(length), at))
-            at = (at + length) % size
-        handle.poll(1)
-        left = [cookie for cookie in flying if not handle.aio_command_completed(cookie)]
-        done += (len(flying) - len(left)) * length
-        flying[:] = left
-print(done, flush=True)
-"""
 
 # Reads a page at a time at a rate; prints the time of each in microseconds.
 MODEST = """
@@ -116,19 +93,12 @@ def measure(limits: list, greedy: bool, seconds: float) -> dict:
             fill(at_tcp)
             fill(at_socket)
             modest = Client(MODEST, at_socket, seconds, RATE, SIZE)
-            crowd = None
-            if greedy:
-                crowd = Client(GREEDY, at_tcp, CONNECTIONS, DEPTH, LENGTH, SIZE)
-                crowd.go()
-                time.sleep(0.5)
+            crowd = start_greedy(Path(work), at_tcp) if greedy else None
             began = time.monotonic()
             modest.go()
             times = sorted(modest.answer())
             took = time.monotonic() - began
-            taken = 0.0
-            if crowd:
-                crowd.go()
-                taken = crowd.answer()[0] / (took + 0.5)
+            taken = bytes_per_s(crowd) if crowd else 0.0
         finally:
             bench.end(server)
     return {
@@ -140,6 +110,28 @@ def measure(limits: list, greedy: bool, seconds: float) -> dict:
     }
 
 
+def start_greedy(work: Path, uri: str) -> subprocess.Popen:
+    """Starts fio, which reads until it is told to end, and waits until it reads."""
+    command = [
+        "fio", "--name=greedy", "--ioengine=nbd", f"--uri={uri}", "--rw=randread", f"--bs={LENGTH}",
+        f"--iodepth={DEPTH}", f"--numjobs={CONNECTIONS}", f"--size={SIZE}", "--time_based",
+        "--runtime=600", "--thread", "--group_reporting", "--output-format=json",
+        f"--output={work}/fio.json", "--norandommap",
+    ]
+    fio = subprocess.Popen(command, cwd=work, stdout=subprocess.DEVNULL)
+    time.sleep(1)
+    return fio
+
+
+def bytes_per_s(fio: subprocess.Popen) -> float:
+    """Ends fio, and returns the rate of its reads."""
+    fio.send_signal(signal.SIGINT)
+    fio.wait()
+    text = Path(fio.args[-2].split("=")[1]).read_text()
+    # fio's nbd engine prints a line before the JSON.
+    return json.loads(text[text.index("{"):])["jobs"][0]["read"]["bw_bytes"]
+
+
 def fill(uri: str) -> None:
     """Stores data in every page, so that the server cannot answer with holes."""
     program = "import nbd, os, sys\nh = nbd.NBD()\nh.connect_uri(sys.argv[1])\n" \
@@ -149,10 +141,10 @@ def fill(uri: str) -> None:
 
 
 def report(results: dict) -> None:
-    print(f"{'limits':<14}{'p50 us':>20}{'p99 us':>20}{'reads/s':>18}{'greedy MiB/s':>20}")
+    print(f"{'limits':<10}{'p50 us':>20}{'p99 us':>28}{'reads/s':>18}{'greedy MiB/s':>28}")
     for name, rounds in results.items():
-        line = f"{name:<14}"
-        columns = [("p50_us", 20), ("p99_us", 20), ("reads_per_s", 18), ("greedy_mib_per_s", 20)]
+        line = f"{name:<10}"
+        columns = [("p50_us", 20), ("p99_us", 28), ("reads_per_s", 18), ("greedy_mib_per_s", 28)]
         for column, width in columns:
             values = [one[column] for one in rounds]
             text = f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
@@ -165,6 +157,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="of each run")
     parser.add_argument("--limit", default="100M", help="bytes a second of a host, or of a device")
     args = bench.parse(parser)
+    bench.require("fio")
     kinds = {
         "alone": ([], False),
         "none": ([], True),
