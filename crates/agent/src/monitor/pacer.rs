@@ -27,6 +27,8 @@ pub struct Pacer {
     share: f64,
     pace: Pace,
     last: Option<Sample>,
+    /// What borrowers had read and written at the last call.
+    lent: Traffic,
     speed: Option<Bytes>,
     rate: Option<(Bytes, Short)>,
 }
@@ -56,6 +58,7 @@ impl Pacer {
             share,
             pace: Pace::new(share),
             last: None,
+            lent: Traffic::default(),
             speed: None,
             rate: None,
         }
@@ -66,6 +69,12 @@ impl Pacer {
     pub fn tick(&mut self, gate: &Gate) -> Option<String> {
         let now = Instant::now();
         if self.last.as_ref().is_some_and(|last| now - last.at < SHORTEST) {
+            return None;
+        }
+        let lent = gate.traffic();
+        if std::mem::replace(&mut self.lent, lent) == lent && self.rate.is_none() {
+            // An idle lender measures nothing, and uses no processor time for it.
+            self.last = None;
             return None;
         }
         // A network may come up, or renegotiate its speed, at any time.
@@ -84,7 +93,7 @@ impl Pacer {
     pub fn status(&self) -> LendingLink {
         LendingLink {
             interface: self.interface.clone(),
-            speed: self.speed,
+            speed: self.speed(),
             share: self.share,
             rate: self.rate.map(|(rate, _)| rate),
             why: self.why(),
@@ -93,7 +102,7 @@ impl Pacer {
 
     fn why(&self) -> String {
         let interface = self.interface.as_deref().unwrap_or("loopback");
-        match (self.rate, self.speed) {
+        match (self.rate, self.speed()) {
             (Some((_, Short::Network)), _) => {
                 format!("this host's own programs use {interface}, too")
             }
@@ -249,6 +258,7 @@ mod tests {
         let mut host = Imitated::new("10000\n");
         let mut pacer = host.pacer();
         assert_eq!(host.tick(&mut pacer, 0, 0), None);
+        assert!(pacer.last.is_none(), "an idle lender measures nothing");
         assert_eq!(pacer.status().speed, Some(Bytes(1_250_000_000)));
         assert_eq!(host.tick(&mut pacer, 1100, 0), None, "lending alone may use all");
         let why = host.tick(&mut pacer, 900, 200).expect("a decision");
