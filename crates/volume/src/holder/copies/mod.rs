@@ -451,13 +451,16 @@ impl Second {
         }
     }
 
-    /// Repeats the operation while neither lender answers, until the volume's timeout.
+    /// Repeats the operation while neither lender answers, until the volume's timeout. If both have
+    /// been away for that long, no other operation needs to wait to learn it again: the threads
+    /// that wait here also serve pages of other lenders.
     fn patiently(&self, copies: &Copies, mut operation: impl FnMut() -> Done) -> Done {
         let begun = Instant::now();
         loop {
             let done = operation();
             let is_away = matches!(done, Err(HolderError::Unreachable { .. }));
-            if !is_away || begun.elapsed() >= self.io_timeout {
+            let waited = || copies.unreachable_for().unwrap_or_default().max(begun.elapsed());
+            if !is_away || waited() >= self.io_timeout {
                 return done;
             }
             going_to_sleep();

@@ -24,6 +24,8 @@ struct Memory {
     /// Earlier contents of all pages, for replays.
     old: VecDeque<Vec<u8>>,
     is_down: bool,
+    /// When somebody first noticed that it is down.
+    away_since: Option<Instant>,
     /// The number of pages of writes until it dies in the middle of one.
     dies_after: Option<u64>,
 }
@@ -99,7 +101,10 @@ impl Holder for Lender {
     }
 
     fn unreachable_for(&self) -> Option<Duration> {
-        lock(&self.0).is_down.then_some(Duration::ZERO)
+        let memory = &mut *lock(&self.0);
+        let since = memory.away_since.take().unwrap_or_else(Instant::now);
+        memory.away_since = memory.is_down.then_some(since);
+        memory.away_since.map(|since| since.elapsed())
     }
 }
 
@@ -365,4 +370,24 @@ fn threads_that_write_while_lenders_come_and_go_lose_nothing() {
         }
         lock(&lenders[dead].0).is_down = false;
     }
+}
+
+#[test]
+fn only_the_first_operations_wait_while_both_lenders_are_away() {
+    let lenders = [Lender::new(), Lender::new()];
+    let timeout = Duration::from_secs(1);
+    let copies = pair(&lenders, timeout);
+    copies.write(WORKER, 0, &[1; PAGE_SIZE]).unwrap();
+    lenders.iter().for_each(|lender| lock(&lender.0).is_down = true);
+    let begun = Instant::now();
+    for _ in 0..100 {
+        let read = copies.read(WORKER, 0, &mut [0; PAGE_SIZE]);
+        assert!(matches!(read, Err(HolderError::Unreachable { .. })), "{read:?}");
+    }
+    // If each read waited, they would take twice as long as this.
+    assert!((timeout..50 * timeout).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    lock(&lenders[1].0).is_down = false;
+    let mut page = [0; PAGE_SIZE];
+    copies.read(WORKER, 0, &mut page).unwrap();
+    assert_eq!(page, [1; PAGE_SIZE]);
 }
