@@ -135,6 +135,17 @@ impl Volume {
         place.is_some_and(|place| place.slot().is_some_and(|slot| keeps(&slot.lease)))
     }
 
+    /// Returns whether a lender that has extents does not answer, or has lost pages.
+    pub fn misses_lenders(&self) -> bool {
+        self.leases.list().iter().any(|lease| lease.taken() > 0 && !lease.answers())
+    }
+
+    /// Returns whether the extent is on a lease whose lender does not answer or has lost pages.
+    pub fn is_away(&self, extent: ExtentIndex) -> bool {
+        let place = self.extents.get(extent.0 as usize).and_then(Extent::try_shared);
+        place.is_some_and(|place| place.slot().is_some_and(|slot| !slot.lease.answers()))
+    }
+
     /// Returns whether the extent is on this lease, or in the spill file of this id.
     pub fn is_on(&self, extent: ExtentIndex, lease: LeaseId) -> bool {
         let place = self.extents.get(extent.0 as usize).map(Extent::shared);

@@ -1,5 +1,8 @@
-//! Victims for leases that are smaller than the region: pages of extents that have a place, and of
-//! as many others as still find one.
+//! Victims for leases that are smaller than the region, or away: pages of extents that have a place
+//! at a lender that answers, and of as many others as still find one.
+//!
+//! Pages of an extent whose lender is away stay while others can leave. Otherwise each fault that
+//! needs a frame would fail, also those on pages of healthy lenders.
 //!
 //! The policy knows nothing of extents. If it finds no page that can leave, a hand goes round over
 //! those that have a place, as in CLOCK. A victim that is touched before it leaves the cache
@@ -18,37 +21,49 @@ pub(super) struct Places {
     free: Option<u64>,
     /// The extents that take one.
     taken: Vec<ExtentIndex>,
+    /// Some extents are at lenders that are away.
+    misses_lenders: bool,
 }
 
 impl Places {
     pub(super) fn for_all() -> Self {
-        Self { free: None, taken: Vec::new() }
+        Self { free: None, taken: Vec::new(), misses_lenders: false }
     }
 
-    /// Returns whether some extents find no place.
+    /// Returns whether some extents find no place, or are at lenders that are away.
     pub(super) fn are_few(&self) -> bool {
-        self.free.is_some()
+        self.free.is_some() || self.misses_lenders
+    }
+
+    /// Returns whether some extents are at lenders that are away.
+    pub(super) fn misses_lenders(&self) -> bool {
+        self.misses_lenders
     }
 
     /// Returns how many pages the policy may offer in vain for this many victims.
     pub(super) fn looks(&self, victims: usize) -> usize {
         match self.free {
-            None => usize::MAX,
+            None if !self.misses_lenders => usize::MAX,
             Some(0) => 0,
-            Some(_) => victims.saturating_mul(8),
+            None | Some(_) => victims.saturating_mul(8),
         }
     }
 }
 
 impl Engine {
     pub(super) fn places(&self) -> Places {
-        Places { free: self.lenders.volume.free_slots(), taken: Vec::new() }
+        let volume = &self.lenders.volume;
+        let (free, misses_lenders) = (volume.free_slots(), volume.misses_lenders());
+        Places { free, taken: Vec::new(), misses_lenders }
     }
 
     /// Returns whether the page's extent has a place that it keeps, or takes one of these.
     pub(super) fn has_place(&self, places: &mut Places, page: u64) -> bool {
-        let Some(free) = places.free else { return true };
         let extent = ExtentIndex(page / PAGES_PER_EXTENT);
+        if places.misses_lenders && self.lenders.volume.is_away(extent) {
+            return false;
+        }
+        let Some(free) = places.free else { return true };
         if self.lenders.volume.keeps(extent) || places.taken.contains(&extent) {
             return true;
         }

@@ -1,5 +1,6 @@
 //! Tests of killed engines and processes, and of lenders that are away.
 
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use super::framework::{Setting, kill, kill_processes};
-use crate::common::{stderr, stdout, wait_until};
+use crate::common::{serve, stderr, stdout, wait_until};
 
 #[test]
 fn engines_that_are_killed_under_load_lose_nothing() {
@@ -96,4 +97,31 @@ fn a_program_that_is_not_to_wait_is_told_so() {
     assert!(setting.show("short")["counts"]["given_up"].as_u64().unwrap() > 0);
     // The next program finds the pages unchanged.
     setting.start(&region).does("check 6");
+}
+
+#[test]
+fn pages_of_a_living_lender_come_while_another_is_dead() {
+    let Some(setting) = Setting::new() else { return };
+    let mut lenders = ["one", "two"].map(|name| {
+        let socket = format!("unix:{}", setting.dir.path().join(name).display());
+        serve(setting.dir.path(), &["64M", "--nbd", &socket])
+    });
+    let words = ["region", "create", "half", "--size", "128M", "--cache", "4M", "--prefetch", "off"];
+    let [one, two] = lenders.each_ref().map(|lender| lender.uri());
+    let more = ["--fault-timeout", "1s", "--lender", one, "--lender", two];
+    let created = setting.done(&[&words[..], &more].concat());
+    let mut program = setting.start(Path::new(created["file"].as_str().unwrap()));
+    // The region has two extents, each at another lender.
+    program.does("write 1 0 2048");
+    let first = setting.show("half")["volume"]["leases"][0]["used_extents"] == 1;
+    program.does("write 2 16384 2048");
+    // The cache is full of dirty pages that only the first extent's lender could take.
+    program.does("write 3 0 2048");
+    lenders[usize::from(!first)].end(Signal::KILL).unwrap();
+    for _ in 0..3 {
+        program.does_in_time("check 2 16384 2048");
+        program.does_in_time("write 2 16384 2048");
+    }
+    drop(program);
+    setting.remove("half");
 }

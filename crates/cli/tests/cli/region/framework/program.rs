@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// A program that maps the region and obeys commands.
 ///
-/// The commands are `write SEED` and `check SEED` for all pages, `punch FIRST COUNT`, `zero FIRST
-/// COUNT`, `fork`, and `direct SEED`. With `direct`, a disk reads all pages into the region while
-/// another thread causes evictions. One page of 64 is all zeroes. Pages are visited in random
-/// order.
+/// The commands are `write SEED [FIRST COUNT]` and `check SEED [FIRST COUNT]`, for all pages or for
+/// these, `punch FIRST COUNT`, `zero FIRST COUNT`, `fork`, and `direct SEED`. With `direct`, a disk
+/// reads all pages into the region while another thread causes evictions. One page of 64 is all
+/// zeroes. Pages are visited in random order.
 pub const MEMORY_PROGRAM: &str = include_str!("program.py");
 
 /// A program that allocates, checks and frees without knowing regions.
