@@ -1,6 +1,6 @@
 # `make demo` shows Aquifer at work; `make test` runs every test. Both install the packages that
 # they need (apt, as root).
-.PHONY: help demo demo-all test soak fuzz bench build guest install clean
+.PHONY: help demo demo-all test soak fuzz bench drills build guest install clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -44,6 +44,12 @@ bench: ## measure all figures of docs/benchmarks.md again, beside the peers (hou
 	scripts/install-packages bench
 	cargo build --release --locked --workspace --lib --examples --bins
 	bench/run all
+
+drills: ## break a cluster under load in each way that we know, and say what was lost (5 minutes)
+	scripts/need-root drills
+	scripts/install-packages drills
+	cargo build --release --locked --workspace --lib --bins
+	drills/run
 
 build: ## build target/release/aquifer, its demos, and the agent for guests
 	cargo build --release --locked

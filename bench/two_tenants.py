@@ -27,10 +27,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from cluster import Cluster, DIR, Host
 from group_surplus import Throttled
 from common import bench
 from common.bench import AQUIFER, MIB, note
+from common.hosts import Cluster, DIR, Host
 from common.tenants import (
     GUESTS, HOSTS, MACHINE, TENANTS, Boot, Cgroup, Guest, Plain, Site, Swap, tail,
 )

@@ -9,6 +9,7 @@ mod basics;
 mod common;
 mod completions;
 mod definitions;
+mod drills;
 mod export;
 mod group;
 mod openapi;

@@ -1,0 +1,31 @@
+#!/usr/bin/python3 -B
+"""Replaces the agent of each host in turn while the load runs, as an upgrade does.
+
+Four hosts have agents. One borrows for the load's region. Each agent gets SIGTERM, and the next one
+takes over. Then each gets SIGKILL, which is an upgrade that went wrong.
+"""
+
+import signal
+
+from scene.agents import cluster
+from scene.load import Load
+from scene.row import Row, start
+
+
+def drill(_scene) -> Row:
+    with cluster(4) as hosts:
+        load = Load(hosts.hosts[0], [], 64, cache_mib=8)
+        load.settle()
+        load.run(1)
+        lenders = {lease["lender"] for lease in load.leases()}
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            for host in hosts.hosts:
+                host.restart(kind)
+                load.run(1)
+        load.verify()
+        return Row("4 agents are replaced in turn, twice, one copy", load,
+                   f"no page was away for good; lender: {', '.join(sorted(lenders))}")
+
+
+if __name__ == "__main__":
+    start(drill)

@@ -1,0 +1,31 @@
+#!/usr/bin/python3 -B
+"""Fills the tmpfs of a lender with something else while the load runs.
+
+Its writes fail with "no space". The borrower moves the extent to the other lender.
+"""
+
+from scene.load import Load
+from scene.row import Row, start
+
+
+def drill(scene) -> Row:
+    lenders = [scene.lender("b"), scene.lender("c")]
+    load = Load(scene.host("a"), lenders, 64, cache_mib=8)
+    load.settle()
+    load.run(1)
+    full = max(lenders, key=lambda lender: lender.stored())
+    # The tmpfs gets room for a tenth more than what it has.
+    load.pause()
+    load.wait_until_still()
+    full.host.run("mount", "-o", f"remount,size={full.stored() * 11 // 10}", "/dev/shm")
+    full.host.run("sh", "-c", "head -c 1G /dev/zero > /dev/shm/filler || true")
+    load.rewrite()
+    load.run(3)
+    load.verify()
+    states = [f"{lease['lender']} {lease['state']}, {lease['used_extents']} extents"
+              for lease in load.leases()]
+    return Row("a lender's tmpfs is full, another lender has room", load, "; ".join(states))
+
+
+if __name__ == "__main__":
+    start(drill)

@@ -1,0 +1,32 @@
+"""The loss of lenders with their pages, and the check that exactly their pages are lost."""
+
+from scene import Failed
+
+EXTENT_PAGES = (64 << 20) // 4096
+
+
+def lose(load, lenders: list) -> tuple[int, str]:
+    """Kills the lenders of one extent for good, and reads every page. Returns how many pages must
+    be lost, and what was found."""
+    load.settle()
+    load.run(2)
+    remote = load.remote()
+    for lender in lenders:
+        lender.kill()
+        lender.forget()
+    # Every page is read while the lenders are away, and again when they are back without pages.
+    away = load.verify()
+    for lender in lenders:
+        lender.start()
+    load.run(3)
+    load.pause()
+    back = load.verify()
+    extents = {page // EXTENT_PAGES for page in load.lost}
+    if len(extents) != 1:
+        raise Failed(f"pages of extents {sorted(extents)} are lost; those of one extent must be")
+    [extent] = extents
+    expected = {page for page in remote if page // EXTENT_PAGES == extent}
+    if not away["lost"] == back["lost"] == len(load.lost):
+        raise Failed(f"{away['lost']} pages are lost at first, and {back['lost']} later")
+    states = ", ".join(f"{lease['lender']} is {lease['state']}" for lease in load.leases())
+    return len(expected), f"all of extent {extent} that was not local, nothing else; {states}"
