@@ -16,6 +16,7 @@ def lose(load, lenders: list) -> tuple[int, str]:
         lender.forget()
     # Every page is read while the lenders are away, and again when they are back without pages.
     away = load.verify()
+    load.stall_ms = max(load.stall_ms, away["longest_ms"])
     for lender in lenders:
         lender.start()
     load.run(3)

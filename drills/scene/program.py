@@ -106,6 +106,7 @@ class Figures:
         self.verified += other.verified
         self.wrong += other.wrong
         self.zeroes += other.zeroes
+        self.longest = max(self.longest, other.longest)
         self.lost |= other.lost
 
     def tell(self) -> None:
@@ -180,7 +181,9 @@ class Load:
         def read(pages: range) -> Figures:
             window, share = Window(self.memory), Figures()
             for page in pages:
+                began = time.monotonic()
                 share.check(page, window.read(page), content(page, self.versions[page]))
+                share.longest = max(share.longest, time.monotonic() - began)
             window.close()
             return share
 

@@ -84,8 +84,8 @@ impl Engine {
             return Ok(());
         }
         match self.leave(worker, &leaving) {
-            // Another thread has taken the last free slot, or a lender has just gone away. Pages that
-            // have a place can still leave.
+            // Another thread has taken the last free slot, or a lender has just gone away. Pages
+            // that have a place can still leave.
             Err(RegionError::Pool(error))
                 if (matches!(error, VolumeError::NoRoom(_)) || self.places().misses_lenders())
                     && self.placed(&mut lock(&self.cache), 0).is_some() =>

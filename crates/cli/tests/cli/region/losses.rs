@@ -106,7 +106,8 @@ fn pages_of_a_living_lender_come_while_another_is_dead() {
         let socket = format!("unix:{}", setting.dir.path().join(name).display());
         serve(setting.dir.path(), &["64M", "--nbd", &socket])
     });
-    let words = ["region", "create", "half", "--size", "128M", "--cache", "4M", "--prefetch", "off"];
+    let words =
+        ["region", "create", "half", "--size", "128M", "--cache", "4M", "--prefetch", "off"];
     let [one, two] = lenders.each_ref().map(|lender| lender.uri());
     let more = ["--fault-timeout", "1s", "--lender", one, "--lender", two];
     let created = setting.done(&[&words[..], &more].concat());
