@@ -30,4 +30,7 @@ def lose(load, lenders: list) -> tuple[int, str]:
     if not away["lost"] == back["lost"] == len(load.lost):
         raise Failed(f"{away['lost']} pages are lost at first, and {back['lost']} later")
     states = ", ".join(f"{lease['lender']} is {lease['state']}" for lease in load.leases())
-    return len(expected), f"all of extent {extent} that was not local, nothing else; {states}"
+    return len(expected), (
+        f"all of extent {extent} that was not local, and nothing else; a lost page is an error "
+        f"after {away['longest_lost_ms'] / 1000:.1f} s at most, with 128 threads; {states}"
+    )

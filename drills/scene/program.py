@@ -89,14 +89,20 @@ class Figures:
 
     def __init__(self):
         self.written = self.verified = self.wrong = self.zeroes = 0
-        self.longest, self.began = 0.0, time.monotonic()
+        self.longest = self.longest_lost = 0.0
+        self.began = time.monotonic()
         # Since the load began: it leaves a lost page alone.
         self.lost: set = set()
 
-    def check(self, page: int, found: bytes | None, right: bytes) -> None:
+    def check(self, page: int, found: bytes | None, right: bytes, began: float) -> None:
+        """Counts a page that was read. `began` is the time when the load reached for it."""
+        took = time.monotonic() - began
         if found is None:
             self.lost.add(page)
-        elif found == right:
+            self.longest_lost = max(self.longest_lost, took)
+            return
+        self.longest = max(self.longest, took)
+        if found == right:
             self.verified += 1
         else:
             self.wrong += 1
@@ -107,6 +113,7 @@ class Figures:
         self.wrong += other.wrong
         self.zeroes += other.zeroes
         self.longest = max(self.longest, other.longest)
+        self.longest_lost = max(self.longest_lost, other.longest_lost)
         self.lost |= other.lost
 
     def tell(self) -> None:
@@ -114,7 +121,8 @@ class Figures:
         print(json.dumps({
             "written": self.written, "verified": self.verified, "wrong": self.wrong,
             "zeroes": self.zeroes, "lost": len(self.lost), "lost_pages": sorted(self.lost),
-            "longest_ms": 1000 * self.longest, "seconds": seconds,
+            "longest_ms": 1000 * self.longest, "longest_lost_ms": 1000 * self.longest_lost,
+            "seconds": seconds,
         }), flush=True)
 
 
@@ -151,11 +159,12 @@ class Load:
         page = random.choice(self.memory.pages)
         if page in self.figures.lost:
             return
-        began = time.monotonic()
-        self.figures.check(page, self.window.read(page), content(page, self.versions[page]))
+        began, right = time.monotonic(), content(page, self.versions[page])
+        self.figures.check(page, self.window.read(page), right, began)
         if number % 3 == 0 and page not in self.figures.lost:
+            began = time.monotonic()
             self.write(page, self.versions[page] + 1)
-        self.figures.longest = max(self.figures.longest, time.monotonic() - began)
+            self.figures.longest = max(self.figures.longest, time.monotonic() - began)
 
     def run_until_order(self) -> str:
         number = 0
@@ -181,9 +190,8 @@ class Load:
         def read(pages: range) -> Figures:
             window, share = Window(self.memory), Figures()
             for page in pages:
-                began = time.monotonic()
-                share.check(page, window.read(page), content(page, self.versions[page]))
-                share.longest = max(share.longest, time.monotonic() - began)
+                began, right = time.monotonic(), content(page, self.versions[page])
+                share.check(page, window.read(page), right, began)
             window.close()
             return share
 
