@@ -27,10 +27,22 @@ class Load:
             for word in ("--lender", lender if isinstance(lender, str) else lender.uri)
         ]
         tls = ["--tls", host.tls] if lenders else []
-        made = host.aquifer(
+        words = [
             "region", "create", self.name, "--size", f"{mib}M",
             "--cache", f"{cache_mib or mib // 4}M", *uris, *tls, *words,
-        )
+        ]
+        made: dict = {}
+
+        def is_made() -> bool:
+            # An agent that has just started knows after a moment what the others lend.
+            try:
+                made.update(host.aquifer(*words))
+            except Failed as failed:
+                if "has not answered yet" in str(failed):
+                    return False
+                raise
+            return True
+        wait("the region", is_made)
         self.file, self.stride = made["file"], stride
         self.program = self.start()
 
