@@ -13,18 +13,18 @@ from scene.row import Row, start
 
 
 def drill(_scene) -> Row:
-    with cluster(4) as hosts:
-        load = Load(hosts.hosts[0], [], 64, cache_mib=8)
-        load.settle()
-        load.run(1)
-        lenders = {lease["lender"] for lease in load.leases()}
-        for kind in (signal.SIGTERM, signal.SIGKILL):
-            for host in hosts.hosts:
-                host.restart(kind)
-                load.run(1)
-        load.verify()
-        return Row("4 agents are replaced in turn, twice, one copy", load,
-                   f"no page was away for good; lender: {', '.join(sorted(lenders))}")
+    hosts = cluster(4)
+    load = Load(hosts.hosts[0], [], 64, cache_mib=8)
+    load.settle()
+    load.run(1)
+    lenders = {lease["lender"] for lease in load.leases()}
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        for host in hosts.hosts:
+            host.restart(kind)
+            load.run(1)
+    load.verify()
+    return Row("4 agents are replaced in turn, twice, one copy", load,
+               f"no page was away for good; lender: {', '.join(sorted(lenders))}")
 
 
 if __name__ == "__main__":

@@ -30,23 +30,23 @@ def start_ahead(host) -> int:
 def drill(_scene) -> Row:
     if not Path("/proc/self/ns/time").exists():
         raise Skip("this kernel has no time namespaces")
-    with cluster(3) as hosts:
-        load = Load(hosts.hosts[0], [], 64, cache_mib=8)
-        load.settle()
-        for host in hosts.hosts:
-            host.agent.terminate()
-            host.agent.wait()
-            ahead = start_ahead(host)
-            host.wait_until_up()
-            load.run(1)
-            os.kill(ahead, signal.SIGTERM)
-            host.agent.wait()
-            host.start()
-            host.wait_until_up()
-            load.run(1)
-        load.verify()
-        return Row("the clocks of 3 agents jump by a year, forth and back", load,
-                   "no lease ended (monotonic and boot clocks; not the wall clock)")
+    hosts = cluster(3)
+    load = Load(hosts.hosts[0], [], 64, cache_mib=8)
+    load.settle()
+    for host in hosts.hosts:
+        host.agent.terminate()
+        host.agent.wait()
+        ahead = start_ahead(host)
+        host.wait_until_up()
+        load.run(1)
+        os.kill(ahead, signal.SIGTERM)
+        host.agent.wait()
+        host.start()
+        host.wait_until_up()
+        load.run(1)
+    load.verify()
+    return Row("the clocks of 3 agents jump by a year, forth and back", load,
+               "no lease ended (monotonic and boot clocks; not the wall clock)")
 
 
 if __name__ == "__main__":

@@ -18,30 +18,30 @@ STRANGER = Path(__file__).parent / "scene/stranger.py"
 
 
 def drill(_scene) -> Row:
-    with cluster(3) as hosts:
-        load = Load(hosts.hosts[0], [], 64, cache_mib=8)
-        load.settle()
-        load.run(1)
-        [lease] = load.leases()
-        [lender] = [host for host in hosts.hosts if host.name == lease["lender"]]
-        [tenant] = [host for host in hosts.hosts[1:] if host is not lender]
-        hosts.bridge.run("ip", "address", "add", f"{ADDRESS.format(200)}/24", "dev", "bridge")
-        words = [PYTHON, "-B", STRANGER, lender.address, lease["lease"]]
-        got = {
-            "stranger": json.loads(hosts.bridge.run(*words)),
-            "tenant": json.loads(tenant.run(*words, f"{DIR}/tls")),
-        }
-        for caller, answers in got.items():
-            for what, answer in answers.items():
-                if '"host"' in answer or "lent" in answer:
-                    raise Failed(f"the {caller} got this for '{what}': {answer}")
-        load.run(1)
-        load.verify()
-        if [now["lease"] for now in load.leases()] != [lease["lease"]]:
-            raise Failed("the lease has ended")
-        count = sum(map(len, got.values()))
-        return Row("a stranger and another tenant reach for a lease", load,
-                   f"{count} attempts, none told or ended anything")
+    hosts = cluster(3)
+    load = Load(hosts.hosts[0], [], 64, cache_mib=8)
+    load.settle()
+    load.run(1)
+    [lease] = load.leases()
+    [lender] = [host for host in hosts.hosts if host.name == lease["lender"]]
+    [tenant] = [host for host in hosts.hosts[1:] if host is not lender]
+    hosts.bridge.run("ip", "address", "add", f"{ADDRESS.format(200)}/24", "dev", "bridge")
+    words = [PYTHON, "-B", STRANGER, lender.address, lease["lease"]]
+    got = {
+        "stranger": json.loads(hosts.bridge.run(*words)),
+        "tenant": json.loads(tenant.run(*words, f"{DIR}/tls")),
+    }
+    for caller, answers in got.items():
+        for what, answer in answers.items():
+            if '"host"' in answer or "lent" in answer:
+                raise Failed(f"the {caller} got this for '{what}': {answer}")
+    load.run(1)
+    load.verify()
+    if [now["lease"] for now in load.leases()] != [lease["lease"]]:
+        raise Failed("the lease has ended")
+    count = sum(map(len, got.values()))
+    return Row("a stranger and another tenant reach for a lease", load,
+               f"{count} attempts, none told or ended anything")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Memory cgroups whose limit kills a process."""
 
 import os
+import signal
 from pathlib import Path
 
 from common.bench import CGROUP_V1, MemoryCgroup
@@ -15,6 +16,8 @@ class Trap(MemoryCgroup):
         return self
 
     def __exit__(self, *_) -> None:
+        for process in (self.path / "cgroup.procs").read_text().split():
+            os.kill(int(process), signal.SIGKILL)
         self.remove()
 
     def take(self, process: int) -> None:

@@ -1,7 +1,6 @@
 """Hosts of a drill: network namespaces on one bridge, and lenders in them."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -9,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from common.bench import AQUIFER, Failed, Started, end, run, wait
+from common.bench import AQUIFER, Failed, Started, end, run
 from common.hosts import ADDRESS, Namespace, make_bridge
 
 PORT = 10809
@@ -18,38 +17,6 @@ HOLD = (
     "mount -t tmpfs t /run && mount -t tmpfs t /dev/shm && mount -t tmpfs t /var/lib && "
     "mount --bind {hosts} /etc/hosts && exec sleep inf"
 )
-
-
-def processes_in(namespace: str) -> list:
-    """Returns the processes in a mount namespace, named as the link /proc/PID/ns/mnt is."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(path / "ns/mnt") == namespace:
-                found.append(int(path.name))
-        except OSError:
-            pass
-    return found
-
-
-def kill_all_in(holder: int) -> None:
-    """Kills all processes in the mount namespace of this one, and the process itself with them."""
-    try:
-        namespace = os.readlink(f"/proc/{holder}/ns/mnt")
-    except OSError:
-        return
-    if namespace == os.readlink("/proc/self/ns/mnt"):
-        return
-
-    def is_empty() -> bool:
-        left = processes_in(namespace)
-        for process in left:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        return not left
-    wait("the processes on a host to end", is_empty)
 
 
 class Host(Namespace):
@@ -93,10 +60,6 @@ class Host(Namespace):
         said += self.bridge.run("tc", "-s", "qdisc", "show", "dev", self.name)
         counts = re.findall(r"Sent \d+ bytes (\d+) pkt \(dropped (\d+)", said)
         return sum(int(sent) for sent, _ in counts), sum(int(lost) for _, lost in counts)
-
-    def end(self) -> None:
-        kill_all_in(self.pid)
-        end(self.holder)
 
 
 class Lender:
@@ -143,15 +106,14 @@ class Lender:
 
 
 class Scene(Started):
-    """A borrower, lenders, and a network between them. All of it ends with the block."""
+    """A borrower, lenders, and a network between them. All of it ends with the drill."""
 
     def __init__(self, names: str = "abcdefgh"):
         self.addresses = {name: ADDRESS.format(at + 1) for at, name in enumerate(names)}
         self.hosts: dict = {}
-        self.bridge: Namespace | None = None
+        self.work = Path(tempfile.mkdtemp(prefix="aquifer-drill-"))
 
     def start(self) -> None:
-        self.work = Path(tempfile.mkdtemp(prefix="aquifer-drill-"))
         lines = [f"{address} {name}\n" for name, address in self.addresses.items()]
         (self.work / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         words = [
@@ -172,8 +134,5 @@ class Scene(Started):
         return Lender(self.host(name), mib, words)
 
     def end(self) -> None:
-        for host in self.hosts.values():
-            host.end()
-        if self.bridge:
-            end(self.bridge.holder)
+        """Removes the files. The drill's PID namespace ends all processes, and they the rest."""
         shutil.rmtree(self.work, ignore_errors=True)

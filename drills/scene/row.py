@@ -5,6 +5,7 @@ import sys
 
 from common import bench
 
+from scene.enclosure import enclosed
 from scene.hosts import Scene
 
 HEADINGS = ("what was done", "pages", "stall", "lost", "found")
@@ -30,15 +31,16 @@ class Skip(Exception):
 
 
 def start(drill) -> None:
-    """Runs a drill in a scene of its own, and prints its row."""
+    """Runs a drill in a scene and a PID namespace of its own, and prints its row."""
     description = sys.modules["__main__"].__doc__
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = bench.parse(parser)
+    parser.parse_args()
 
     def main() -> None:
+        given = bench.parse(parser)
         try:
             with Scene() as scene:
                 row = drill(scene).values()
@@ -47,7 +49,7 @@ def start(drill) -> None:
         bench.finish(row, report)
         sys.exit(0 if row["right"] or given.json else 1)
 
-    bench.start(main)
+    enclosed(lambda: bench.start(main))
 
 
 def report(row: dict) -> None:
