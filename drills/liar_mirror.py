@@ -5,7 +5,7 @@ Four times, all pages that this lender has are changed: bits flipped, pages swap
 and zeroes, in turn. The load must get each page from the other lender, and see no lie.
 """
 
-from scene.lies import PAGE, lie
+from scene.lies import lie
 from scene.load import Load
 from scene.row import Row, start
 

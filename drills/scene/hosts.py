@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -82,12 +81,6 @@ class Lender:
 
     def kill(self) -> None:
         end(self.process)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
 
     def forget(self) -> None:
         """Removes the pages of a lender that was killed, as a boot of its host does."""
