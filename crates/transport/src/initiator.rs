@@ -97,7 +97,7 @@ pub trait Initiator: fmt::Debug + Send {
     fn transfer(
         &mut self,
         operations: &mut [Operation<'_>],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: Option<&mut dyn FnMut()>,
     ) -> Result<(), InitiatorError>;
 }
 

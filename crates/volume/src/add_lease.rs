@@ -162,7 +162,7 @@ impl Volume {
     ) -> Copy {
         let (tags, workers) = (Arc::new(tags), self.config.workers + 1);
         let holder = VerifiedHolder::new(holder, cipher, tags.clone(), workers);
-        Copy { target, holder: Box::new(holder), tags }
+        Copy::new(target, holder, tags)
     }
 
     pub(crate) fn lease_tags(

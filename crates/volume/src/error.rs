@@ -104,6 +104,17 @@ pub enum VolumeError {
         /// The reason.
         why: String,
     },
+    /// A second copy cannot end, as the first one is not whole.
+    #[error(
+        "lease {copy} is the only copy of pages of lease {of}, whose lender lacks them or does not \
+         answer: bring that lender back, or move the pages of lease {of} elsewhere first"
+    )]
+    OnlyCopy {
+        /// The lease of the second copy.
+        copy: LeaseId,
+        /// The lease of the first one.
+        of: LeaseId,
+    },
     /// There was no memory for the tags by which the volume verifies a lease's pages.
     #[error("cannot keep tags for the pages of lease {lease}: {source}")]
     Tags {

@@ -81,7 +81,14 @@ impl Leases {
             all.filter(|lease| !tried.iter().any(|other| Arc::ptr_eq(lease, other)))
         };
         let rank = |lease: &&Arc<Lease>| {
-            (lease.is_healthy(), lease.target.is_some(), lease.free(), Reverse(lease_id(lease)))
+            let is_safe = lease.holder.all_answer();
+            (
+                lease.is_healthy(),
+                is_safe,
+                lease.target.is_some(),
+                lease.free(),
+                Reverse(lease_id(lease)),
+            )
         };
         candidates().max_by_key(rank).cloned()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 
-use crate::encryption::PageCipher;
+use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::Happening;
 use crate::holder::{Copy, Holder as _, RemoteHolder, Second};
@@ -37,13 +37,15 @@ impl Volume {
     ) -> Result<(), E> {
         let _adding = lock(&self.adding_lease);
         self.check_copy(of, &target)?;
-        let (target, holder, _) = self.prepare(target)?;
+        let (mut target, holder, _) = self.prepare(target)?;
+        // The same key, so that one encryption does for both copies.
+        target.encryption = self.encryption_of(of);
         self.forget_tags(target.lease);
         let tags = self.lease_tags(&target, true)?;
         // Before the record: the next process must not take them for those of pages.
         tags.forget_all();
         record(&target)?;
-        self.begin_copy(of, target, holder, tags);
+        self.begin_copy(of, target, holder, tags)?;
         Ok(())
     }
 
@@ -58,8 +60,7 @@ impl Volume {
         self.check_copy(of, &target)?;
         let holder = self.unconnected(&target)?;
         let tags = self.lease_tags(&target, false)?;
-        self.begin_copy(of, target, holder, tags);
-        Ok(())
+        self.begin_copy(of, target, holder, tags)
     }
 
     fn check_copy(&self, of: LeaseId, target: &LeaseTarget) -> Result<(), VolumeError> {
@@ -80,19 +81,70 @@ impl Volume {
         Ok(())
     }
 
-    fn begin_copy(&self, of: LeaseId, target: LeaseTarget, holder: RemoteHolder, tags: Tags) {
-        let Some(lease) = self.leases.find(of) else { return };
+    fn encryption_of(&self, lease: LeaseId) -> Option<Encryption> {
+        self.leases.find(lease)?.holder.first.target.as_ref()?.encryption.clone()
+    }
+
+    fn begin_copy(
+        &self,
+        of: LeaseId,
+        target: LeaseTarget,
+        holder: RemoteHolder,
+        tags: Tags,
+    ) -> Result<(), VolumeError> {
+        let Some(lease) = self.leases.find(of) else {
+            self.forget_tags(target.lease);
+            return Err(VolumeError::UnknownLease(self.id(), of));
+        };
+        let shares_cipher = target.encryption == self.encryption_of(of);
+        let key_of = if shares_cipher { of } else { target.lease };
         let encryption = target.encryption.as_ref();
-        let cipher = encryption.map(|encryption| PageCipher::new(encryption, target.lease));
+        let cipher = encryption.map(|encryption| PageCipher::new(encryption, key_of));
         let copy: Copy = self.verified(Some(target), Box::new(holder), cipher, tags);
         lease.holder.begin_second(Arc::new(Second {
             copy,
+            shares_cipher,
             io_timeout: self.config.io_timeout,
             events: self.events.clone(),
             is_behind: AtomicBool::new(true),
             has_full: AtomicBool::new(false),
         }));
         self.events.wake();
+        Ok(())
+    }
+
+    /// Verifies some pages of each second copy and its first one. Returns whether there are some.
+    pub(crate) fn scrub_copies(&self) -> bool {
+        let leases: Vec<_> = self.leases.list().clone();
+        let copied: Vec<_> =
+            leases.iter().filter(|lease| lease.holder.second().is_some()).collect();
+        for lease in &copied {
+            lease.holder.scrub(self.mover_worker(), lease.total * PAGES_PER_EXTENT);
+        }
+        !copied.is_empty()
+    }
+
+    /// Ends the second copy on the lease `copy`, which may go back to its lender then. Does nothing
+    /// if no lease has it.
+    ///
+    /// # Errors
+    /// If only this copy has some page, or the lender of the first one does not answer.
+    pub fn end_copy(&self, copy: LeaseId) -> Result<(), VolumeError> {
+        let leases: Vec<_> = self.leases.list().clone();
+        let is_it = |second: &Arc<Second>| {
+            second.copy.target.as_ref().is_some_and(|target| target.lease == copy)
+        };
+        let second = |lease: &Arc<Lease>| {
+            Some((lease.clone(), lease.holder.second().filter(|second| is_it(second))?))
+        };
+        let Some((lease, second)) = leases.iter().find_map(second) else { return Ok(()) };
+        let pages = lease.total * PAGES_PER_EXTENT;
+        if !lease.holder.end_second_if_whole(self.mover_worker(), pages) {
+            return Err(VolumeError::OnlyCopy { copy, of: lease.noted_as.unwrap_or(copy) });
+        }
+        second.copy.holder.close();
+        self.forget_tags(copy);
+        Ok(())
     }
 
     /// Discards all second copies, and ends them. A copy that does not answer keeps its pages.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
-use crate::holder::{BrokenHolder, Copy, FileHolder};
+use crate::holder::{BrokenHolder, Copy, FileHolder, VerifiedHolder};
 use crate::lease::Lease;
 use crate::tags::Tags;
 use crate::volume::Volume;
@@ -62,7 +62,9 @@ impl Volume {
     pub fn add_broken_spill(&self, spill: &SpillFile, why: String) {
         // Tags that the earlier process left stay for the next one.
         let tags = Arc::new(Tags::new(self.extents.len() as u64 * PAGES_PER_EXTENT));
-        let broken = Copy { target: None, holder: Box::new(BrokenHolder(why)), tags };
+        let broken = Box::new(BrokenHolder(why));
+        let holder = VerifiedHolder::new(broken, None, tags.clone(), 1);
+        let broken = Copy::new(None, holder, tags);
         let mut lease = self.spill_lease(broken, false);
         lease.noted_as = Some(spill.lease);
         lease.set_open(false);

@@ -19,6 +19,9 @@ use crate::volume::Volume;
 /// sleeps until an event.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// The time from one look at second copies to the next, while all is well.
+const SCRUB: Duration = Duration::from_secs(5);
+
 /// How long a lease must be healthy before spilled extents go there. With a lease that comes and
 /// goes, they would move to and fro.
 const SETTLED: Duration = Duration::from_secs(5);
@@ -66,13 +69,14 @@ impl Upkeep {
             tell,
             told: 0,
             homecoming: Homecoming::default(),
+            scrubs: Scrubs::default(),
             ended: ended.clone(),
         };
         thread::Builder::new().name("upkeep".to_owned()).spawn(move || {
             while !work.ended.load(Ordering::Relaxed)
-                && let Some(is_well) = work.round()
+                && let Some(pause) = work.round()
             {
-                work.events.wait((!is_well).then_some(PERIOD));
+                work.events.wait(pause);
             }
         })?;
         Ok(Self { events, ended })
@@ -93,12 +97,14 @@ struct Work<M, T> {
     tell: T,
     told: u64,
     homecoming: Homecoming,
+    scrubs: Scrubs,
     ended: Arc<AtomicBool>,
 }
 
 impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
-    /// Checks the volume once. Returns whether all is well, or `None` if the volume is gone.
-    fn round(&mut self) -> Option<bool> {
+    /// Checks the volume once. Returns the time until the next check, if there is one without an
+    /// event, or `None` if the volume is gone.
+    fn round(&mut self) -> Option<Option<Duration>> {
         let volume = self.volume.upgrade()?;
         let ended = &self.ended;
         let may_act = &mut self.may_act;
@@ -106,11 +112,35 @@ impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
             && volume.try_lost_lenders()
                 & self.homecoming.round(&volume)
                 & volume.repair_copies(|| !ended.load(Ordering::Relaxed) && may_act());
+        let has_copies = may_act() && self.scrubs.round(&volume);
         for event in self.events.after(self.told) {
             self.told = event.number;
             (self.tell)(&event);
         }
-        Some(is_well)
+        Some(match is_well {
+            true => has_copies.then_some(SCRUB),
+            false => Some(PERIOD),
+        })
+    }
+}
+
+/// The looks at pages of second copies that no program reads.
+#[derive(Debug, Default)]
+struct Scrubs {
+    last: Option<Instant>,
+}
+
+impl Scrubs {
+    /// Looks at some pages, if that is due. Returns whether there are second copies.
+    fn round(&mut self, volume: &Volume) -> bool {
+        if self.last.is_some_and(|last| last.elapsed() < SCRUB) {
+            return true;
+        }
+        let has_copies = volume.scrub_copies();
+        if has_copies {
+            self.last = Some(Instant::now());
+        }
+        has_copies
     }
 }
 

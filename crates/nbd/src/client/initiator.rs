@@ -87,8 +87,8 @@ impl Initiator for Connection {
     fn transfer(
         &mut self,
         operations: &mut [Operation<'_>],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: Option<&mut dyn FnMut()>,
     ) -> Result<(), InitiatorError> {
-        Ok(self.run_and(operations, meanwhile)?)
+        Ok(self.run_while(operations, meanwhile)?)
     }
 }

@@ -173,7 +173,7 @@ fn other_work_is_done_while_the_server_works() {
     server.freeze();
     // The server can answer only after this work.
     let mut write = [Operation::Write { offset: 4096, from: &[7; 4096] }];
-    connection.transfer(&mut write, &mut || server.thaw()).unwrap();
+    connection.transfer(&mut write, Some(&mut || server.thaw())).unwrap();
     let mut page = [0; 4096];
     connection.read(4096, &mut page).unwrap();
     assert!(page == [7; 4096]);

@@ -193,14 +193,14 @@ impl Initiator for ByteConnection {
     fn transfer(
         &mut self,
         operations: &mut [Operation<'_>],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: Option<&mut dyn FnMut()>,
     ) -> Result<(), InitiatorError> {
         let is_whole = |operation: &Operation<'_>| {
             let (offset, length) = operation.range();
             self.is_whole(offset, length)
         };
         if operations.iter().all(is_whole) {
-            return Ok(self.queue.run_and(operations, meanwhile)?);
+            return Ok(self.queue.run_while(operations, meanwhile)?);
         }
         operations.iter_mut().try_for_each(|operation| match operation {
             Operation::Read { offset, into } => self.read(*offset, into),

@@ -81,13 +81,13 @@ pub trait Pipelined {
     ///
     /// # Errors
     /// As [`run_by`](Self::run_by).
-    fn run_and(
+    fn run_while(
         &mut self,
         operations: &mut [Operation<'_>],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: Option<&mut dyn FnMut()>,
     ) -> Result<(), Failed<Self::Target, Self::Failure>> {
         let deadline = Deadline::after(self.io_timeout());
-        try_run(self, deadline, operations, Some(meanwhile)).map_err(|failure| self.fail(failure))
+        try_run(self, deadline, operations, meanwhile).map_err(|failure| self.fail(failure))
     }
 
     /// Carries out all operations. A single operation takes a short path, as every page comes this
@@ -147,7 +147,7 @@ pub trait Pipelined {
 
 fn try_run<C: Pipelined + ?Sized>(
     connection: &mut C,
-    deadline: Deadline,
+    mut deadline: Deadline,
     mut operations: &mut [Operation<'_>],
     mut meanwhile: Option<&mut dyn FnMut()>,
 ) -> Result<(), C::Failure> {
@@ -158,7 +158,7 @@ fn try_run<C: Pipelined + ?Sized>(
     let most = connection.window();
     while !operations.is_empty() {
         let (now, rest) = operations.split_at_mut(round_length(operations, most));
-        one_round(connection, deadline, now, &mut meanwhile)?;
+        one_round(connection, &mut deadline, now, &mut meanwhile)?;
         operations = rest;
     }
     Ok(())
@@ -168,18 +168,18 @@ fn try_run<C: Pipelined + ?Sized>(
 /// stays usable.
 fn one_round<C: Pipelined + ?Sized>(
     connection: &mut C,
-    mut deadline: Deadline,
+    deadline: &mut Deadline,
     operations: &mut [Operation<'_>],
     meanwhile: &mut Option<&mut dyn FnMut()>,
 ) -> Result<(), C::Failure> {
-    let mut round = Round::new(connection.begin(deadline)?, operations);
-    connection.send(operations, &mut round, deadline)?;
+    let mut round = Round::new(connection.begin(*deadline)?, operations);
+    connection.send(operations, &mut round, *deadline)?;
     if let Some(meanwhile) = meanwhile {
         meanwhile();
-        deadline = Deadline::after(connection.io_timeout());
+        *deadline = Deadline::after(connection.io_timeout());
     }
     while !round.is_over() {
-        connection.receive_one(operations, &mut round, deadline)?;
+        connection.receive_one(operations, &mut round, *deadline)?;
     }
     round.result()
 }

@@ -19,7 +19,7 @@ pub(crate) use copies::{Copies, Copy, Second};
 pub use file::FileHolder;
 pub use remote::RemoteHolder;
 pub use source::Source;
-pub(crate) use verified::VerifiedHolder;
+pub(crate) use verified::{Sealed, VerifiedHolder};
 
 /// An offset, and the bytes to write there.
 pub type Piece<'a> = (u64, &'a [u8]);
@@ -80,7 +80,7 @@ pub trait Holder: Send + Sync {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    fn write_and(
+    fn write_while(
         &self,
         worker: WorkerId,
         pieces: &[Piece<'_>],

@@ -164,6 +164,23 @@ impl RemoteHolder {
         self.persist(&mut link, (started, has_failed), operation)
     }
 
+    fn write_pieces(
+        &self,
+        worker: WorkerId,
+        pieces: &[Piece<'_>],
+        mut meanwhile: Option<&mut dyn FnMut()>,
+    ) -> Result<(), HolderError> {
+        self.with(worker, |link| {
+            let longest = longest_transfer(link);
+            let parts = pieces
+                .iter()
+                .flat_map(|&(offset, from)| (offset..).step_by(longest).zip(from.chunks(longest)));
+            let writes = parts.map(|(offset, from)| Operation::Write { offset, from });
+            let again = meanwhile.as_mut().map(|meanwhile| &mut **meanwhile as &mut dyn FnMut());
+            transfer(link, writes, again)
+        })
+    }
+
     fn persist(
         &self,
         link: &mut Option<Link>,
@@ -272,7 +289,7 @@ fn longest_transfer(link: &dyn Initiator) -> usize {
 fn transfer<'a>(
     link: &mut dyn Initiator,
     mut operations: impl Iterator<Item = Operation<'a>>,
-    meanwhile: &mut dyn FnMut(),
+    mut meanwhile: Option<&mut dyn FnMut()>,
 ) -> Result<(), InitiatorError> {
     loop {
         let mut count = 0;
@@ -284,7 +301,9 @@ fn transfer<'a>(
         if count == 0 {
             return Ok(());
         }
-        link.transfer(&mut now[..count], meanwhile)?;
+        // Shortens the closure's lifetime, as `as_deref_mut` cannot.
+        let again = meanwhile.as_mut().map(|meanwhile| &mut **meanwhile as &mut dyn FnMut());
+        link.transfer(&mut now[..count], again)?;
     }
 }
 
@@ -304,7 +323,7 @@ impl Holder for RemoteHolder {
                 (*offset..).step_by(longest).zip(into.chunks_mut(longest))
             });
             let reads = parts.map(|(offset, into)| Operation::Read { offset, into });
-            transfer(link, reads, &mut || ())
+            transfer(link, reads, None)
         })
     }
 
@@ -328,23 +347,16 @@ impl Holder for RemoteHolder {
     }
 
     fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
-        self.write_and(worker, pieces, &mut || ())
+        self.write_pieces(worker, pieces, None)
     }
 
-    fn write_and(
+    fn write_while(
         &self,
         worker: WorkerId,
         pieces: &[Piece<'_>],
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), HolderError> {
-        self.with(worker, |link| {
-            let longest = longest_transfer(link);
-            let parts = pieces
-                .iter()
-                .flat_map(|&(offset, from)| (offset..).step_by(longest).zip(from.chunks(longest)));
-            let writes = parts.map(|(offset, from)| Operation::Write { offset, from });
-            transfer(link, writes, meanwhile)
-        })
+        self.write_pieces(worker, pieces, Some(meanwhile))
     }
 
     fn unreachable_for(&self) -> Option<Duration> {

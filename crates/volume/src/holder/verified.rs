@@ -16,6 +16,13 @@ pub(super) const BATCH: usize = 64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
+/// Pages as they go to a lender, and their tags.
+#[derive(Clone, Copy)]
+pub(crate) struct Sealed<'a> {
+    pieces: &'a [Piece<'a>],
+    tags: &'a [u64],
+}
+
 /// Encrypts pages on write, decrypts them on read, and compares the tags of what it reads. Without
 /// a cipher, it compares checksums. To write a part of a page, it reads the whole page, changes it
 /// and writes it back.
@@ -51,6 +58,73 @@ impl VerifiedHolder {
 
     fn room(&self, worker: WorkerId) -> MutexGuard<'_, Box<[u8]>> {
         lock_any(&self.rooms, worker)
+    }
+
+    /// Writes runs, as [`Holder::write_many`] does. May call `meanwhile`, once or more, with what
+    /// it writes, while the lender works.
+    pub(crate) fn write_while(
+        &self,
+        worker: WorkerId,
+        pieces: &[Piece<'_>],
+        meanwhile: &mut dyn FnMut(Sealed<'_>),
+    ) -> Result<(), HolderError> {
+        let fits = |&(offset, data): &Piece<'_>| {
+            is_whole(offset, data.len()) && data.len() <= BATCH * PAGE_SIZE
+        };
+        // A page that is there twice would wait for itself.
+        let ascends = |one: &Piece<'_>, next: &Piece<'_>| one.0 + one.1.len() as u64 <= next.0;
+        if !pieces.iter().all(fits) || !pieces.is_sorted_by(ascends) {
+            return pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data));
+        }
+        let mut room = self.room(worker);
+        let mut rest = pieces;
+        while !rest.is_empty() {
+            let mut left = &mut room[..];
+            let mut encrypted: [Piece<'_>; BATCH] = [(0, &[]); BATCH];
+            let mut claims: [Option<Claim<'_>>; BATCH] = [const { None }; BATCH];
+            let mut tags = [OF_ZEROES; BATCH];
+            let (mut count, mut sealed) = (0, 0);
+            while count < BATCH
+                && let Some((&(offset, data), others)) = rest.split_first()
+                && data.len() <= left.len()
+            {
+                let (now, later) = left.split_at_mut(data.len());
+                now.copy_from_slice(data);
+                claims[count] = Some(self.tags.claim(pages(offset, data.len() as u64)));
+                self.seal(offset, now, &mut tags[sealed..]);
+                sealed += data.len() / PAGE_SIZE;
+                encrypted[count] = (offset, &*now);
+                count += 1;
+                (left, rest) = (later, others);
+            }
+            let pieces = &encrypted[..count];
+            self.holder.write_while(worker, pieces, &mut || {
+                meanwhile(Sealed { pieces, tags: &tags[..sealed] });
+            })?;
+            let mut tags = tags.into_iter();
+            for claim in claims.into_iter().flatten() {
+                claim.done(|_| tags.next().unwrap_or(OF_ZEROES));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what another holder with the same cipher has sealed.
+    pub(crate) fn write_sealed(
+        &self,
+        worker: WorkerId,
+        sealed: Sealed<'_>,
+    ) -> Result<(), HolderError> {
+        let mut claims: [Option<Claim<'_>>; BATCH] = [const { None }; BATCH];
+        for (claim, (offset, data)) in claims.iter_mut().zip(sealed.pieces) {
+            *claim = Some(self.tags.claim(pages(*offset, data.len() as u64)));
+        }
+        self.holder.write_many(worker, sealed.pieces)?;
+        let mut tags = sealed.tags.iter();
+        for claim in claims.into_iter().flatten() {
+            claim.done(|_| tags.next().copied().unwrap_or(OF_ZEROES));
+        }
+        Ok(())
     }
 
     /// Encrypts whole pages in place, and stores their tags.
@@ -206,51 +280,7 @@ impl Holder for VerifiedHolder {
     }
 
     fn write_many(&self, worker: WorkerId, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
-        self.write_and(worker, pieces, &mut || ())
-    }
-
-    fn write_and(
-        &self,
-        worker: WorkerId,
-        pieces: &[Piece<'_>],
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), HolderError> {
-        let fits = |&(offset, data): &Piece<'_>| {
-            is_whole(offset, data.len()) && data.len() <= BATCH * PAGE_SIZE
-        };
-        // A page that is there twice would wait for itself.
-        let ascends = |one: &Piece<'_>, next: &Piece<'_>| one.0 + one.1.len() as u64 <= next.0;
-        if !pieces.iter().all(fits) || !pieces.is_sorted_by(ascends) {
-            return pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data));
-        }
-        let mut room = self.room(worker);
-        let mut rest = pieces;
-        while !rest.is_empty() {
-            let mut left = &mut room[..];
-            let mut encrypted: [Piece<'_>; BATCH] = [(0, &[]); BATCH];
-            let mut claims: [Option<Claim<'_>>; BATCH] = [const { None }; BATCH];
-            let mut tags = [OF_ZEROES; BATCH];
-            let (mut count, mut sealed) = (0, 0);
-            while count < BATCH
-                && let Some((&(offset, data), others)) = rest.split_first()
-                && data.len() <= left.len()
-            {
-                let (now, later) = left.split_at_mut(data.len());
-                now.copy_from_slice(data);
-                claims[count] = Some(self.tags.claim(pages(offset, data.len() as u64)));
-                self.seal(offset, now, &mut tags[sealed..]);
-                sealed += data.len() / PAGE_SIZE;
-                encrypted[count] = (offset, &*now);
-                count += 1;
-                (left, rest) = (later, others);
-            }
-            self.holder.write_and(worker, &encrypted[..count], meanwhile)?;
-            let mut tags = tags.into_iter();
-            for claim in claims.into_iter().flatten() {
-                claim.done(|_| tags.next().unwrap_or(OF_ZEROES));
-            }
-        }
-        Ok(())
+        Self::write_while(self, worker, pieces, &mut |_| ())
     }
 
     fn unreachable_for(&self) -> Option<Duration> {

@@ -196,3 +196,58 @@ fn a_pair_moves_to_another_lease_and_a_copy_can_end() {
     (0..PAGES).for_each(|page| write(&pair.volume, page * PAGE, 3));
     pair.expect_all(3);
 }
+
+#[test]
+fn a_dead_lender_is_noticed_although_no_program_reads() {
+    for dead in [0, 1] {
+        let mut pair = Pair::start();
+        pair.lenders[dead].kill();
+        wait_until("the volume notices it", || {
+            let (first, second) = pair.status().answer;
+            ![first, second][dead] && [first, second][1 - dead]
+        });
+        pair.expect_all(1);
+    }
+}
+
+#[test]
+fn a_copy_does_not_end_while_the_first_lender_is_dead_or_empty() {
+    for is_back in [false, true] {
+        let mut pair = Pair::start();
+        // Nobody has noticed it yet.
+        pair.lenders[0].kill();
+        if is_back {
+            pair.lenders[0].restart_empty();
+        }
+        let refused = pair.volume.end_copy(LeaseId(3)).unwrap_err();
+        assert!(matches!(refused, VolumeError::OnlyCopy { .. }), "{refused}");
+        pair.expect_all(1);
+    }
+    let mut pair = Pair::start();
+    pair.volume.end_copy(LeaseId(3)).unwrap();
+    pair.lenders[1].kill();
+    pair.expect_all(1);
+    assert!(pair.volume.known_status().leases[0].copy.is_none());
+}
+
+#[test]
+fn a_changed_page_is_found_although_no_program_reads_it() {
+    for liar in [0, 1] {
+        let pair = Pair::start();
+        let store = pair.lenders[liar].file();
+        let mut all = fs::read(&store).unwrap();
+        all[20 * 4096 + 5] ^= 1;
+        fs::write(&store, &all).unwrap();
+        let is_told = |what: &Happening| match what {
+            Happening::CopyBehind { why, .. } => why.contains("it returned"),
+            _ => false,
+        };
+        wait_until("the volume finds it", || {
+            pair.volume.events_after(0).iter().any(|event| is_told(&event.what))
+        });
+        pair.is_whole();
+        pair.lenders[1 - liar].freeze();
+        expect(&pair.volume, 20 * PAGE, 1);
+        pair.lenders[1 - liar].thaw();
+    }
+}

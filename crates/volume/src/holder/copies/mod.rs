@@ -3,24 +3,27 @@
 //! Each copy has its own tags. A copy that missed a write of a page has no known tag for it, so no
 //! reader takes an old version there. What a copy lacks is copied from the other one later.
 
+mod pace;
+mod repair;
 #[cfg(test)]
 mod tests;
 
 use std::cell::Cell;
 use std::iter;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
+use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::{InitiatorError, Outcome};
 use aquifer_transport::sleep::going_to_sleep;
 
+use self::pace::Pace;
 use super::turns::Turns;
 use super::verified::{BATCH, is_whole};
-use super::{Holder, HolderError, Piece, PieceMut, Wrong};
+use super::{Holder, HolderError, Piece, PieceMut, Sealed, VerifiedHolder, Wrong};
 use crate::events::{Events, Happening};
 use crate::tags::Tags;
 use crate::target::LeaseTarget;
@@ -29,9 +32,6 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Bytes that a worker encrypts at a time.
 const ROOM: usize = BATCH * PAGE_SIZE;
-
-/// Pages that a repair copies at a time, while writes of these wait.
-const RUN: u64 = 64;
 
 /// How long the lender of one of two copies may keep a request waiting, before the other copy
 /// serves it.
@@ -44,13 +44,16 @@ const RETRY: Duration = Duration::from_millis(100);
 pub(crate) struct Copy {
     /// The lease; `None` for the spill file.
     pub(crate) target: Option<LeaseTarget>,
-    pub(crate) holder: Box<dyn Holder>,
+    pub(crate) holder: VerifiedHolder,
     pub(crate) tags: Arc<Tags>,
+    pace: Pace,
 }
 
 /// The second copy of a lease's pages.
 pub(crate) struct Second {
     pub(crate) copy: Copy,
+    /// Whether the copies have the same cipher, so that one encryption does for both.
+    pub(crate) shares_cipher: bool,
     /// How long an operation waits if neither copy can serve it.
     pub(crate) io_timeout: Duration,
     pub(crate) events: Arc<Events>,
@@ -69,18 +72,38 @@ pub(crate) struct Copies {
     /// While there are two copies, changes of the same pages take turns, so that both copies see
     /// them in the same order.
     turns: Turns,
+    /// The next page to [verify](Self::scrub).
+    scrubbed: AtomicU64,
 }
 
 /// The result of an operation on one copy.
 type Done = Result<(), HolderError>;
 
 impl Copy {
+    pub(crate) fn new(
+        target: Option<LeaseTarget>,
+        holder: VerifiedHolder,
+        tags: Arc<Tags>,
+    ) -> Self {
+        Self { target, holder, tags, pace: Pace::default() }
+    }
+
+    /// Reads, and notes how long that takes.
+    fn read(&self, worker: WorkerId, at: u64, into: &mut [u8]) -> Done {
+        let begun = Instant::now();
+        let done = self.run(|holder| holder.read(worker, at, into));
+        if done.is_ok() {
+            self.pace.note(begun.elapsed());
+        }
+        done
+    }
+
     pub(crate) fn answers(&self) -> bool {
         self.holder.unreachable_for().is_none() && !self.holder.is_lost()
     }
 
     /// Runs the operation, unless the lender is known to be away.
-    fn run(&self, operation: impl FnOnce(&dyn Holder) -> Done) -> Done {
+    fn run(&self, operation: impl FnOnce(&VerifiedHolder) -> Done) -> Done {
         let away = || {
             let place = self.target.as_ref().map_or_else(String::new, LeaseTarget::uri);
             InitiatorError::new(&place, Outcome::Ended, "no answer so far")
@@ -91,7 +114,7 @@ impl Copy {
         if let Some(waited) = self.holder.unreachable_for() {
             return Err(HolderError::Unreachable { waited, source: Box::new(away()) });
         }
-        operation(&*self.holder)
+        operation(&self.holder)
     }
 
     fn forget(&self, bytes: &Range<u64>) {
@@ -111,6 +134,7 @@ impl Copies {
             second: RwLock::default(),
             changes: RwLock::default(),
             turns: Turns::default(),
+            scrubbed: AtomicU64::new(0),
         }
     }
 
@@ -127,6 +151,24 @@ impl Copies {
         *self.second.write().unwrap_or_else(PoisonError::into_inner) = Some(second);
     }
 
+    /// Ends the second copy, unless the first of so many pages lacks one or does not answer. Waits
+    /// for the changes under way. Returns whether the second copy has ended.
+    pub(crate) fn end_second_if_whole(&self, worker: WorkerId, pages: u64) -> bool {
+        // Only a request finds out that an idle lender is gone, or has lost its pages.
+        let page = (0..pages).find(|page| !self.first.tags.is_unknown(*page)).unwrap_or(0);
+        let has_answered = self.first.read(worker, page * PAGE, &mut [0; PAGE_SIZE]).is_ok();
+        if !has_answered && !self.first.tags.is_unknown(page) {
+            return false;
+        }
+        let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
+        let is_needed = !self.first.answers() || self.missing(0..pages, true).0 > Bytes::ZERO;
+        if !is_needed {
+            *self.second.write().unwrap_or_else(PoisonError::into_inner) = None;
+            self.first.holder.set_patience(None);
+        }
+        !is_needed
+    }
+
     /// Ends the second copy. Waits for the changes under way.
     pub(crate) fn end_second(&self) {
         let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
@@ -140,30 +182,36 @@ impl Copies {
         (changing, self.second())
     }
 
-    /// Changes these bytes in both copies. One of them is enough: the other one is behind then. The
-    /// operation may call its second argument while the lender works, for the other lender to work
-    /// at the same time.
+    /// Changes these bytes in both copies. One of them is enough: the other one is behind then.
+    ///
+    /// `first` changes the first copy. It may call its second argument while that lender works, and
+    /// then `other` changes the second copy at the same time.
     fn in_both(
         &self,
         second: &Second,
         bytes: impl Iterator<Item = Range<u64>> + Clone,
-        operation: impl Fn(&dyn Holder, &mut dyn FnMut()) -> Done,
+        first: impl Fn(&VerifiedHolder, &mut dyn FnMut(Option<Sealed<'_>>)) -> Done,
+        other: impl Fn(&VerifiedHolder, Option<Sealed<'_>>) -> Done,
     ) -> Done {
         second.patiently(self, || {
             let _turn = self.turns.take(bytes.clone().map(|bytes| touched(&bytes)));
             let is_tried = Cell::new(false);
-            let operation = |holder: &dyn Holder, meanwhile: &mut dyn FnMut()| {
+            let mut done = None;
+            let mut change_other = |sealed: Option<Sealed<'_>>| {
+                let change = || {
+                    second.copy.run(|holder| {
+                        is_tried.set(true);
+                        other(holder, sealed)
+                    })
+                };
+                done.get_or_insert_with(change);
+            };
+            let one = self.first.run(|holder| {
                 is_tried.set(true);
-                operation(holder, meanwhile)
-            };
-            let mut other = None;
-            let mut change_other = || {
-                let change = || second.copy.run(|holder| operation(holder, &mut || ()));
-                other.get_or_insert_with(change);
-            };
-            let one = self.first.run(|holder| operation(holder, &mut change_other));
-            change_other();
-            let other = other.unwrap_or(Ok(()));
+                first(holder, &mut change_other)
+            });
+            change_other(None);
+            let other = done.unwrap_or(Ok(()));
             let behind = match (one, other) {
                 (Ok(()), Ok(())) => return Ok(()),
                 (Ok(()), Err(error)) => (&second.copy, error),
@@ -207,34 +255,56 @@ impl Copies {
             }
             let group = &group[..count];
             let bytes = group.iter().map(|(at, data)| *at..*at + data.len() as u64);
-            self.in_both(second, bytes, |holder, meanwhile| {
-                holder.write_and(worker, group, meanwhile)
-            })?;
+            self.in_both(
+                second,
+                bytes,
+                |holder, meanwhile| {
+                    holder.write_while(worker, group, &mut |sealed| {
+                        meanwhile(Some(sealed).filter(|_| second.shares_cipher));
+                    })
+                },
+                |holder, sealed| match sealed {
+                    Some(sealed) => holder.write_sealed(worker, sealed),
+                    None => holder.write_many(worker, group),
+                },
+            )?;
         }
         Ok(())
     }
 
-    /// Reads from the first copy, or else from the second.
+    /// Returns the copies, the better one to read first.
+    fn by_pace<'a>(&'a self, second: &'a Second) -> (&'a Copy, &'a Copy) {
+        let both = (&self.first, &second.copy);
+        let is_whole = !second.is_behind.load(Ordering::Relaxed);
+        match is_whole && both.0.pace.yields_to(&both.1.pace) {
+            true => (both.1, both.0),
+            false => both,
+        }
+    }
+
+    /// Reads from the better copy, or else from the other one.
     fn read_either(&self, worker: WorkerId, second: &Second, at: u64, into: &mut [u8]) -> Done {
+        let (one, other) = self.by_pace(second);
         let bytes = at..at + into.len() as u64;
         if touched(&bytes).count() == 1 {
-            let Err(error) = self.read_page(second, &self.first, worker, at, into) else {
+            let Err(error) = self.read_page(second, one, worker, at, into) else {
                 return Ok(());
             };
-            return match self.read_page(second, &second.copy, worker, at, into) {
+            return match self.read_page(second, other, worker, at, into) {
                 Ok(()) => {
-                    second.falls_behind(&self.first, &error);
+                    // A copy that has yet to get the page is known to be behind.
+                    if !matches!(error, HolderError::Wrong(Wrong::Unknown)) {
+                        second.falls_behind(one, &error);
+                    }
                     Ok(())
                 }
                 Err(other) => Err(worse(error, other)),
             };
         }
-        let Err(error) = self.first.run(|holder| holder.read(worker, at, into)) else {
-            return Ok(());
-        };
+        let Err(error) = one.read(worker, at, into) else { return Ok(()) };
         let is_away = !matches!(error, HolderError::Wrong(_));
-        if is_away && second.copy.run(|holder| holder.read(worker, at, into)).is_ok() {
-            second.falls_behind(&self.first, &error);
+        if is_away && other.read(worker, at, into).is_ok() {
+            second.falls_behind(one, &error);
             return Ok(());
         }
         // Each copy may have what the other lacks.
@@ -259,7 +329,7 @@ impl Copies {
         at: u64,
         into: &mut [u8],
     ) -> Done {
-        let first_look = copy.run(|holder| holder.read(worker, at, into));
+        let first_look = copy.read(worker, at, into);
         if !is_another_page(&first_look) {
             return first_look;
         }
@@ -307,92 +377,14 @@ impl Copies {
         (Bytes(first_lacks), Bytes(second_lacks))
     }
 
+    /// Returns whether each copy answers, as far as is known.
+    pub(crate) fn all_answer(&self) -> bool {
+        self.first.answers() && self.second().is_none_or(|second| second.copy.answers())
+    }
+
     /// Returns whether one of two copies may lack pages.
     pub(crate) fn may_be_behind(&self) -> bool {
         self.second().is_some_and(|second| second.is_behind.load(Ordering::Acquire))
-    }
-
-    /// Copies what one copy lacks from the other. Calls `go_on` after each run of pages, and stops
-    /// if that returns false. Returns whether both copies are whole.
-    pub(crate) fn repair(
-        &self,
-        worker: WorkerId,
-        pages: u64,
-        buffer: &mut [u8],
-        mut go_on: impl FnMut() -> bool,
-    ) -> Result<bool, HolderError> {
-        let Some(second) = self.second() else { return Ok(true) };
-        if !self.first.answers() || !second.copy.answers() {
-            return Ok(false);
-        }
-        if !second.is_behind.swap(false, Ordering::AcqRel) {
-            return Ok(true);
-        }
-        let done = self.repair_all(worker, &second, pages, buffer, &mut go_on);
-        match done {
-            Ok(true) => second.has_full.store(false, Ordering::Relaxed),
-            _ => second.is_behind.store(true, Ordering::Release),
-        }
-        done
-    }
-
-    fn repair_all(
-        &self,
-        worker: WorkerId,
-        second: &Second,
-        pages: u64,
-        buffer: &mut [u8],
-        go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, HolderError> {
-        let need = |page: u64| Need::of(&self.first, &second.copy, page);
-        let (mut at, mut failed) = (0, None);
-        while let Some(first) = (at..pages).find(|page| need(*page).is_some()) {
-            // A long run of zeroes is one discard.
-            let kind = need(first);
-            let is_zero = kind.is_some_and(|need| need.is_zero);
-            let most = first + if is_zero { PAGES_PER_EXTENT } else { RUN };
-            let end = (first..most.min(pages)).find(|page| need(*page) != kind);
-            let end = end.unwrap_or(most.min(pages));
-            at = end;
-            let turn = self.turns.take(iter::once(first..end));
-            if !self.second().is_some_and(|now| std::ptr::eq(&*now, second)) {
-                return Ok(false);
-            }
-            // A change may have come first.
-            let is_same = |kind: &Need| (first..end).all(|page| need(page) == Some(*kind));
-            let Some(kind) = kind.filter(is_same) else {
-                at = first;
-                if go_on() {
-                    continue;
-                }
-                return Ok(false);
-            };
-            let (from, to) = match kind.by_first {
-                true => (&self.first, &second.copy),
-                false => (&second.copy, &self.first),
-            };
-            let done = copy(worker, from, to, kind.is_zero, first..end, buffer);
-            if done.is_err() {
-                // One page may be to blame: it stays, and the others go on.
-                for page in first..end {
-                    let done = copy(worker, from, to, kind.is_zero, page..page + 1, buffer);
-                    let Err(error) = done else { continue };
-                    if matches!(error, HolderError::Unreachable { .. } | HolderError::Lost(_)) {
-                        return Err(error);
-                    }
-                    if let HolderError::Wrong(Wrong::Zeroes | Wrong::Other) = error {
-                        // No change is under way, so the source does not have it either.
-                        from.tags.forget(page);
-                    }
-                    failed = Some(error);
-                }
-            }
-            drop(turn);
-            if !go_on() {
-                return Ok(false);
-            }
-        }
-        failed.map_or(Ok(true), Err)
     }
 
     /// Returns whether a copy had no room.
@@ -404,40 +396,6 @@ impl Copies {
 /// Returns whether the copy returned another page than the one stored there, or seems to have.
 fn is_another_page(read: &Done) -> bool {
     matches!(read, Err(HolderError::Wrong(Wrong::Zeroes | Wrong::Other)))
-}
-
-/// What the repair of a page needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Need {
-    /// The first copy has it, and not the second.
-    by_first: bool,
-    /// The page is zeroes.
-    is_zero: bool,
-}
-
-impl Need {
-    fn of(first: &Copy, second: &Copy, page: u64) -> Option<Self> {
-        let (one, other) = (first.tags.is_lacking(page), second.tags.is_lacking(page));
-        let from = if other { first } else { second };
-        (one != other).then(|| Self { by_first: other, is_zero: from.tags.is_of_zeroes(page) })
-    }
-}
-
-fn copy(
-    worker: WorkerId,
-    from: &Copy,
-    to: &Copy,
-    is_zero_run: bool,
-    pages: Range<u64>,
-    buffer: &mut [u8],
-) -> Done {
-    let (at, length) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);
-    if is_zero_run {
-        return to.run(|holder| holder.discard(worker, at, length));
-    }
-    let data = &mut buffer[..length as usize];
-    from.run(|holder| holder.read(worker, at, data))?;
-    to.run(|holder| holder.write(worker, at, data))
 }
 
 impl Second {
@@ -496,7 +454,8 @@ impl Holder for Copies {
         let Some(second) = self.second() else {
             return self.first.holder.read_many(worker, pieces);
         };
-        if self.first.run(|holder| holder.read_many(worker, pieces)).is_ok() {
+        let (better, _) = self.by_pace(&second);
+        if better.run(|holder| holder.read_many(worker, pieces)).is_ok() {
             return Ok(());
         }
         pieces.iter_mut().try_for_each(|(offset, into)| {
@@ -526,14 +485,23 @@ impl Holder for Copies {
             return self.first.holder.discard(worker, offset, length);
         };
         let bytes = iter::once(offset..offset + length);
-        self.in_both(&second, bytes, |holder, _| holder.discard(worker, offset, length))
+        let discard = |holder: &VerifiedHolder| holder.discard(worker, offset, length);
+        self.in_both(&second, bytes, |first, _| discard(first), |other, _| discard(other))
     }
 
     fn flush(&self, worker: WorkerId) -> Done {
         let (_changing, second) = self.change();
         match second {
             None => self.first.holder.flush(worker),
-            Some(second) => self.in_both(&second, iter::empty(), |holder, _| holder.flush(worker)),
+            Some(second) => {
+                let flush = |holder: &VerifiedHolder| holder.flush(worker);
+                self.in_both(
+                    &second,
+                    iter::empty(),
+                    |first, _| flush(first),
+                    |other, _| flush(other),
+                )
+            }
         }
     }
 

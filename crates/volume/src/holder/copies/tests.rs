@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use aquifer_page::LeaseId;
 use proptest::prelude::*;
 
+use super::repair::RUN;
 use super::*;
 use crate::encryption::{Encryption, PageCipher};
 use crate::holder::VerifiedHolder;
@@ -77,7 +78,7 @@ impl Holder for Lender {
     }
 
     /// Does the writes before or after the other work.
-    fn write_and(
+    fn write_while(
         &self,
         worker: WorkerId,
         pieces: &[Piece<'_>],
@@ -108,21 +109,23 @@ impl Holder for Lender {
     }
 }
 
-fn copy(lender: &Lender, number: u128, tags: Tags) -> Copy {
-    let encryption = (number == 1).then(Encryption::random);
-    let cipher = encryption.map(|encryption| PageCipher::new(&encryption, LeaseId(number)));
+fn copy(lender: &Lender, encryption: Option<&Encryption>, tags: Tags) -> Copy {
+    let cipher = encryption.map(|encryption| PageCipher::new(encryption, LeaseId(1)));
     let tags = Arc::new(tags);
     let holder = VerifiedHolder::new(Box::new(lender.clone()), cipher, tags.clone(), 4);
-    Copy { target: None, holder: Box::new(holder), tags }
+    Copy::new(None, holder, tags)
 }
 
-/// Two copies on two lenders; the second copy is new, so it lacks all pages.
-fn pair(lenders: &[Lender; 2], io_timeout: Duration) -> Copies {
-    let copies = Copies::one(copy(&lenders[0], 1, Tags::new(PAGES)));
+/// Two copies on two lenders, perhaps with one cipher; the second copy is new, so it lacks all
+/// pages.
+fn pair(lenders: &[Lender; 2], io_timeout: Duration, shares_cipher: bool) -> Copies {
+    let encryption = Encryption::random();
+    let copies = Copies::one(copy(&lenders[0], Some(&encryption), Tags::new(PAGES)));
     let tags = Tags::new(PAGES);
     tags.forget_all();
     copies.begin_second(Arc::new(Second {
-        copy: copy(&lenders[1], 2, tags),
+        copy: copy(&lenders[1], Some(&encryption).filter(|_| shares_cipher), tags),
+        shares_cipher,
         io_timeout,
         events: Arc::default(),
         is_behind: AtomicBool::new(true),
@@ -139,16 +142,51 @@ fn repair(copies: &Copies) -> bool {
 /// What happens next. Numbers are taken modulo what there is.
 #[derive(Clone, Debug)]
 enum Step {
-    Write { at: u64, length: u64, byte: u8 },
-    WriteMany { first: u64, second: u64, byte: u8 },
-    Discard { page: u64, pages: u64 },
-    Read { at: u64, length: u64 },
-    Die { lender: usize, after: Option<u64> },
-    Return { lender: usize },
-    Flip { lender: usize, at: u64 },
-    Swap { lender: usize, one: u64, other: u64 },
-    Keep { lender: usize },
-    Replay { lender: usize, page: u64 },
+    Write {
+        at: u64,
+        length: u64,
+        byte: u8,
+    },
+    WriteMany {
+        first: u64,
+        second: u64,
+        byte: u8,
+    },
+    Discard {
+        page: u64,
+        pages: u64,
+    },
+    Read {
+        at: u64,
+        length: u64,
+    },
+    Die {
+        lender: usize,
+        after: Option<u64>,
+    },
+    Return {
+        lender: usize,
+    },
+    Flip {
+        lender: usize,
+        at: u64,
+    },
+    Swap {
+        lender: usize,
+        one: u64,
+        other: u64,
+    },
+    Keep {
+        lender: usize,
+    },
+    /// Reads of this lender take long lately.
+    Slow {
+        lender: usize,
+    },
+    Replay {
+        lender: usize,
+        page: u64,
+    },
     Repair,
 }
 
@@ -174,6 +212,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (lender.clone(), page.clone(), page.clone())
             .prop_map(|(lender, one, other)| Step::Swap { lender, one, other }),
         1 => lender.clone().prop_map(|lender| Step::Keep { lender }),
+        1 => lender.clone().prop_map(|lender| Step::Slow { lender }),
         1 => (lender, page).prop_map(|(lender, page)| Step::Replay { lender, page }),
         3 => Just(Step::Repair),
     ]
@@ -217,9 +256,9 @@ impl Model {
     }
 }
 
-fn play(steps: Vec<Step>) {
+fn play(steps: Vec<Step>, shares_cipher: bool) {
     let lenders = [Lender::new(), Lender::new()];
-    let copies = pair(&lenders, Duration::ZERO);
+    let copies = pair(&lenders, Duration::ZERO, shares_cipher);
     let mut model = Model((0..PAGES).map(|_| Some(vec![0; PAGE_SIZE])).collect());
     let mut was_lied_to = false;
     let size = PAGES * PAGE;
@@ -284,6 +323,11 @@ fn play(steps: Vec<Step>) {
                 let at = (page * PAGE) as usize;
                 memory.bytes[at..][..PAGE_SIZE].copy_from_slice(&old[at..][..PAGE_SIZE]);
             }
+            Step::Slow { lender } => {
+                let second = copies.second().unwrap();
+                let pace = [&copies.first.pace, &second.copy.pace][lender];
+                (0..50).for_each(|_| pace.note(Duration::from_millis(50)));
+            }
             Step::Repair => _ = repair(&copies),
         }
     }
@@ -316,8 +360,9 @@ proptest! {
     #[test]
     fn an_acknowledged_page_is_read_right_or_is_an_error(
         steps in prop::collection::vec(step(), 1..120),
+        shares_cipher in any::<bool>(),
     ) {
-        play(steps);
+        play(steps, shares_cipher);
     }
 }
 
@@ -325,7 +370,7 @@ proptest! {
 fn threads_that_write_while_lenders_come_and_go_lose_nothing() {
     const THREADS: u64 = 3;
     let lenders = [Lender::new(), Lender::new()];
-    let copies = pair(&lenders, Duration::from_secs(20));
+    let copies = pair(&lenders, Duration::from_secs(20), true);
     let last: Vec<_> = thread::scope(|threads| {
         let writers: Vec<_> = (0..THREADS)
             .map(|number| {
@@ -376,7 +421,7 @@ fn threads_that_write_while_lenders_come_and_go_lose_nothing() {
 fn only_the_first_operations_wait_while_both_lenders_are_away() {
     let lenders = [Lender::new(), Lender::new()];
     let timeout = Duration::from_secs(1);
-    let copies = pair(&lenders, timeout);
+    let copies = pair(&lenders, timeout, true);
     copies.write(WORKER, 0, &[1; PAGE_SIZE]).unwrap();
     lenders.iter().for_each(|lender| lock(&lender.0).is_down = true);
     let begun = Instant::now();
