@@ -53,6 +53,9 @@ pub struct BorrowedStatus {
     pub volume: VolumeId,
     /// Whether the lender wants the lease back.
     pub leaving: bool,
+    /// The lease of whose pages it holds the second copies, if it holds copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy_of: Option<LeaseId>,
 }
 
 #[derive(Clone, Debug)]
@@ -93,6 +96,14 @@ pub(crate) struct Holding {
     /// The region does not need it: no lender asks, and nothing replaces it.
     pub(crate) surplus: bool,
     pub(crate) stuck: Option<Stuck>,
+    /// The lease of whose pages it holds the second copies, if it holds copies.
+    pub(crate) copy_of: Option<LeaseId>,
+    /// Whether the engine is about to begin the copy.
+    pub(crate) is_beginning: bool,
+    /// Whether this host has said that no host has room for a second copy.
+    pub(crate) has_told_lack: bool,
+    /// Whether it is left because its lender is gone, and not because that lender asks for it.
+    pub(crate) is_abandoned: bool,
 }
 
 /// A lease that could not be vacated.
@@ -120,8 +131,16 @@ impl Holding {
         self.stuck.as_ref().is_some_and(|stuck| stuck.lasts(now))
     }
 
+    /// Returns whether another host wants the memory of this lease, and has to wait for it.
+    fn keeps_others_waiting(&self, now: Duration) -> bool {
+        self.is_stuck(now) && self.copy_of.is_none() && !self.is_abandoned
+    }
+
     /// Returns whether its pages may go to the region's spill file, as it has been stuck for long.
     pub(crate) fn may_spill(&self, now: Duration) -> bool {
+        if !self.keeps_others_waiting(now) {
+            return false;
+        }
         let is_late = |stuck: &Stuck| now.saturating_sub(stuck.since) >= SPILL_AFTER;
         self.stuck.as_ref().is_some_and(|stuck| stuck.lasts(now) && is_late(stuck))
     }
@@ -226,11 +245,20 @@ impl Borrower {
         without_skipped: bool,
         ctx: &StepContext<'_>,
     ) -> Candidates {
-        let asked = |offer: &&Offer| {
+        Candidates::new(self.offers_to(owner, without_skipped, ctx))
+    }
+
+    pub(crate) fn offers_to(
+        &self,
+        owner: &Owner,
+        without_skipped: bool,
+        ctx: &StepContext<'_>,
+    ) -> impl Iterator<Item = Offer> {
+        let asked = move |offer: &&Offer| {
             offer.host != ctx.facts.host
                 && !(without_skipped && self.skipped.contains_key(&offer.host))
         };
-        Candidates::new(self.offers.iter().filter(asked).map(|offer| offer.to(owner)))
+        self.offers.iter().filter(asked).map(|offer| offer.to(owner))
     }
 
     /// Returns how much more this host may borrow. Leases on their way out do not count, so that it
@@ -266,11 +294,26 @@ impl Borrower {
         };
         self.volumes.insert(live.volume, volume);
         live.leases.iter().for_each(|lease| self.hold(live.volume, lease.clone()));
+        for (of, copy) in &live.copies {
+            self.hold(live.volume, copy.clone());
+            let holding = self.holdings.get_mut(&copy.lease);
+            holding.into_iter().for_each(|holding| holding.copy_of = Some(*of));
+        }
     }
 
     pub(crate) fn hold(&mut self, volume: VolumeId, borrowed: BorrowedLease) {
-        let (leaving, replaced) = (Leaving::No, Bytes::ZERO);
-        let holding = Holding { borrowed, volume, leaving, replaced, surplus: false, stuck: None };
+        let holding = Holding {
+            borrowed,
+            volume,
+            leaving: Leaving::No,
+            replaced: Bytes::ZERO,
+            surplus: false,
+            stuck: None,
+            copy_of: None,
+            is_beginning: false,
+            has_told_lack: false,
+            is_abandoned: false,
+        };
         self.holdings.insert(holding.borrowed.lease, holding);
     }
 
@@ -411,12 +454,15 @@ impl Borrower {
     pub(crate) fn stuck(&self, now: Duration) -> BTreeMap<VolumeId, Bytes> {
         let others = |stuck: &Holding| -> Bytes {
             let others = self.holdings.values().filter(|other| {
-                other.volume == stuck.volume && other.borrowed.lease != stuck.borrowed.lease
+                other.volume == stuck.volume
+                    && other.copy_of.is_none()
+                    && other.borrowed.lease != stuck.borrowed.lease
             });
             others.map(|other| other.borrowed.bytes).sum()
         };
         let mut all = BTreeMap::new();
-        for holding in self.holdings.values().filter(|holding| holding.is_stuck(now)) {
+        let waiting = |holding: &&Holding| holding.keeps_others_waiting(now);
+        for holding in self.holdings.values().filter(waiting) {
             let most = all.entry(holding.volume).or_insert(Bytes::ZERO);
             *most = others(holding).max(*most);
         }
@@ -435,7 +481,10 @@ impl Borrower {
     }
 
     fn leased(&self, volume: VolumeId) -> Bytes {
-        let of_it = self.holdings.values().filter(|holding| holding.volume == volume);
+        let of_it = self
+            .holdings
+            .values()
+            .filter(|holding| holding.volume == volume && holding.copy_of.is_none());
         of_it.map(|holding| holding.borrowed.bytes).sum()
     }
 
@@ -444,6 +493,7 @@ impl Borrower {
             lease: holding.borrowed.clone(),
             volume: holding.volume,
             leaving: holding.leaving != Leaving::No,
+            copy_of: holding.copy_of,
         })
     }
 }

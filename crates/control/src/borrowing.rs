@@ -62,6 +62,7 @@ impl Borrower {
             Purpose::Volume(cause) => self.activate(cause, round, ctx),
             Purpose::Region { .. } => self.provide(round, ctx),
             Purpose::Replace { .. } => self.evacuate(round, ctx),
+            Purpose::Copy { .. } => self.copy_to(round, ctx),
         }
     }
 
@@ -146,7 +147,7 @@ impl Borrower {
         let volume = ctx.ids.volume();
         ctx.decide(What::Activates { volume, leases: round.got.len(), bytes, wanted, cause });
         let Round { owner, group, got: leases, .. } = round;
-        let live = LiveVolume { volume, bytes, owner, group, cause, leases };
+        let live = LiveVolume { volume, bytes, owner, group, cause, leases, copies: Vec::new() };
         self.add_volume(&live, VolumeState::Activating);
         ctx.act(Action::Activate(live));
     }
@@ -168,10 +169,14 @@ impl Borrower {
         }
     }
 
-    /// Ends the round if it is for a recalled lease of this volume.
+    /// Ends the round if it is for a recalled lease of this volume, or for a second copy.
     pub(crate) fn abandon_replacement(&mut self, id: VolumeId, ctx: &mut StepContext<'_>) {
         let purpose = self.round.as_ref().map(|round| round.purpose);
-        if matches!(purpose, Some(Purpose::Replace { volume, .. }) if volume == id) {
+        let is_it = matches!(
+            purpose,
+            Some(Purpose::Replace { volume, .. } | Purpose::Copy { volume, .. }) if volume == id
+        );
+        if is_it {
             self.abandon(ctx);
         }
     }

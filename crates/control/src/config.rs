@@ -19,6 +19,16 @@ pub enum Shareable {
     Dynamic,
 }
 
+/// How many copies of their pages the regions of this host have at lenders.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protection {
+    /// One: the pages are lost with their lender.
+    #[default]
+    None,
+    /// Two, on different lenders.
+    Mirror,
+}
+
 /// The operator's settings. [`Config::validate`] checks them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -37,6 +47,8 @@ pub struct Config {
     pub request: Bytes,
     /// The most that this host borrows, all volumes together.
     pub max_borrowed: Bytes,
+    /// How many copies regions have of the pages that leave this host.
+    pub protection: Protection,
     /// The tenant for which an overloaded host borrows.
     pub group: Group,
     /// The time after which this host sends an unacknowledged message again.
@@ -61,6 +73,7 @@ impl Default for Config {
             borrows: true,
             request: Bytes::gib(1),
             max_borrowed: Bytes::gib(64),
+            protection: Protection::None,
             group: Group::default(),
             resend: Duration::from_secs(1),
             give_up: Duration::from_secs(5),

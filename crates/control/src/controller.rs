@@ -201,6 +201,11 @@ impl Controller {
         self.borrower.leases().collect()
     }
 
+    /// Returns whether this host holds leases with second copies.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.borrower.has_copies()
+    }
+
     /// Returns the leases that this host gave, by id.
     pub fn lent(&self) -> Vec<LentStatus> {
         self.lender.status().collect()
@@ -285,6 +290,9 @@ fn handle(
         Event::DeactivationFailed { volume, why } => borrower.deactivation_failed(volume, why, ctx),
         Event::Extended { volume, unused } => borrower.extended(volume, unused, ctx),
         Event::GiveBack { lease } => borrower.give_back_lease(lease, ctx),
+        Event::Protect { lease, near } => borrower.protect(lease, &near, ctx),
+        Event::Copied { lease, failed } => borrower.copied(lease, failed, ctx),
+        Event::Abandon { lease } => borrower.abandon_lease(lease, ctx),
         Event::Evacuated { lease, unused } => borrower.evacuated(lease, unused, ctx),
         Event::EvacuationFailed { lease, unused, why } => {
             borrower.evacuation_failed(lease, unused, why, ctx);

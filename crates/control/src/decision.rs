@@ -66,7 +66,13 @@ pub enum What {
     /// The role has changed (Fig. 3).
     RoleChanged { from: Role, to: Role },
     /// Sends `mem_bor_req`.
-    Asks { lender: HostName, bytes: Bytes, cause: Option<Cause>, owner: Owner },
+    Asks {
+        lender: HostName,
+        bytes: Bytes,
+        cause: Option<Cause>,
+        owner: Owner,
+        copy_of: Option<LeaseId>,
+    },
     /// The lender did not answer in time.
     GivesUp { lender: HostName, bytes: Bytes, waited: Duration },
     /// The lender sent `mem_bor_rej`.
@@ -122,6 +128,14 @@ pub enum What {
     Evacuated { lease: LeaseId, lender: HostName },
     /// The agent could not empty the recalled lease.
     EvacuationFailed { lease: LeaseId, lender: HostName, why: String },
+    /// Keeps second copies of a lease's pages on another lease.
+    Copies { of: LeaseId, lease: LeaseId, lender: HostName, bytes: Bytes },
+    /// The engine could not begin the second copy.
+    CopyFailed { lease: LeaseId, lender: HostName, why: String },
+    /// No host has room for second copies of a lease's pages.
+    LacksCopy { lease: LeaseId, lender: HostName, bytes: Bytes },
+    /// The lender of the lease is gone, and a second copy has its pages.
+    Abandoned { lease: LeaseId, lender: HostName },
     /// Grants a request.
     Grants {
         borrower: HostName,
@@ -259,8 +273,11 @@ impl Decision {
 
     fn asking(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Asks { lender, bytes, cause, owner } => {
+            What::Asks { lender, bytes, cause, owner, copy_of } => {
                 write!(f, "asks {lender} for {bytes}{}: ", For(owner))?;
+                if let Some(of) = copy_of {
+                    return write!(f, "lease {of} needs a second copy of its pages");
+                }
                 match cause {
                     Some(Cause::Overload) => f.write_str(&self.overload()),
                     Some(Cause::ByHand) if owner.is_swap() => {
@@ -389,6 +406,24 @@ impl Decision {
                 "moves the pages in lease {lease} ({bytes}) of {lender} elsewhere, \
                  with {onto} borrowed for them"
             ),
+            What::Copies { of, lease, lender, bytes } => write!(
+                f,
+                "keeps second copies of the pages in lease {of} at {lender}, in lease {lease} of \
+                 {bytes}"
+            ),
+            What::CopyFailed { lease, lender, why } => {
+                write!(f, "cannot keep second copies in lease {lease} of {lender}: {why}")
+            }
+            What::LacksCopy { lease, lender, bytes } => write!(
+                f,
+                "has one copy only of the pages in lease {lease} of {lender}: no other host grants \
+                 {bytes}, or borrow.max is reached"
+            ),
+            What::Abandoned { lease, lender } => write!(
+                f,
+                "moves the pages in lease {lease} elsewhere: {lender} does not answer or has lost \
+                 them, and a second copy has them all"
+            ),
             What::Evacuated { lease, lender } => write!(f, "vacated lease {lease} of {lender}"),
             What::EvacuationFailed { lease, lender, why } => {
                 write!(f, "cannot vacate lease {lease} of {lender} yet: {why}")
@@ -492,6 +527,7 @@ mod tests {
             bytes: Bytes::mib(512),
             cause: Some(Cause::Overload),
             owner: Owner::Swap,
+            copy_of: None,
         };
         let decision = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what };
         assert_eq!(

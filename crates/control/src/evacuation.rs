@@ -25,7 +25,7 @@ impl Borrower {
             if holding.borrowed.lender != *from {
                 return ctx.decide(What::Stranger { from: from.clone(), lease });
             }
-            holding.surplus = false;
+            (holding.surplus, holding.is_abandoned) = (false, false);
             let deactivating = self.volumes[&holding.volume].state == VolumeState::Deactivating;
             if holding.leaving == Leaving::No && !deactivating {
                 holding.leaving = Leaving::Wanted;
@@ -78,12 +78,13 @@ impl Borrower {
         while self.round.is_none() {
             let next = self.holdings.iter().find(|(_, holding)| {
                 holding.leaving == Leaving::Wanted
+                    && !holding.is_beginning
                     && self.volumes[&holding.volume].state == VolumeState::Active
                     && !self.evacuating(holding.volume)
             });
             let Some((&lease, holding)) = next else { return };
             let volume = holding.volume;
-            let missing = match holding.surplus {
+            let missing = match holding.surplus || holding.copy_of.is_some() {
                 true => Bytes::ZERO,
                 false => holding.borrowed.bytes.saturating_sub(holding.replaced),
             };

@@ -91,6 +91,9 @@ pub struct LiveVolume {
     pub cause: Cause,
     /// The leases under the volume; none if all extents are spilled.
     pub leases: Vec<BorrowedLease>,
+    /// The leases that hold second copies, and the lease that each is a copy of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<(LeaseId, BorrowedLease)>,
 }
 
 /// The input of a step. Events may come in any order and more than once.
@@ -159,6 +162,25 @@ pub enum Event {
         volume: VolumeId,
         /// The leases that could not be added to it.
         unused: Vec<LeaseId>,
+    },
+    /// A lease needs a second copy of its pages.
+    Protect {
+        /// The lease.
+        lease: LeaseId,
+        /// The hosts that may fail together with its lender.
+        near: BTreeSet<HostName>,
+    },
+    /// [`Action::Copy`] has ended.
+    Copied {
+        /// The lease for the copy.
+        lease: LeaseId,
+        /// Why it cannot hold one.
+        failed: Option<String>,
+    },
+    /// The lender of a lease is gone, and a second copy has its pages: they go elsewhere.
+    Abandon {
+        /// The lease.
+        lease: LeaseId,
     },
     /// [`Action::Evacuate`] is done: nothing uses the lease any more.
     Evacuated {
@@ -325,9 +347,20 @@ pub enum Action {
     /// Borrower: add these leases to the volume of a region that has others. The agent answers with
     /// `Extended`.
     Extend(LiveVolume),
+    /// Borrower: begin a second copy of the lease `of` on the lease `onto`. The agent answers with
+    /// `Copied`.
+    Copy {
+        /// The volume of a region.
+        volume: VolumeId,
+        /// The lease to copy.
+        of: LeaseId,
+        /// The lease for the copy.
+        onto: BorrowedLease,
+    },
     /// Borrower: add the leases `onto` to the volume, then vacate `lease` while I/O goes on. The
     /// pages of `lease` move to free room in the volume. Those of a volume for swap go to its spill
-    /// file, if there is no room. The agent answers with `Evacuated` or `EvacuationFailed`.
+    /// file, if there is no room. A second copy ends. The agent answers with `Evacuated` or
+    /// `EvacuationFailed`.
     Evacuate {
         /// The volume.
         volume: VolumeId,

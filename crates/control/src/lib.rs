@@ -94,6 +94,7 @@ mod borrower;
 mod borrowing;
 mod config;
 mod controller;
+mod copies;
 mod decision;
 mod evacuation;
 mod event;
@@ -118,7 +119,7 @@ mod subject;
 mod transfer;
 
 pub use borrower::{BorrowedStatus, VolumeState, VolumeStatus};
-pub use config::{Config, ConfigError, Shareable};
+pub use config::{Config, ConfigError, Protection, Shareable};
 pub use controller::{Controller, Restored};
 pub use decision::{Because, Decision, Refusal, What};
 pub use event::{Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, RegionRequest, Step};

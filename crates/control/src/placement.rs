@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, HostName};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, Zone};
 use serde::{Deserialize, Serialize};
 
 use crate::Owner;
@@ -16,12 +16,15 @@ pub struct Offer {
     pub spare: Bytes,
     /// The bytes that it would grant to regions at present: roles do not limit these.
     pub for_regions: Bytes,
+    /// The zone that it is in, if it has told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<Zone>,
 }
 
 impl Offer {
     /// Returns the offer of a host that would grant the same to regions as to swap.
     pub fn new(host: HostName, spare: Bytes) -> Self {
-        Self { host, spare, for_regions: spare }
+        Self { host, spare, for_regions: spare, zone: None }
     }
 
     /// Returns the part of the offer that is for `owner`.

@@ -77,6 +77,7 @@ impl Borrower {
             group: round.group,
             cause: Cause::ByHand,
             leases: round.got,
+            copies: Vec::new(),
         };
         if grows {
             live.leases.iter().for_each(|lease| self.hold(volume, lease.clone()));

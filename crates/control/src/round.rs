@@ -18,6 +18,8 @@ pub(crate) enum Purpose {
     Region { volume: VolumeId, least: Bytes },
     /// Room for the pages of a recalled lease.
     Replace { volume: VolumeId, lease: LeaseId },
+    /// A second copy of a lease.
+    Copy { volume: VolumeId, of: LeaseId },
 }
 
 impl Purpose {
@@ -25,7 +27,7 @@ impl Purpose {
         match self {
             Self::Volume(cause) => Some(cause),
             Self::Region { .. } => Some(Cause::ByHand),
-            Self::Replace { .. } => None,
+            Self::Replace { .. } | Self::Copy { .. } => None,
         }
     }
 }
@@ -105,8 +107,12 @@ impl Round {
         let Some((lender, bytes)) = self.candidates.take(missing) else { return false };
         let (since, sent) = (ctx.now(), ctx.now());
         let ask = Ask { request: ctx.ids.request(), lender, bytes, since, sent };
-        let (lender, cause) = (ask.lender.clone(), self.purpose.cause());
-        ctx.decide(What::Asks { lender, bytes, cause, owner: self.owner.clone() });
+        let (lender, cause, owner) = (ask.lender.clone(), self.purpose.cause(), self.owner.clone());
+        let copy_of = match self.purpose {
+            Purpose::Copy { of, .. } => Some(of),
+            _ => None,
+        };
+        ctx.decide(What::Asks { lender, bytes, cause, owner, copy_of });
         ctx.send(&ask.lender, self.message(&ask));
         self.ask = Some(ask);
         true

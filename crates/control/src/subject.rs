@@ -58,6 +58,10 @@ impl What {
             | Self::Recalled { lender: host, lease, .. }
             | Self::Evacuates { lender: host, lease, .. }
             | Self::Evacuated { lender: host, lease }
+            | Self::Copies { lender: host, of: lease, .. }
+            | Self::CopyFailed { lender: host, lease, .. }
+            | Self::LacksCopy { lender: host, lease, .. }
+            | Self::Abandoned { lender: host, lease }
             | Self::EvacuationFailed { lender: host, lease, .. }
             | Self::Grants { borrower: host, lease, .. }
             | Self::OpenFailed { borrower: host, lease, .. }

@@ -142,6 +142,7 @@ impl Borrower {
         let Some(volume) = self.volumes.get(&id) else { return };
         let Some(region) = volume.owner.region().cloned() else { return };
         self.abandon_replacement(id, ctx);
+        self.give_back_copies(id, ctx);
         let before = self.holdings.len();
         self.holdings.retain(|_, holding| holding.volume != id);
         self.volumes.remove(&id);
@@ -156,6 +157,7 @@ impl Borrower {
         self.expected.remove(&live.volume);
         if self.volumes.remove(&live.volume).is_some() {
             self.abandon_replacement(live.volume, ctx);
+            self.give_back_copies(live.volume, ctx);
             self.holdings.retain(|_, holding| holding.volume != live.volume);
         }
         self.add_volume(live, VolumeState::Active);

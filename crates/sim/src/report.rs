@@ -54,6 +54,8 @@ pub struct Counts {
     pub network: MessageCounts,
     /// Leases that lenders granted.
     pub grants: u64,
+    /// Leases of regions that began to have second copies.
+    pub copies: u64,
     /// Leases that lenders recalled.
     pub recalls: u64,
     /// Leases that lenders freed because their borrowers were silent for the grace.

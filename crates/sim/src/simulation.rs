@@ -298,7 +298,8 @@ impl Simulation {
     pub fn unmatched(&self) -> Vec<String> {
         let at_lenders = self.hosts.iter().flat_map(|host| host.machine.store.keys().copied());
         let volumes = self.hosts.iter().flat_map(|host| host.machine.volumes.values());
-        let at_borrowers = volumes.flat_map(|volume| volume.places.keys().copied());
+        let at_borrowers =
+            volumes.flat_map(|volume| volume.places.keys().chain(volume.copies.keys()).copied());
         let (lent, borrowed): (BTreeSet<_>, BTreeSet<_>) =
             (at_lenders.collect(), at_borrowers.collect());
         lent.symmetric_difference(&borrowed).map(|lease| format!("lease {lease}")).collect()

@@ -264,6 +264,23 @@ pub struct LeaseReading {
     pub placed: Bytes,
     /// Whether the volume reaches its pages.
     pub health: Health,
+    /// The second copies of its pages, if it has some.
+    pub copy: Option<CopyReading>,
+}
+
+/// The second copies of a lease's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyReading {
+    /// The lease that holds them.
+    pub lease: LeaseId,
+    /// Whether the lease's own lender answers with its pages.
+    pub first_answers: bool,
+    /// Whether the lender of the copies answers with them.
+    pub answers: bool,
+    /// The pages of which there is no copy here, in bytes.
+    pub lacks: Bytes,
+    /// The pages of which only the copies are left, in bytes.
+    pub first_lacks: Bytes,
 }
 
 /// Whether a volume reaches its pages in a lease.

@@ -16,10 +16,12 @@
 //! - `moves`: VMs that move to other hosts, or come from them.
 //! - `caches`: local caches of regions that give RAM up under overload, and grow back. `thin`: what
 //!   their regions need at lenders. `spilled`: the way back for pages on this host's disk.
+//! - `copies`: second copies of regions' leases, and what to do when a lender is gone.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod caches;
 mod claim;
+mod copies;
 mod drain;
 mod fit;
 mod hear;
@@ -46,7 +48,8 @@ use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 
 pub use drain::Left;
 pub use input::{
-    Contact, Found, Health, Input, LeaseReading, Readings, Said, Ticket, VolumeReading, Wanted,
+    Contact, CopyReading, Found, Health, Input, LeaseReading, Readings, Said, Ticket,
+    VolumeReading, Wanted,
 };
 pub use moves::{MoveEnd, MoveState, Obstacle, Threshold, VmReading};
 pub use notice::{EventKind, Notice};
@@ -56,6 +59,7 @@ pub use output::{Answer, Output, Problem, Work};
 use crate::ledger::{Claims, Ledger, OwnMemory, Purpose};
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
 use caches::Caches;
+use copies::Copies;
 use moves::Moves;
 use offers::Offers;
 use orders::Orders;
@@ -140,6 +144,7 @@ struct Lending {
 #[derive(Clone, Debug, Default)]
 struct Borrowing {
     watch: Watch,
+    copies: Copies,
     /// Why this host could not yet leave leases of others.
     failures: BTreeMap<LeaseId, String>,
     /// Leases that this host holds and their lenders do not have.
@@ -272,6 +277,9 @@ impl Node {
             self.outputs.push(Output::RoleChanged { from, to });
         }
         let mut about = decision.what.subjects();
+        if let Some(region) = self.region_of(&about).filter(|_| !has_region(&about)) {
+            about.extend([Subject::Region(region.clone()), Subject::Vm(region)]);
+        }
         if decision.what.is_limited_by_ledger() {
             let vms = self.controller.own().vms.iter();
             about.extend(vms.map(|vm| Subject::Vm(vm.name.clone())));
@@ -280,6 +288,18 @@ impl Node {
         if let What::Expires { borrower, .. } = &decision.what {
             self.note(EventKind::BorrowerLost, borrower, format!("this host {decision}"));
         }
+    }
+
+    /// Returns the region whose lease is among the subjects.
+    fn region_of(&self, about: &[Subject]) -> Option<RegionName> {
+        let lease = about.iter().find_map(|one| match one {
+            Subject::Lease(lease) => Some(*lease),
+            _ => None,
+        })?;
+        let borrowed = self.controller.borrowed();
+        let volume = borrowed.iter().find(|held| held.lease.lease == lease)?.volume;
+        let volumes = self.controller.volumes();
+        volumes.iter().find(|known| known.volume == volume)?.owner.region().cloned()
     }
 
     /// Begins an action, unless work on the same subject is in progress.
@@ -317,6 +337,10 @@ impl Node {
     fn passed(&self, wait: Duration, then: Duration) -> bool {
         self.now.saturating_sub(then) >= wait
     }
+}
+
+fn has_region(about: &[Subject]) -> bool {
+    about.iter().any(|one| matches!(one, Subject::Region(_)))
 }
 
 /// Returns the bytes stored in a lease.

@@ -28,6 +28,10 @@ pub(super) enum Waiting {
     Borrow(Bytes),
     /// A region needs memory.
     BorrowFor(RegionRequest),
+    /// A lease needs a second copy of so many bytes.
+    Protect(LeaseId, Bytes),
+    /// A lease of so many bytes is left, as its lender is gone.
+    Abandon(LeaseId, Bytes),
     /// A former peer holds pages of regions.
     Part(HostName),
 }
@@ -42,6 +46,7 @@ impl Offers {
     pub(super) fn requested(&self) -> Bytes {
         let bytes = self.waiting.iter().map(|waiting| match waiting {
             Waiting::BorrowFor(request) => request.bytes,
+            Waiting::Protect(_, bytes) | Waiting::Abandon(_, bytes) => *bytes,
             Waiting::Hear(..) | Waiting::Borrow(_) | Waiting::Part(_) => Bytes::ZERO,
         });
         bytes.fold(Bytes::ZERO, Bytes::saturating_add)
@@ -75,6 +80,7 @@ impl Node {
 
     pub(super) fn offered(&mut self, lenders: Vec<Offer>, stored: BTreeMap<LeaseId, Bytes>) {
         self.offers.asking = false;
+        self.note_zones(&lenders);
         self.step_period(lenders, stored);
     }
 
@@ -85,6 +91,8 @@ impl Node {
                 Waiting::Hear(from, message, ticket) => self.take_in(from, message, ticket),
                 Waiting::BorrowFor(request) => self.step(Event::BorrowFor(request)),
                 Waiting::Part(host) => self.step(Event::Part { host }),
+                Waiting::Protect(lease, _) => self.protect(lease),
+                Waiting::Abandon(lease, _) => self.step(Event::Abandon { lease }),
                 Waiting::Borrow(bytes) => {
                     let group = self.controller.facts().config.group.clone();
                     self.step(Event::Borrow { bytes, group });

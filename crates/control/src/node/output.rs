@@ -80,6 +80,8 @@ pub enum Work {
     Volume(VolumeId),
     /// A lease that opens, ends, or is vacated.
     Lease(LeaseId),
+    /// A lease that begins to hold second copies.
+    Copy(LeaseId),
     /// A message in flight: a second copy would only queue behind it.
     Message(HostName, Message),
 }
@@ -92,6 +94,7 @@ impl Work {
             Action::Activate(LiveVolume { volume, .. })
             | Action::Extend(LiveVolume { volume, .. })
             | Action::Deactivate { volume } => Self::Volume(*volume),
+            Action::Copy { onto, .. } => Self::Copy(onto.lease),
             Action::Evacuate { lease, .. }
             | Action::OpenLease(LentLease { lease, .. })
             | Action::RecordLease(LentLease { lease, .. })

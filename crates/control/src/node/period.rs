@@ -47,6 +47,7 @@ impl Node {
         self.look_at_volumes();
         self.watch_vms();
         self.size_caches();
+        self.keep_copies();
         self.part_with_former_peers();
         self.note_drained();
         if let Some(found) = found {
@@ -119,6 +120,7 @@ impl Node {
 
     pub(super) fn seen(&mut self, volumes: &[VolumeReading]) {
         self.borrowing.looking = false;
+        self.see_copies(volumes);
         let news = self.borrowing.watch.look(volumes, &self.borrowing.lost);
         self.outputs.extend(news.into_iter().map(Output::Notice));
     }
@@ -133,7 +135,7 @@ impl Node {
         // A volume's record does not list leases that are still on their way into it.
         let moving: BTreeSet<_> = borrowed
             .iter()
-            .filter(|held| self.work.contains(&Work::Lease(held.lease.lease)))
+            .filter(|held| self.is_worked_on(held.lease.lease))
             .map(|held| held.volume)
             .collect();
         borrowed

@@ -37,14 +37,18 @@ impl Node {
 
     /// Returns the bytes of the leases that this host holds for a volume.
     pub(super) fn held(&self, volume: VolumeId) -> Bytes {
-        let held = self.controller.borrowed().into_iter().filter(|held| held.volume == volume);
+        let is_of_it = |held: &BorrowedStatus| held.volume == volume && held.copy_of.is_none();
+        let held = self.controller.borrowed().into_iter().filter(is_of_it);
         held.map(|held| held.lease.bytes).sum()
     }
 
     /// Returns what the region has at lenders, without the leases that it is about to leave.
     pub(super) fn keeps(&self, auto: AutoCache) -> Bytes {
         let borrowed = self.controller.borrowed().into_iter();
-        let leaving = borrowed.filter(|held| held.volume == auto.volume && held.leaving);
+        let is_leaving = |held: &BorrowedStatus| {
+            held.volume == auto.volume && held.copy_of.is_none() && held.leaving
+        };
+        let leaving = borrowed.filter(is_leaving);
         auto.leased.saturating_sub(leaving.map(|held| held.lease.bytes).sum())
     }
 
@@ -64,7 +68,8 @@ impl Node {
                 false => Bytes::ZERO,
             };
             let wants = self.wants(region, region.cache).saturating_add(more);
-            let of_it = |held: &&BorrowedStatus| held.volume == auto.volume;
+            let of_it =
+                |held: &&BorrowedStatus| held.volume == auto.volume && held.copy_of.is_none();
             let borrowed = self.controller.borrowed();
             let settled = !stuck.contains_key(&auto.volume)
                 && !self.rests(&region.name)

@@ -104,6 +104,11 @@ impl Node {
         let mut leases = borrowed.iter().filter(|held| held.volume == volume);
         is_active
             && !self.work.contains(&Work::Volume(volume))
-            && !leases.any(|held| self.work.contains(&Work::Lease(held.lease.lease)))
+            && !leases.any(|held| self.is_worked_on(held.lease.lease))
+    }
+
+    /// Returns whether a lease is being vacated, or about to hold second copies.
+    pub(super) fn is_worked_on(&self, lease: LeaseId) -> bool {
+        self.work.contains(&Work::Lease(lease)) || self.work.contains(&Work::Copy(lease))
     }
 }

@@ -121,7 +121,8 @@ mod tests {
 
     fn volume(health: Health, spilled: u64, error: Option<&str>) -> VolumeReading {
         let lender = "b".parse().expect("a name");
-        let lease = LeaseReading { lease: LEASE, lender, placed: Bytes::mib(64), health };
+        let placed = Bytes::mib(64);
+        let lease = LeaseReading { lease: LEASE, lender, placed, health, copy: None };
         VolumeReading {
             volume: VolumeId(0),
             spilled: Bytes(spilled),

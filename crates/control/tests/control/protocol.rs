@@ -403,6 +403,7 @@ fn a_restored_host_that_borrows_and_lends_recalls_its_leases() {
         group: Group::default(),
         cause: Cause::Overload,
         leases: Vec::new(),
+        copies: Vec::new(),
     };
     let lent = vec![(lease, vec!["there".to_owned()])];
     let found = Restored { lent, volumes: vec![volume], ..Restored::default() };

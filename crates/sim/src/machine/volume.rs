@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_control::node::{Health, LeaseReading, VolumeReading};
+use aquifer_control::node::{CopyReading, Health, LeaseReading, VolumeReading};
 use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner};
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
@@ -16,6 +16,8 @@ pub(crate) struct Volume {
     group: Group,
     cause: Cause,
     pub(crate) places: BTreeMap<LeaseId, Place>,
+    /// The leases that hold second copies, each with the lease that it is a copy of.
+    pub(crate) copies: BTreeMap<LeaseId, (LeaseId, Place)>,
     pub(crate) spilled: Bytes,
     /// Whether swapoff is under way.
     pub(crate) is_detaching: bool,
@@ -46,25 +48,50 @@ impl Volume {
             (lease.lease, Place::new(lease, lender))
         };
         let places = leases.into_iter().map(place).collect();
-        Self { bytes, owner, group, cause, places, spilled: Bytes::ZERO, is_detaching: false }
+        let (copies, spilled) = (BTreeMap::new(), Bytes::ZERO);
+        Self { bytes, owner, group, cause, places, copies, spilled, is_detaching: false }
     }
 
     /// Returns the volume as the next host has it, after a move.
     pub(crate) fn of_next_generation(mut self) -> Self {
         self.places.values_mut().for_each(|place| place.borrowed.generation += 1);
+        self.copies.clear();
         self
     }
 
     /// Returns the record from which the next agent continues.
     pub(crate) fn live(&self, volume: VolumeId) -> LiveVolume {
         let leases = self.places.values().map(|place| place.borrowed.clone()).collect();
-        let (bytes, owner) = (self.bytes, self.owner.clone());
-        LiveVolume { volume, bytes, owner, group: self.group.clone(), cause: self.cause, leases }
+        let copy = |(of, copy): &(LeaseId, Place)| (*of, copy.borrowed.clone());
+        let copies = self.copies.values().map(copy).collect();
+        let (owner, group) = (self.owner.clone(), self.group.clone());
+        LiveVolume { volume, bytes: self.bytes, owner, group, cause: self.cause, leases, copies }
     }
 
     /// Returns whether the kernel swaps to it.
     pub(crate) fn is_swap(&self) -> bool {
         self.owner.is_swap()
+    }
+
+    /// Returns whether it uses a lease.
+    pub(crate) fn has(&self, lease: LeaseId) -> bool {
+        self.places.contains_key(&lease) || self.copies.contains_key(&lease)
+    }
+
+    /// Removes a lease, with the second copies of its pages.
+    pub(crate) fn remove(&mut self, lease: LeaseId) {
+        self.places.remove(&lease);
+        self.copies.retain(|copy, (of, _)| *copy != lease && *of != lease);
+    }
+
+    /// Begins second copies of a lease. Returns whether it can.
+    pub(crate) fn add_copy(&mut self, of: LeaseId, copy: Place) -> bool {
+        let may = self.places.get(&of).is_some_and(|place| !place.is_leaving)
+            && !self.copies.values().any(|(known, _)| *known == of);
+        if may {
+            self.copies.insert(copy.borrowed.lease, (of, copy));
+        }
+        may
     }
 
     pub(crate) fn placed(&self) -> Bytes {
@@ -94,6 +121,15 @@ impl Volume {
             lender: place.borrowed.lender.clone(),
             placed: place.placed,
             health: health(place),
+            copy: self.copies.values().find(|(of, _)| *of == place.borrowed.lease).map(
+                |(_, copy)| CopyReading {
+                    lease: copy.borrowed.lease,
+                    first_answers: health(place) == Health::Ok,
+                    answers: health(copy) == Health::Ok,
+                    lacks: Bytes::ZERO,
+                    first_lacks: Bytes::ZERO,
+                },
+            ),
         };
         VolumeReading {
             volume,

@@ -45,6 +45,7 @@ enum Task {
     Activate(LiveVolume),
     Extend { volume: VolumeId, unused: Vec<LeaseId> },
     Deactivate(VolumeId),
+    Copy { volume: VolumeId, of: LeaseId, onto: BorrowedLease },
     Evacuate { volume: VolumeId, lease: LeaseId, unused: Vec<LeaseId> },
     Open(LentLease),
     Record(LentLease),
@@ -72,6 +73,10 @@ impl Simulation {
             Action::Extend(LiveVolume { volume, leases, .. }) => {
                 let (unused, _) = self.extend(host, volume, leases);
                 (Task::Extend { volume, unused }, self.time_up_to(costs.start, LEAST_START))
+            }
+            Action::Copy { volume, of, onto } => {
+                let wait = self.time_up_to(costs.start, LEAST_START);
+                (Task::Copy { volume, of, onto }, wait)
             }
             Action::Deactivate { volume } => {
                 let refused = self.begin_deactivation(host, volume).err();
@@ -246,6 +251,9 @@ impl Simulation {
         match job.task.clone() {
             Task::Activate(live) => Next::End(Some(self.activate(host, live))),
             Task::Extend { volume, unused } => Next::End(Some(Done::Extended { volume, unused })),
+            Task::Copy { volume, of, onto } => {
+                Next::End(Some(self.copy_to(host, volume, of, onto)))
+            }
             Task::Deactivate(volume) => self.copy(host, id, job, Target::Volume(volume)),
             Task::Evacuate { volume, lease, .. } => {
                 self.copy(host, id, job, Target::Lease(volume, lease))
@@ -266,6 +274,7 @@ impl Simulation {
         Some(match job.task.clone() {
             Task::Activate(LiveVolume { volume, .. }) => Done::ActivationFailed { volume, why },
             Task::Extend { volume, unused } => Done::Extended { volume, unused },
+            Task::Copy { onto, .. } => Done::Copied { lease: onto.lease, failed: Some(why) },
             Task::Deactivate(volume) => Done::DeactivationFailed { volume, why },
             Task::Evacuate { lease, unused, .. } => Done::EvacuationFailed { lease, unused, why },
             Task::Open(LentLease { lease, .. }) => Done::LeaseFailed { lease, why },
@@ -294,6 +303,25 @@ impl Simulation {
             }
             _ => {}
         }
+    }
+
+    /// Begins second copies of a lease.
+    fn copy_to(
+        &mut self,
+        host: HostNumber,
+        volume: VolumeId,
+        of: LeaseId,
+        onto: BorrowedLease,
+    ) -> Done {
+        let (lease, lender) = (onto.lease, self.names[&onto.lender]);
+        let reaches = self.reaches(host, lender, lease);
+        let machine = &mut self.hosts[host].machine;
+        let is_moving = machine.is_moving(volume);
+        let volume = machine.volumes.get_mut(&volume).filter(|_| reaches && !is_moving);
+        let begun = volume.is_some_and(|volume| volume.add_copy(of, Place::new(onto, lender)));
+        self.counts.copies += u64::from(begun);
+        let why = || "the lender does not answer, or the region has changed".to_owned();
+        Done::Copied { lease, failed: (!begun).then(why) }
     }
 
     fn activate(&mut self, host: HostNumber, live: LiveVolume) -> Done {
@@ -404,7 +432,7 @@ impl Simulation {
         match &job.task {
             Task::Evacuate { volume, lease, unused } => {
                 if let Some(volume) = volumes.get_mut(volume) {
-                    volume.places.remove(lease);
+                    volume.remove(*lease);
                 }
                 Done::Evacuated { lease: *lease, unused: unused.clone() }
             }
@@ -415,6 +443,7 @@ impl Simulation {
             Task::Extend { volume, unused } => {
                 Done::Extended { volume: *volume, unused: unused.clone() }
             }
+            Task::Copy { onto, .. } => Done::Copied { lease: onto.lease, failed: None },
             Task::Open(LentLease { lease, .. })
             | Task::Record(LentLease { lease, .. })
             | Task::Free(lease) => Done::LeaseFreed { lease: *lease },

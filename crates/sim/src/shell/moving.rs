@@ -122,6 +122,9 @@ impl Simulation {
         let at = &mut self.hosts[host];
         let Some(vm) = at.machine.vms.get_mut(&leaving.vm) else { return };
         vm.standing = Standing::HandedOver(id);
+        // Second copies do not move: the destination asks for new ones.
+        let volume = vm.volume.and_then(|volume| at.machine.volumes.get_mut(&volume));
+        volume.into_iter().for_each(|volume| volume.copies.clear());
         at.note(self.now, format!("hands over {} to host {}", leaving.vm, leaving.to));
         self.set_leaving(host, id, |leaving| leaving.progress = Progress::HandedOver);
         let at = self.arrival();

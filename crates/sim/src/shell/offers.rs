@@ -239,7 +239,7 @@ impl Simulation {
         }
         let offer = |(lender, Offered { spare, for_regions }): (HostNumber, _)| {
             let host = self.hosts[lender].name.clone();
-            Offer { host, spare, for_regions }
+            Offer { host, spare, for_regions, zone: None }
         };
         let lenders = offers.into_iter().map(offer).collect();
         let stored = self.hosts[host].machine.stored_by_lease();

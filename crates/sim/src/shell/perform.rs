@@ -122,7 +122,9 @@ impl Simulation {
         let Host { machine, agent, .. } = &self.hosts[host];
         let is_known = |id: &VolumeId| agent.as_ref().is_some_and(|a| a.known.regions.contains(id));
         let known = machine.volumes.iter().filter(|(id, v)| v.is_swap() || is_known(id));
-        let places = known.flat_map(|(_, volume)| volume.places.values());
+        let places = known.flat_map(|(_, volume)| {
+            volume.places.values().chain(volume.copies.values().map(|(_, copy)| copy))
+        });
         let meant =
             places.filter(|place| only.is_none_or(|only| only.contains(&place.borrowed.lender)));
         let mut leases = std::collections::BTreeMap::<_, Vec<_>>::new();
@@ -189,6 +191,6 @@ impl Simulation {
     /// Returns whether a volume on this host has a lease.
     pub(crate) fn holds(&self, host: HostNumber, lease: LeaseId) -> bool {
         let mut volumes = self.hosts[host].machine.volumes.values();
-        volumes.any(|volume| volume.places.contains_key(&lease))
+        volumes.any(|volume| volume.has(lease))
     }
 }

@@ -70,7 +70,7 @@ impl Simulation {
         let wanted = agent.node.wanted(self.now - agent.born);
         let has_left = |(volume, lease): &(VolumeId, LeaseId)| {
             let volume = machine.volumes.get(volume);
-            volume.is_some_and(|volume| !volume.places.contains_key(lease))
+            volume.is_some_and(|volume| !volume.has(*lease))
         };
         let found = wanted.vacated.map(|vacated| Found {
             vacated: vacated.into_iter().filter(has_left).map(|(_, lease)| lease).collect(),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use aquifer_control::Config;
+use aquifer_control::{Config, Protection};
 use aquifer_page::Bytes;
 use aquifer_sim::{
     Command, Faults, Load, Network, Order, Scenario, Simulation, synthetic_hosts, synthetic_vms,
@@ -153,13 +153,14 @@ fn rough_with_vms(seed: u64) -> Scenario {
     let longest_drain = Duration::from_secs(rng.random_range(10..300));
     let faults = Faults { drains: rng.random_range(0.0..30.0), longest_drain, ..rough.faults };
     let move_after = Some(Duration::from_secs(rng.random_range(10..120)));
-    let config = Config { max_borrowed: Bytes::gib(8), ..rough.config.clone() };
+    let protection = if seed.is_multiple_of(2) { Protection::Mirror } else { Protection::None };
+    let config = Config { max_borrowed: Bytes::gib(8), protection, ..rough.config.clone() };
     Scenario { hosts: loads, vms, faults, move_after, config, ..rough }
 }
 
 #[test]
 fn under_heavy_faults_each_vm_and_lease_has_one_host() {
-    let (mut moves, mut leases) = (0, 0);
+    let (mut moves, mut leases, mut copies) = (0, 0, 0);
     for seed in seeds(80) {
         let rough = rough_with_vms(seed);
         let (hosts, duration) = (rough.hosts.len(), rough.duration);
@@ -183,6 +184,8 @@ fn under_heavy_faults_each_vm_and_lease_has_one_host() {
         assert!(under_way.is_empty(), "seed {seed}: {under_way:#?}\n{:#?}", latest());
         moves += report.vms.for_overload + report.vms.for_drains;
         leases += report.vms.leases;
+        copies += report.counts.copies;
     }
     assert!(moves > 100 && leases > 20, "{moves} moves, {leases} leases with them");
+    assert!(copies > 20, "{copies} leases with second copies");
 }

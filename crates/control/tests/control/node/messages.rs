@@ -28,6 +28,7 @@ fn with_a_former_peer() -> Shell {
         group: Group::default(),
         cause: Cause::ByHand,
         leases: vec![lease],
+        copies: Vec::new(),
     };
     let lent = LentLease {
         lease: LeaseId(2),

@@ -3,6 +3,7 @@
 mod arrivals;
 mod caches;
 mod claims;
+mod copies;
 mod drain;
 mod leave;
 mod ledger;

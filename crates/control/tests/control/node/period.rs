@@ -33,7 +33,8 @@ fn renewals(shell: &Shell) -> Vec<Option<usize>> {
 }
 
 fn look(shell: &mut Shell, volume: VolumeId, health: Health) {
-    let lease = LeaseReading { lease: LEASE, lender: name("b"), placed: Bytes::mib(64), health };
+    let (lender, placed) = (name("b"), Bytes::mib(64));
+    let lease = LeaseReading { lease: LEASE, lender, placed, health, copy: None };
     let (spilled, last_error) = (Bytes::ZERO, None);
     let reading = VolumeReading { volume, spilled, last_error, leases: vec![lease] };
     shell.input(Input::Volumes(vec![reading]));
@@ -198,6 +199,7 @@ fn region(lease: LeaseId, generation: u32) -> LiveVolume {
             uris: vec!["there".to_owned()],
             generation,
         }],
+        copies: Vec::new(),
     }
 }
 

@@ -204,6 +204,10 @@ impl World {
                 let unused = if well { Vec::new() } else { leases.collect() };
                 Some(Event::Extended { volume, unused })
             }
+            Action::Copy { onto, .. } => {
+                let failed = (!well).then_some(why);
+                Some(Event::Copied { lease: onto.lease, failed })
+            }
             Action::Deactivate { volume } if well => Some(Event::Deactivated { volume }),
             Action::Deactivate { volume } => Some(Event::DeactivationFailed { volume, why }),
             Action::Evacuate { lease, .. } if well => {

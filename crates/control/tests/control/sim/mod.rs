@@ -197,6 +197,7 @@ impl Network {
             host: host.name.clone(),
             spare: host.controller.spare(),
             for_regions: host.controller.spare_for_regions(),
+            zone: None,
         };
         let lenders = others.map(offer).collect();
         let swap = self.hosts[index].volumes.values().filter(|volume| volume.owner.is_swap());
@@ -354,6 +355,13 @@ impl Network {
                 let unused = unused.into_iter().map(|lease| lease.lease).collect();
                 Event::Extended { volume, unused }
             }
+            Action::Copy { volume, of, onto } => {
+                let lease = onto.lease;
+                let known = host.volumes.get_mut(&volume).filter(|_| well);
+                let failed = known.is_none().then_some(why);
+                known.into_iter().for_each(|known| known.copies.push((of, onto.clone())));
+                Event::Copied { lease, failed }
+            }
             Action::Evacuate { volume, lease, onto, .. } => {
                 let under_way = host.moving.contains(&(volume, lease));
                 let Some(volume) = host.volumes.get_mut(&volume) else {
@@ -366,6 +374,7 @@ impl Network {
                     Event::EvacuationFailed { lease, unused: Vec::new(), why }
                 } else if well {
                     volume.leases.retain(|held| held.lease != lease);
+                    volume.copies.retain(|(of, held)| *of != lease && held.lease != lease);
                     volume.leases.extend(onto);
                     Event::Evacuated { lease, unused: Vec::new() }
                 } else {
@@ -495,7 +504,7 @@ impl Host {
     fn evacuates(&self, volume: VolumeId) -> bool {
         let evacuated = self.jobs.iter().filter_map(|job| match job {
             Action::Extend(live) => Some(live.volume),
-            Action::Evacuate { volume, .. } => Some(*volume),
+            Action::Evacuate { volume, .. } | Action::Copy { volume, .. } => Some(*volume),
             _ => None,
         });
         evacuated.into_iter().any(|evacuated| evacuated == volume)
