@@ -87,7 +87,9 @@ impl Engine {
             // Another thread has taken the last free slot, or a lender has just gone away. Pages
             // that have a place can still leave.
             Err(RegionError::Pool(error))
-                if (matches!(error, VolumeError::NoRoom(_)) || self.places().misses_lenders())
+                if (matches!(error, VolumeError::NoRoom(_))
+                    || error.is_unreachable()
+                    || error.is_lost())
                     && self.placed(&mut lock(&self.cache), 0).is_some() =>
             {
                 Ok(())

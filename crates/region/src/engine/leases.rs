@@ -46,6 +46,45 @@ impl Engine {
         self.may_change()
     }
 
+    /// Begins a second copy of the lease `of`, on another lease. Calls `record` once that lease is
+    /// known to be usable, and before a page can be there. A copy that the region has is not begun
+    /// again.
+    ///
+    /// # Errors
+    /// The lease cannot be used, the lease `of` is unknown or has another copy, the region is being
+    /// handed over, or `record` fails.
+    pub fn add_copy(
+        &self,
+        of: LeaseId,
+        lease: LeaseTarget,
+        record: impl FnOnce(&LeaseTarget) -> Result<(), RegionError>,
+    ) -> Result<(), RegionError> {
+        self.may_change()?;
+        let volume = &self.lenders.volume;
+        let is_it = |(known, copy): &(LeaseId, LeaseTarget)| {
+            *known == of && copy.lease == lease.lease && copy.is_same_place(&lease)
+        };
+        if volume.copies().iter().any(is_it) {
+            return Ok(());
+        }
+        volume.add_copy(of, lease, record)?;
+        self.may_change()
+    }
+
+    /// Ends the second copy on a lease, which may go back then. Returns false if no lease has it.
+    ///
+    /// # Errors
+    /// Some page is only there, or the region is being handed over.
+    pub fn end_copy(&self, copy: LeaseId) -> Result<bool, RegionError> {
+        self.may_change()?;
+        let volume = &self.lenders.volume;
+        if !volume.copies().iter().any(|(_, target)| target.lease == copy) {
+            return Ok(false);
+        }
+        volume.end_copy(copy)?;
+        Ok(true)
+    }
+
     /// Moves all extents off a lease and releases it, while faults and evictions go on. If no other
     /// lease has room, its pages come home. Any caller may repeat this at any time. A lease that
     /// the region does not have counts as evacuated.

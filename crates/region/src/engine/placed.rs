@@ -35,11 +35,6 @@ impl Places {
         self.free.is_some() || self.misses_lenders
     }
 
-    /// Returns whether some extents are at lenders that are away.
-    pub(super) fn misses_lenders(&self) -> bool {
-        self.misses_lenders
-    }
-
     /// Returns how many pages the policy may offer in vain for this many victims.
     pub(super) fn looks(&self, victims: usize) -> usize {
         match self.free {

@@ -198,6 +198,7 @@ impl Serving {
             }
             Request::Unshare => done(self.engine.unshare_all()),
             Request::AddLease { lease, identity } => done(self.add_lease(*lease, identity)),
+            Request::AddCopy { of, lease } => done(self.add_copy(of, *lease)),
             Request::Evacuate { lease, spill } => {
                 done(self.evacuate(lease, spill.as_deref(), |now| {
                     // A client that disconnects does not cancel its request.

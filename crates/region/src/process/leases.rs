@@ -37,6 +37,34 @@ impl Serving {
         })
     }
 
+    /// Adds a second copy of the lease `of` to the record, and then to the volume.
+    pub(super) fn add_copy(&self, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
+        let _changing = lock(&self.changing_leases);
+        self.engine.add_copy(of, lease, |lease| {
+            self.note(|spec| {
+                spec.copies.retain(|known| known.of != of);
+                spec.copies.push(SecondCopy { of, lease: lease.clone() });
+                Ok(())
+            })
+            .map(drop)
+        })
+    }
+
+    /// Ends the second copy on a lease, if one is there, and removes it from the record. Returns
+    /// whether one was there.
+    fn end_copy(&self, copy: LeaseId) -> Result<bool, RegionError> {
+        let _changing = lock(&self.changing_leases);
+        let is_known = lock(&self.spec).copies.iter().any(|known| known.lease.lease == copy);
+        if !self.engine.end_copy(copy)? && !is_known {
+            return Ok(false);
+        }
+        self.note(|spec| {
+            spec.copies.retain(|known| known.lease.lease != copy);
+            Ok(())
+        })?;
+        Ok(true)
+    }
+
     /// Makes a spill file in this directory, unless the region has one. The record names it before
     /// an extent can be in it.
     fn add_spill(&self, directory: &Path) -> Result<(), RegionError> {
@@ -75,13 +103,16 @@ impl Serving {
     }
 
     /// Moves all extents off a lease, and then removes it from the record. If there is no other
-    /// room, they go to a spill file in the directory `spill`.
+    /// room, they go to a spill file in the directory `spill`. A second copy on that lease ends.
     pub(super) fn evacuate(
         &self,
         lease: LeaseId,
         spill: Option<&Path>,
         mut progress: impl FnMut(Progress),
     ) -> Result<(), RegionError> {
+        if self.end_copy(lease)? {
+            return Ok(());
+        }
         match (self.engine.evacuate(lease, &mut progress), spill) {
             // No room, or another lender that has some does not answer.
             (

@@ -46,8 +46,13 @@ pub(super) enum Request {
         /// The directory of the host's certificate, for a region that has none yet.
         identity: Option<PathBuf>,
     },
-    /// Move all extents off a lease and release it. The answers are `Evacuating` during the move,
-    /// then `Done`.
+    /// Begin a second copy of the lease `of`. A copy that the region has is not begun again.
+    AddCopy {
+        of: LeaseId,
+        lease: Box<LeaseTarget>,
+    },
+    /// Move all extents off a lease and release it, or end the second copy on it. The answers are
+    /// `Evacuating` during the move, then `Done`.
     ///
     /// Any client may repeat it at any time. While the lease moves, the repeated request follows
     /// that move. A lease that the region does not have counts as moved.

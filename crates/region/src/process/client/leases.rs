@@ -31,9 +31,20 @@ pub fn add_lease(
     served(files, &Request::AddLease { lease: Box::new(lease), identity })
 }
 
+/// Begins a second copy of the lease `of`, on another lease. If the engine dies meanwhile, the next
+/// one gets the request again. A copy that the region has is not begun again.
+///
+/// # Errors
+/// [`RegionError`]: the lease cannot be used, the lease `of` is unknown or has another copy, or the
+/// region is being handed over.
+pub fn add_copy(files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
+    served(files, &Request::AddCopy { of, lease: Box::new(lease) })
+}
+
 /// Moves all extents off a lease and releases it, while programs run. If the engine dies meanwhile,
 /// the next one gets the request again. A lease that the region does not have counts as moved. If
-/// there is no other room, extents go to a spill file in the directory `spill`.
+/// there is no other room, extents go to a spill file in the directory `spill`. A second copy on
+/// that lease ends.
 ///
 /// # Errors
 /// [`RegionError`]: the lender fails, no other lease and no spill file has room, or the region is
