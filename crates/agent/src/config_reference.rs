@@ -207,6 +207,12 @@ const BORROW: &[Key] = &[
     ),
     key("request", "size", "\"1G\"", "`M_req`: what one request asks for, at least 64MiB"),
     key("max", "size", "\"16G\"", "the most that the agent borrows in all"),
+    key(
+        "protection",
+        "`none` or `mirror`",
+        "\"none\"",
+        "with `mirror`, a second lender keeps a copy of each page that a region has at lenders",
+    ),
     key("group", "name", "\"default\"", "the tenant to which lenders account the leases"),
     key(
         "spill",

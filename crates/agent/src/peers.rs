@@ -223,6 +223,7 @@ impl Peers {
     /// it asks the next few, and so on.
     pub async fn offers(&self, regions_need: Bytes) -> Vec<Offer> {
         let offer = |(host, offer): (HostName, message::Offer)| Offer {
+            zone: self.get(&host).and_then(|peer| peer.about.zone.clone()),
             host,
             spare: offer.spare,
             for_regions: offer.for_regions.unwrap_or(offer.spare),

@@ -1,5 +1,7 @@
 //! The state that an agent reports.
 
+use std::collections::BTreeMap;
+
 pub use aquifer_control::node::EventKind;
 pub use aquifer_control::{LoanState, Role};
 use aquifer_page::{Bytes, Group, HostName, LeaseId, RegionName, VolumeId, Zone};
@@ -81,9 +83,47 @@ pub struct Loans {
     /// The regions with memory that the agent borrowed for them.
     #[serde(default)]
     pub regions: Vec<Region>,
+    /// What would be lost with each lender, if it died now.
+    #[serde(default)]
+    pub at_risk: Vec<AtRisk>,
     /// The link over which the host lends. Absent if the kernel serves the leases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lending_link: Option<LendingLink>,
+}
+
+/// What would be lost with a lender.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AtRisk {
+    /// The lender.
+    #[schema(value_type = schema::Name)]
+    pub lender: HostName,
+    /// The bytes of extents of which no other copy is whole, or of pages that only this lender has.
+    #[schema(value_type = schema::Size)]
+    pub bytes: Bytes,
+}
+
+impl Loans {
+    /// Fills in what would be lost with each lender. A lease without second copies counts with all
+    /// its extents that are in use.
+    pub fn note_risks(&mut self) {
+        let mut risks: BTreeMap<HostName, Bytes> = BTreeMap::new();
+        let volumes = self.borrowed.iter().flat_map(|volume| &volume.leases);
+        for held in volumes.chain(self.regions.iter().flat_map(|region| &region.leases)) {
+            let (alone, at_copy) = match &held.copy {
+                None => (held.placed, None),
+                Some(copy) if !copy.answers => (held.placed, Some((copy, copy.first_lacks))),
+                Some(copy) if !copy.first_answers => (copy.lacks, Some((copy, held.placed))),
+                Some(copy) => (copy.lacks, Some((copy, copy.first_lacks))),
+            };
+            let at_copy = at_copy.map(|(copy, bytes)| (copy.lender.clone(), bytes));
+            for (lender, bytes) in [(held.lender.clone(), alone)].into_iter().chain(at_copy) {
+                let sum = risks.entry(lender).or_insert(Bytes::ZERO);
+                *sum = sum.saturating_add(bytes);
+            }
+        }
+        let risk = |(lender, bytes)| AtRisk { lender, bytes };
+        self.at_risk = risks.into_iter().map(risk).collect();
+    }
 }
 
 /// What happened lately on a host.
@@ -350,6 +390,30 @@ pub struct Held {
     /// The state for programs.
     #[serde(default)]
     pub health: LeaseHealth,
+    /// The second copies of its pages, if a region has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<SecondCopy>,
+}
+
+/// Second copies of the pages in a lease.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SecondCopy {
+    /// The lease that holds the copies.
+    #[schema(value_type = schema::Id)]
+    pub lease: LeaseId,
+    /// The host that granted that lease.
+    #[schema(value_type = schema::Name)]
+    pub lender: HostName,
+    /// Whether the lender of the first copies answers, and has what it stored.
+    pub first_answers: bool,
+    /// Whether the lender of the second copies answers, and has what it stored.
+    pub answers: bool,
+    /// The pages without a second copy, in bytes. They would be lost with the lender of the first.
+    #[schema(value_type = schema::Size)]
+    pub lacks: Bytes,
+    /// The pages of which only the second copy is left, in bytes.
+    #[schema(value_type = schema::Size)]
+    pub first_lacks: Bytes,
 }
 
 /// The state of a lease that this host holds.

@@ -1,8 +1,8 @@
 //! An agent's status as text.
 
 use aquifer_api::status::{
-    AgentProcess, Decision, Event, GroupScanner, Held, LeaseTraffic, Ledger, LeftToDrain,
-    LendingLink, Lent, Peer, Region, Standing, Status, Volume,
+    AgentProcess, AtRisk, Decision, Event, GroupScanner, Held, LeaseTraffic, Ledger, LeftToDrain,
+    LendingLink, Lent, Peer, Region, SecondCopy, Standing, Status, Volume,
 };
 use aquifer_page::Bytes;
 
@@ -25,6 +25,7 @@ pub fn status(status: &Status) -> String {
     add("Lent", !loans.lent.is_empty(), lent(&loans.lent));
     add("Borrowed", !loans.borrowed.is_empty(), borrowed(&loans.borrowed));
     add("Regions", !loans.regions.is_empty(), regions(&loans.regions));
+    add("Safety", !loans.at_risk.is_empty(), at_risk(&loans.at_risk));
     add("Groups", !status.scanners.is_empty(), scanners(&status.scanners));
     add("Peers", !status.peers.is_empty(), peers(&status.peers));
     if !history.events.is_empty() {
@@ -206,7 +207,29 @@ fn regions(regions: &[Region]) -> String {
 
 fn held(lease: &Held) -> String {
     let state = if lease.state == "ok" { String::new() } else { format!(" ({})", lease.state) };
-    format!("{}: {} of {}{state}", lease.lender, lease.placed, lease.capacity)
+    let copy = lease.copy.as_ref().map(copy).unwrap_or_default();
+    format!("{}: {} of {}{state}{copy}", lease.lender, lease.placed, lease.capacity)
+}
+
+/// Describes the second copies of a lease's pages.
+fn copy(copy: &SecondCopy) -> String {
+    let SecondCopy { lender, first_answers, answers, lacks, first_lacks, .. } = copy;
+    match (*lacks, *first_lacks) {
+        _ if !answers && !first_answers => format!("; neither it nor its copy at {lender} answers"),
+        _ if !answers => format!(", copy at {lender}, which does not answer"),
+        _ if !first_answers => format!("; only its copy at {lender} answers"),
+        (_, first_lacks) if first_lacks > Bytes::ZERO => {
+            format!(", copy at {lender} with {first_lacks} that are only there")
+        }
+        (Bytes::ZERO, _) => format!(", copy at {lender}"),
+        (lacks, _) => format!(", copy at {lender} without {lacks} so far"),
+    }
+}
+
+/// Describes what would be lost with each lender.
+fn at_risk(at_risk: &[AtRisk]) -> String {
+    let row = |risk: &AtRisk| vec![risk.lender.to_string(), risk.bytes.to_string()];
+    table(["IF IT DIED NOW", "LOST"], at_risk.iter().map(row))
 }
 
 fn peers(peers: &[Peer]) -> String {

@@ -133,6 +133,7 @@ impl DirectVolumes {
                 uris: vec![record.uri.to_string()],
                 generation: 0,
             }],
+            copies: Vec::new(),
         };
         self.all().into_iter().map(live).collect()
     }
@@ -181,6 +182,7 @@ impl DirectVolumes {
                     placed: record.capacity,
                     state,
                     health,
+                    copy: None,
                 }],
                 last_error: None,
             }

@@ -25,6 +25,27 @@ impl Borrower {
         unused
     }
 
+    /// Begins a second copy of the lease `of` of a region on the lease `onto`.
+    ///
+    /// # Errors
+    /// Says why that lease does not hold one.
+    pub fn add_copy(
+        &self,
+        volume: VolumeId,
+        of: LeaseId,
+        onto: &BorrowedLease,
+    ) -> Result<(), String> {
+        let live = self.regions.live().into_iter().find(|live| live.volume == volume);
+        let live = live.ok_or_else(|| "the region is gone".to_owned())?;
+        let added = self
+            .target_for(&live, onto)
+            .and_then(|target| self.regions.add_copy(volume, of, target));
+        if added.is_err() {
+            self.reach.forget([onto.lease]);
+        }
+        added
+    }
+
     pub(super) fn evacuate_region(
         &self,
         volume: VolumeId,

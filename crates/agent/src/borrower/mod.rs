@@ -466,6 +466,14 @@ fn held(lease: LeaseStatus) -> status::Held {
         placed: extents(lease.used_extents),
         state: lease.state.to_string(),
         health: health(&lease.state),
+        copy: lease.copy.map(|copy| status::SecondCopy {
+            lease: copy.lease,
+            lender: copy.lender,
+            first_answers: copy.answer.0,
+            answers: copy.answer.1,
+            lacks: copy.lacks,
+            first_lacks: copy.first_lacks,
+        }),
     }
 }
 
@@ -496,5 +504,6 @@ fn live(record: &VolumeRecord) -> Option<LiveVolume> {
         group,
         cause,
         leases: record.spec.leases.iter().map(lease).collect(),
+        copies: Vec::new(),
     })
 }

@@ -36,6 +36,9 @@ pub(super) trait Engines: fmt::Debug + Send + Sync {
         identity: &Path,
     ) -> Result<(), RegionError>;
 
+    /// Begins a second copy of the lease `of`.
+    fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError>;
+
     /// Moves all pages out of a lease; the region then no longer has it. Pages without other room
     /// go to a spill file in the directory `spill`.
     fn evacuate(
@@ -58,6 +61,10 @@ impl Engines for RunningEngines {
         identity: &Path,
     ) -> Result<(), RegionError> {
         client::add_lease(files, lease, Some(identity))
+    }
+
+    fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
+        client::add_copy(files, of, lease)
     }
 
     fn evacuate(
@@ -88,8 +95,10 @@ pub(crate) fn is_borrowed(target: &LeaseTarget) -> bool {
     target.claim.as_ref().is_some_and(own)
 }
 
+/// Returns the leases of a region that an agent borrowed, those that hold second copies last.
 fn borrowed(spec: &RegionSpec) -> impl Iterator<Item = &LeaseTarget> {
-    spec.leases.iter().filter(|target| is_borrowed(target))
+    let copies = spec.copies.iter().map(|copy| &copy.lease);
+    spec.leases.iter().chain(copies).filter(|target| is_borrowed(target))
 }
 
 fn leases_of(spec: &RegionSpec) -> BTreeSet<LeaseId> {
@@ -176,7 +185,7 @@ impl Regions {
     /// cannot be read.
     pub(super) fn has_left(&self, volume: VolumeId, lease: LeaseId) -> Option<bool> {
         let spec = self.refresh(volume)?;
-        Some(!spec.leases.iter().any(|target| target.lease == lease))
+        Some(!has(&spec, lease))
     }
 
     /// Returns the volumes of regions that are gone.
@@ -378,6 +387,34 @@ impl Regions {
         unused
     }
 
+    /// Begins a second copy of the lease `of` of a region.
+    ///
+    /// # Errors
+    /// Says why the lease does not hold one. The region then does not have the lease.
+    pub(super) fn add_copy(
+        &self,
+        volume: VolumeId,
+        of: LeaseId,
+        copy: LeaseTarget,
+    ) -> Result<(), String> {
+        let name = lock(&self.known).get(&volume).map(|spec| spec.name.clone());
+        let name = name.ok_or_else(|| format!("the region of volume {volume} is gone"))?;
+        let (files, lease) = (self.files(&name), copy.lease);
+        let added = self.engines.add_copy(&files, of, copy).map_err(|error| error.to_string());
+        // The engine may have begun it without an answer.
+        if added.is_err() && self.has_left(volume, lease) == Some(false) {
+            let evacuated = self.engines.evacuate(&files, lease, None);
+            if let Err(error) = evacuated
+                && self.has_left(volume, lease) == Some(false)
+            {
+                tracing::warn!(region = %name, %lease, "the region keeps a copy: {error}");
+                return Ok(());
+            }
+        }
+        self.refresh(volume);
+        added
+    }
+
     /// Adds leases to a region. Returns those for which that failed.
     fn add(
         &self,
@@ -418,10 +455,7 @@ impl Regions {
         let moved = self.engines.evacuate(&files, lease, spill);
         let moved = moved.map_err(|error| error.to_string());
         let spec = self.refresh(volume);
-        let has = |lease: LeaseId| {
-            let has = |spec: &RegionSpec| spec.leases.iter().any(|target| target.lease == lease);
-            spec.as_ref().map(has)
-        };
+        let has = |lease: LeaseId| spec.as_ref().map(|spec| has(spec, lease));
         // An engine that died after it had added a lease did not answer, but its record has it.
         unused.retain(|lease| has(*lease) != Some(true));
         match has(lease) {
@@ -472,6 +506,12 @@ impl Regions {
     }
 }
 
+/// Returns whether the region uses a lease.
+fn has(spec: &RegionSpec, lease: LeaseId) -> bool {
+    spec.leases.iter().any(|target| target.lease == lease)
+        || spec.copies.iter().any(|copy| copy.lease.lease == lease)
+}
+
 /// Returns whether an agent borrowed for the region, even if all of it is in its spill file now.
 fn is_known(spec: &RegionSpec) -> bool {
     borrowed(spec).next().is_some() || spec.spill.is_some()
@@ -486,7 +526,10 @@ fn live(spec: &RegionSpec) -> LiveVolume {
         uris: vec![target.uri()],
         generation: generation(target),
     };
-    let leases: Vec<_> = borrowed(spec).map(lease).collect();
+    let leases: Vec<_> =
+        spec.leases.iter().filter(|target| is_borrowed(target)).map(lease).collect();
+    let copies = spec.copies.iter().filter(|copy| is_borrowed(&copy.lease));
+    let copies = copies.map(|copy| (copy.of, lease(&copy.lease))).collect();
     LiveVolume {
         volume: spec.volume,
         bytes: leases.iter().map(|lease| lease.bytes).sum(),
@@ -494,5 +537,6 @@ fn live(spec: &RegionSpec) -> LiveVolume {
         group: spec.group.clone(),
         cause: Cause::ByHand,
         leases,
+        copies,
     }
 }

@@ -17,6 +17,8 @@ pub struct BorrowConfig {
     pub request: Bytes,
     /// The most memory that the agent borrows on its own.
     pub max: Bytes,
+    /// How many copies regions have of the pages that leave this host.
+    pub protection: Protection,
     /// Tenant to which lenders account the leases.
     pub group: Group,
     /// Directory of the local file for pages that a lender recalls and no other lender has room
@@ -33,6 +35,25 @@ pub struct BorrowConfig {
     pub backend: BackendKind,
     /// Swap priority of borrowed devices; -1 leaves it to the kernel.
     pub priority: i16,
+}
+
+/// How many copies of their pages the regions of a host have at lenders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protection {
+    /// One: the pages are lost with their lender.
+    None,
+    /// Two, on different lenders.
+    Mirror,
+}
+
+impl From<Protection> for aquifer_control::Protection {
+    fn from(protection: Protection) -> Self {
+        match protection {
+            Protection::None => Self::None,
+            Protection::Mirror => Self::Mirror,
+        }
+    }
 }
 
 /// The way in which a host swaps to its leases.
@@ -63,6 +84,7 @@ impl Default for BorrowConfig {
             enabled: true,
             request: Bytes::gib(1),
             max: Bytes::gib(16),
+            protection: Protection::None,
             group: Group::default(),
             spill: PathBuf::from("/var/lib/aquifer/spill"),
             io_timeout: Duration::from_secs(8),

@@ -268,6 +268,7 @@ fn node(parts: &Parts) -> Node {
         borrows: borrow.enabled,
         request: borrow.request,
         max_borrowed: borrow.max,
+        protection: borrow.protection.into(),
         group: borrow.group.clone(),
         grace: lend.grace,
         ..control::Config::with_period(memory.period)

@@ -57,6 +57,10 @@ impl Driver {
                 let unused = borrower.extend(&live);
                 Some(Event::Extended { volume: live.volume, unused })
             }),
+            Action::Copy { volume, of, onto } => self.beside(work, move || {
+                let failed = borrower.add_copy(volume, of, &onto).err();
+                Some(Event::Copied { lease: onto.lease, failed })
+            }),
             Action::Evacuate { volume, lease, onto, spills } => self.beside(work, move || {
                 let (unused, moved) = borrower.evacuate(volume, (lease, spills), &onto);
                 match moved {

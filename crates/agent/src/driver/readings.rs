@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use aquifer_api::status::{Held, LeaseHealth, Region, Volume};
 use aquifer_control::Memory;
-use aquifer_control::node::{Found, Health, LeaseReading, Readings, VolumeReading};
+use aquifer_control::node::{CopyReading, Found, Health, LeaseReading, Readings, VolumeReading};
 use aquifer_page::Bytes;
 
 use super::Driver;
@@ -94,5 +94,12 @@ fn lease(held: Held) -> LeaseReading {
             LeaseHealth::Lost => Health::Lost,
             LeaseHealth::Ok | LeaseHealth::Full | LeaseHealth::Moving => Health::Ok,
         },
+        copy: held.copy.map(|copy| CopyReading {
+            lease: copy.lease,
+            first_answers: copy.first_answers,
+            answers: copy.answers,
+            lacks: copy.lacks,
+            first_lacks: copy.first_lacks,
+        }),
     }
 }

@@ -56,6 +56,7 @@ impl Driver {
                 lent: self.lent(),
                 borrowed: Vec::new(),
                 regions: Vec::new(),
+                at_risk: Vec::new(),
                 lending_link: self.parts.lender.gate().map(|_| self.pacer.status()),
             },
             scanners: Vec::new(),
@@ -79,10 +80,17 @@ impl Driver {
             status.scanners = groups::scanners(&state);
             let held = loans.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
             let regions = loans.regions.iter_mut().flat_map(|region| &mut region.leases);
-            for held in held.chain(regions).filter(|held| lost.contains(&held.lease)) {
-                "lost by its lender".clone_into(&mut held.state);
-                held.health = LeaseHealth::Lost;
+            for held in held.chain(regions) {
+                if let Some(copy) = &mut held.copy {
+                    copy.first_answers &= !lost.contains(&held.lease);
+                    copy.answers &= !lost.contains(&copy.lease);
+                }
+                if lost.contains(&held.lease) {
+                    "lost by its lender".clone_into(&mut held.state);
+                    held.health = LeaseHealth::Lost;
+                }
             }
+            loans.note_risks();
             let _ = reply.send(status);
         });
     }

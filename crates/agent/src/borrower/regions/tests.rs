@@ -5,7 +5,7 @@
 use std::fs;
 
 use aquifer_page::OwnerId;
-use aquifer_region::process::record;
+use aquifer_region::process::{SecondCopy, record};
 use aquifer_transport::Address;
 use aquifer_volume::{Protocol, SpillFile};
 
@@ -47,8 +47,15 @@ impl Engines for Fake {
         self.change(files, |spec| spec.leases.push(lease))
     }
 
+    fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
+        self.change(files, |spec| spec.copies.push(SecondCopy { of, lease }))
+    }
+
     fn evacuate(&self, files: &Files, lease: LeaseId, _: Option<&Path>) -> Result<(), RegionError> {
-        self.change(files, |spec| spec.leases.retain(|target| target.lease != lease))
+        self.change(files, |spec| {
+            spec.leases.retain(|target| target.lease != lease);
+            spec.copies.retain(|copy| copy.lease.lease != lease && copy.of != lease);
+        })
     }
 }
 
@@ -95,6 +102,7 @@ fn live_volume() -> LiveVolume {
         group: aquifer_page::Group::default(),
         cause: Cause::ByHand,
         leases: Vec::new(),
+        copies: Vec::new(),
     }
 }
 
@@ -109,6 +117,37 @@ fn the_next_agent_finds_the_leases_that_agents_borrowed() {
     assert_eq!(regions.leases_by_lender()[&"b".parse().unwrap()], [LeaseId(1)]);
     make(dir.path(), VOLUME, vec![lease(2, false)]);
     assert!(open(dir.path(), Fake::Works).live().is_empty(), "a person named all its lenders");
+}
+
+#[test]
+fn a_second_copy_is_held_until_the_region_has_left_it() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path(), VOLUME, vec![lease(1, true)]);
+    let regions = open(dir.path(), Fake::Works);
+    regions.add_copy(VOLUME, LeaseId(1), lease(2, true)).unwrap();
+    for regions in [&regions, &open(dir.path(), Fake::Works)] {
+        let [live] = &regions.live()[..] else { panic!("{:?}", regions.live()) };
+        assert_eq!((live.bytes, live.leases.len()), (Bytes::mib(64), 1));
+        let copies: Vec<_> = live.copies.iter().map(|(of, copy)| (*of, copy.lease)).collect();
+        assert_eq!(copies, [(LeaseId(1), LeaseId(2))]);
+        assert_eq!(regions.leases_by_lender()[&"b".parse().unwrap()], [LeaseId(1), LeaseId(2)]);
+        assert_eq!(regions.has_left(VOLUME, LeaseId(2)), Some(false));
+    }
+    let (unused, moved) = regions.evacuate(VOLUME, (LeaseId(2), None), Vec::new());
+    assert_eq!((unused, moved), (Vec::new(), Ok(())));
+    assert_eq!(regions.has_left(VOLUME, LeaseId(2)), Some(true));
+    assert_eq!(regions.has_left(VOLUME, LeaseId(1)), Some(false));
+}
+
+#[test]
+fn a_second_copy_that_fails_leaves_no_lease_in_the_record() {
+    for fake in [Fake::DiesAfterwards, Fake::Refuses] {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), VOLUME, vec![lease(1, true)]);
+        let regions = open(dir.path(), fake);
+        regions.add_copy(VOLUME, LeaseId(1), lease(2, true)).unwrap_err();
+        assert_eq!(regions.has_left(VOLUME, LeaseId(2)), Some(true));
+    }
 }
 
 #[test]

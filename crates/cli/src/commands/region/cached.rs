@@ -44,7 +44,7 @@ pub(crate) struct Cached {
     ///
     /// With 'mirror', name lenders in pairs on different hosts: the second of each pair has a copy
     /// of what the first has. Each write goes to both. If one lender dies, programs go on with the
-    /// other. This host's agent cannot choose pairs yet.
+    /// other. For what this host's agent borrows, 'borrow.protection' of its configuration holds.
     #[arg(long, value_name = "KIND", default_value = "none", requires_if("mirror", "lenders"))]
     protection: Protection,
     #[command(flatten)]

@@ -7,6 +7,7 @@
 mod agreements;
 mod caches;
 mod clusters;
+mod copies;
 mod drains;
 mod events;
 pub mod framework;

@@ -17,11 +17,16 @@ const SIZE: &str = "96M";
 const CACHE: &str = "16M";
 
 /// A host `a` without memory to lend, and lenders.
-struct Scene(Cluster);
+pub(super) struct Scene(pub(super) Cluster);
 
 impl Scene {
     fn set(lenders: &[&'static str]) -> Self {
-        let a = Spec::new("a").set("lend", "enabled", false);
+        Self::with(Spec::new("a"), lenders)
+    }
+
+    /// The same, with more settings for `a`.
+    pub(super) fn with(a: Spec, lenders: &[&'static str]) -> Self {
+        let a = a.set("lend", "enabled", false);
         let lender = |name: &&'static str| Spec::new(name).memory(Bytes::mib(512));
         Self(Cluster::new([a].into_iter().chain(lenders.iter().map(lender))))
     }
@@ -35,25 +40,25 @@ impl Scene {
         (scene, program)
     }
 
-    fn a(&self) -> &Host {
+    pub(super) fn a(&self) -> &Host {
         &self.0["a"]
     }
 
-    fn run(&self, words: &[&str]) -> Answer {
+    pub(super) fn run(&self, words: &[&str]) -> Answer {
         Answer::of(&mut self.a().aquifer(words))
     }
 
-    fn done(&self, words: &[&str]) -> Value {
+    pub(super) fn done(&self, words: &[&str]) -> Value {
         self.run(&[words, &["--json"]].concat()).json()
     }
 
-    fn create(&self, name: &str) -> PathBuf {
+    pub(super) fn create(&self, name: &str) -> PathBuf {
         let words = ["region", "create", name, "--size", SIZE, "--cache", CACHE];
         PathBuf::from(self.done(&words)["file"].as_str().unwrap())
     }
 
     /// Starts a program that maps the region.
-    fn program(&self, region: &std::path::Path) -> Program {
+    pub(super) fn program(&self, region: &std::path::Path) -> Program {
         let disk = self.0.dir().join("disk");
         let (region, disk) = (region.to_str().unwrap(), disk.to_str().unwrap());
         let words = ["region", "exec", "--", "python3", "-c", MEMORY_PROGRAM, region, disk];
@@ -66,7 +71,7 @@ impl Scene {
         region
     }
 
-    fn held(&self) -> Held {
+    pub(super) fn held(&self) -> Held {
         let [held] = self.region().leases.try_into().unwrap();
         held
     }
@@ -81,7 +86,7 @@ impl Scene {
 
     /// Ends the program and removes its region.
     #[track_caller]
-    fn end(&self, program: Program, lenders: &[&str]) {
+    pub(super) fn end(&self, program: Program, lenders: &[&str]) {
         drop(program);
         self.remove("items");
         self.assert_all_free(lenders);

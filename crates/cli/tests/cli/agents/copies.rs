@@ -1,0 +1,125 @@
+//! Tests of regions of which the agents keep two copies at lenders.
+
+use aquifer_api::status::{EventKind, Held, SecondCopy};
+use aquifer_page::Bytes;
+
+use super::framework::{Answer, Spec, lacks_rights, wait_until};
+use super::regions::Scene;
+use crate::region::framework::Program;
+
+/// A host `a` whose agent keeps two copies, and the program of its region.
+fn with_copies(lenders: &[&'static str]) -> (Scene, Program) {
+    let a = Spec::new("a").set("borrow", "protection", "mirror").set("borrow", "io_timeout", "4s");
+    let scene = Scene::with(a, lenders);
+    let file = scene.create("items");
+    let mut program = scene.program(&file);
+    program.does_in_time("write 1");
+    until_whole(&scene);
+    (scene, program)
+}
+
+/// Returns the lease of the region, if both copies are whole.
+fn whole(scene: &Scene) -> Option<(Held, SecondCopy)> {
+    let regions = scene.a().status().loans.regions;
+    let [region] = &regions[..] else { panic!("{regions:?}") };
+    let [held] = &region.leases[..] else { return None };
+    let copy = held.copy.clone()?;
+    let is_whole = copy.first_answers
+        && copy.answers
+        && copy.lacks.saturating_add(copy.first_lacks) == Bytes::ZERO;
+    is_whole.then(|| (held.clone(), copy))
+}
+
+fn until_whole(scene: &Scene) -> (Held, SecondCopy) {
+    wait_until("both copies are whole", || whole(scene).is_some());
+    whole(scene).expect("it was whole")
+}
+
+#[test]
+fn two_lenders_die_in_turn_and_no_page_is_lost() {
+    if lacks_rights() {
+        return;
+    }
+    let (scene, mut program) = with_copies(&["b", "c", "d"]);
+    let (held, copy) = until_whole(&scene);
+    assert_ne!(held.lender, copy.lender);
+    let status = scene.run(&["status"]).stdout;
+    assert!(status.contains(&format!("copy at {}", copy.lender)), "{status}");
+    let why = scene.run(&["why", "items"]).stdout;
+    assert!(why.contains("keeps second copies of the pages in lease"), "{why}");
+
+    // The lender of the first copies dies for good, under the program's writes.
+    program.order("write 2");
+    scene.0[held.lender.as_str()].kill_agent();
+    assert_eq!(program.answers_in_time(), "write 0");
+    program.does_in_time("check 2");
+    wait_until("the pages are at two living lenders", || {
+        whole(&scene)
+            .is_some_and(|(now, second)| now.lender != held.lender && second.lender != held.lender)
+    });
+    program.does_in_time("check 2");
+
+    // Then the lender of the second ones.
+    let (held, copy) = until_whole(&scene);
+    program.order("write 3");
+    scene.0[copy.lender.as_str()].kill_agent();
+    assert_eq!(program.answers_in_time(), "write 0");
+    program.does_in_time("check 3");
+    program.does_in_time("write 4");
+    program.does_in_time("check 4");
+    let still = scene.held().lender;
+    assert_eq!(still, held.lender);
+    let events = scene.a().status().history.events;
+    let is_lost = events.iter().any(|event| event.kind == EventKind::LeaseLost);
+    assert!(!is_lost, "{events:?}");
+    drop(program);
+}
+
+#[test]
+fn a_lender_that_drains_gives_its_copies_up_at_once() {
+    if lacks_rights() {
+        return;
+    }
+    let (scene, mut program) = with_copies(&["b", "c", "d"]);
+    let (held, copy) = until_whole(&scene);
+    program.order("write 2");
+    let drained =
+        Answer::of(&mut scene.0[copy.lender.as_str()].aquifer(&["host", "drain", "--json"]));
+    assert_eq!(drained.code, Some(0), "{drained:?}");
+    assert_eq!(program.answers_in_time(), "write 0");
+    assert!(scene.0[copy.lender.as_str()].lease_files().is_empty());
+    program.does_in_time("check 2");
+    wait_until("a third host has the copy", || {
+        whole(&scene).is_some_and(|(first, second)| {
+            first.lender == held.lender && second.lender != copy.lender
+        })
+    });
+    program.does_in_time("check 2");
+    scene.end(program, &["b", "c", "d"]);
+}
+
+#[test]
+fn the_next_agent_and_engine_find_the_copies() {
+    if lacks_rights() {
+        return;
+    }
+    let (scene, mut program) = with_copies(&["b", "c"]);
+    let (held, copy) = until_whole(&scene);
+    scene.a().kill_agent();
+    program.does_in_time("write 2");
+    scene.a().restart();
+    let (now, second) = until_whole(&scene);
+    assert_eq!((now.lease, second.lease), (held.lease, copy.lease));
+    let engine = scene.done(&["region", "show", "items"])["pid"].as_i64().expect("a pid");
+    let engine = rustix::process::Pid::from_raw(engine as i32).expect("a pid");
+    rustix::process::kill_process(engine, rustix::process::Signal::KILL).expect("it runs");
+    program.does_in_time("check 2");
+    let (now, second) = until_whole(&scene);
+    assert_eq!((now.lease, second.lease), (held.lease, copy.lease));
+    // The copy has all pages: the first lender may go.
+    scene.0[held.lender.as_str()].kill_agent();
+    program.does_in_time("check 2");
+    scene.0[held.lender.as_str()].restart();
+    until_whole(&scene);
+    scene.end(program, &["b", "c"]);
+}
