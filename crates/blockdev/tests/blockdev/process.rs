@@ -390,7 +390,11 @@ fn leftovers_of_a_killed_process_are_cleaned_up() {
         !client::is_alive(volume.state(), volume.id())
     });
     assert_eq!(client::list(volume.state()).unwrap(), [volume.id()]);
-    assert!(matches!(client::status(volume.state(), volume.id()), Err(ProcessError::NotServed(_))));
+    // The kernel closes the files of a dead process one by one: its lock first, its socket later.
+    crate::common::wait_until("the end of its socket", || {
+        let status = client::status(volume.state(), volume.id());
+        matches!(status, Err(ProcessError::NotServed(_)))
+    });
     client::clean_up(volume.state(), volume.id()).unwrap();
     volume.assert_gone(&record);
     client::clean_up(volume.state(), volume.id()).unwrap();
