@@ -41,9 +41,9 @@ impl Export {
         self.ready["uri"].as_str().unwrap_or_default()
     }
 
-    /// Returns the directory of its pages, unless its command names another.
+    /// Returns the directory of its pages, unless its command names one.
     pub fn pages(&self) -> PathBuf {
-        Path::new("/dev/shm/aquifer").join(format!("export-{}", self.daemon.pid().as_raw_pid()))
+        PathBuf::from(self.ready["dir"].as_str().unwrap_or_default())
     }
 
     /// Ends it by a signal; returns its exit code.

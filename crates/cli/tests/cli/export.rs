@@ -137,6 +137,31 @@ fn the_next_export_removes_the_leftovers_of_a_killed_one() {
 }
 
 #[test]
+fn an_export_leaves_a_directory_with_its_process_id_alone() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root to make a directory for another export");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    // The first export of a host mounts the tmpfs.
+    drop(serve(dir.path(), &["1M"]));
+    let own = export(dir.path(), &["1M", "--json"]);
+    // The shell becomes the export, with the same id.
+    let script = "other=/dev/shm/aquifer/export-$$; mkdir -p $other && touch $other/precious && \
+                  exec \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).arg(own.get_program()).args(own.get_args());
+    let mut child = shell.stdout(Stdio::piped()).spawn().unwrap();
+    let other = Path::new("/dev/shm/aquifer").join(format!("export-{}", child.id()));
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let end = child.wait().unwrap();
+    let precious = other.join("precious").exists();
+    fs::remove_dir_all(&other).unwrap();
+    assert!(end.success() && precious, "{end}: {line}");
+}
+
+#[test]
 fn strangers_on_the_network_get_nothing_without_tls() {
     let dir = tempfile::tempdir().unwrap();
     let output = export(dir.path(), &["1M", "--nbd", "0.0.0.0:0"]).output().unwrap();
@@ -230,8 +255,9 @@ fn a_users_export_keeps_its_pages_in_the_runtime_directory() {
     let mut child = child.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let pages = runtime.path().join(format!("aquifer/export-{}", child.id()));
-    let is_there = pages.is_dir();
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let pages = std::path::PathBuf::from(ready["dir"].as_str().unwrap());
+    let is_there = pages.is_dir() && pages.starts_with(runtime.path().join("aquifer"));
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert!(child.wait().unwrap().success() && is_there, "{line}");
     assert!(!pages.exists());

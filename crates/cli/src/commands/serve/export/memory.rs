@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
-use aquifer_page::{Bytes, HostName, PAGE_SIZE};
+use aquifer_page::{Bytes, HostName, LeaseId, PAGE_SIZE};
 use aquifer_store::{Finding, Lease, LeaseRecord, Store};
 use serde_json::json;
 
@@ -25,7 +25,7 @@ pub(super) struct ExportMemory {
     /// The capacity of each lease.
     pub(super) capacity: Bytes,
     /// The directory to remove; `None` for a directory that the user gave.
-    own_dir: Option<PathBuf>,
+    pub(super) own_dir: Option<PathBuf>,
     /// Whether a killed export left these leases. If this export fails to start, they stay.
     was_left: bool,
     /// Whether warnings are JSON.
@@ -53,7 +53,9 @@ impl ExportMemory {
                     Failure::new(what(), why)
                         .help("run as root, or name your own directory on a tmpfs with --dir")
                 })?;
-                let own = own.join(instance.name());
+                // A new one: ids of processes come round, and each PID namespace has its own.
+                let number = LeaseId::random().0 as u32;
+                let own = own.join(format!("{}-{number:08x}", instance.name()));
                 instance.note(&own.to_string_lossy()).or_fail(what)?;
                 (own.clone(), Some(own))
             }

@@ -165,7 +165,7 @@ pub(super) const MANUAL: Manual = Manual {
     files: &[
         ("/run/aquifer/export.sock", "the default socket"),
         (
-            "/dev/shm/aquifer/export-PID",
+            "/dev/shm/aquifer/export-PID-NUMBER",
             "root's pages without --dir; the next export removes leftovers",
         ),
     ],
@@ -189,6 +189,9 @@ struct Ready {
     #[serde(skip_serializing_if = "Option::is_none")]
     nvme: Option<nvme::Ready>,
     capacity: Bytes,
+    /// The directory of the pages, unless the user gave one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dir: Option<PathBuf>,
     pid: u32,
 }
 
@@ -249,6 +252,7 @@ impl Export {
             uris,
             nvme: nvme.as_ref().map(Nvme::ready),
             capacity: memory.capacity,
+            dir: memory.own_dir.clone(),
             pid: process::id(),
         };
         output::answer(common.json, &ready, Ready::to_text)?;
