@@ -7,7 +7,6 @@ The supervisor starts the next engine each time, and the load waits for that.
 import os
 import signal
 
-from scene import Failed, wait
 from scene.load import Load
 from scene.row import Row, start
 
@@ -22,13 +21,7 @@ def drill(scene) -> Row:
         engine = load.show()["pid"]
         engines.add(engine)
         os.kill(engine, signal.SIGKILL)
-
-        def is_next() -> bool:
-            try:
-                return load.show()["pid"] not in engines
-            except Failed:
-                return False
-        wait("the next engine", is_next)
+        load.wait_for_engine_after(engine)
         load.run(0.3)
     load.verify()
     return Row(f"a region's engine is killed {TIMES} times, one copy", load,

@@ -5,7 +5,6 @@ The engine is moved into a memory cgroup that has no memory. The supervisor, whi
 starts the next engine.
 """
 
-from scene import Failed, wait
 from scene.cgroup import Trap
 from scene.load import Load
 from scene.row import Row, start
@@ -23,13 +22,7 @@ def drill(scene) -> Row:
             trap.take(engine)
             trap.wait_for_kill(engine)
             kills += trap.kills()
-
-        def is_next() -> bool:
-            try:
-                return load.show()["pid"] != engine
-            except Failed:
-                return False
-        wait("the next engine", is_next)
+        load.wait_for_engine_after(engine)
         load.run(1)
     load.verify()
     return Row(f"a region's engine is killed for memory, {TIMES} times", load,

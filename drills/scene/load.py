@@ -128,6 +128,15 @@ class Load:
     def show(self) -> dict:
         return self.host.aquifer("region", "show", self.name)
 
+    def wait_for_engine_after(self, engine: int) -> None:
+        """Waits until the engine with this process id has a successor."""
+        def is_next() -> bool:
+            try:
+                return self.show()["pid"] != engine
+            except Failed:
+                return False
+        wait("the next engine", is_next)
+
     def leases(self) -> list:
         return self.show()["volume"]["leases"]
 

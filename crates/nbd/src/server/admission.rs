@@ -2,9 +2,10 @@
 
 use std::io;
 
+use aquifer_page::Bytes;
 use aquifer_transport::channel::Channel;
 use aquifer_transport::serving::Outbox;
-use aquifer_transport::serving::limits::{Borrower, Pass};
+use aquifer_transport::serving::limits::{Borrower, Pass, Traffic};
 
 use super::{Exports, Peer, Refused, Storage};
 use crate::proto::{Request, command};
@@ -42,18 +43,16 @@ impl Admission {
         channel: &mut dyn Channel,
     ) -> io::Result<()> {
         let Some(pass) = &mut self.0 else { return Ok(()) };
-        let (read, written) = match (request.command.get(), request.length.get().into()) {
-            (command::READ, length) => (length, 0),
-            (command::WRITE, length) => (0, length),
-            _ => (0, 0),
+        let length = Bytes(request.length.get().into());
+        let traffic = match request.command.get() {
+            command::READ => Traffic { sent: length, ..Traffic::default() },
+            command::WRITE => Traffic { received: length, ..Traffic::default() },
+            _ => Traffic::default(),
         };
-        while let Some(time) = pass.ask(read + written) {
+        pass.wait(traffic, |time| {
             outbox.flush(channel)?;
-            channel.pause(time)?;
-        }
-        pass.count_sent(read);
-        pass.count_received(written);
-        Ok(())
+            channel.pause(time)
+        })
     }
 
     /// Adds what the connection transferred to its lease's figures.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use aquifer_page::LeaseId;
+use aquifer_page::{Bytes, LeaseId};
 use aquifer_transport::channel::Channel;
 use aquifer_transport::serving::Origin;
-use aquifer_transport::serving::limits::{Borrower, Gate, Pass};
+use aquifer_transport::serving::limits::{Borrower, Gate, Pass, Traffic};
 
 use super::{Broken, Subsystems};
 use crate::proto::Command;
@@ -56,19 +56,16 @@ impl Admission {
     /// Waits until the command may go on. The answers before it are sent first.
     pub(super) fn wait(&mut self, command: &Command, link: &mut Link) -> Result<(), Broken> {
         let Some(pass) = &mut self.0 else { return Ok(()) };
-        let length = u64::from(command.sgl.length.get());
-        let (read, written) = match command.opcode {
-            io::READ => (length, 0),
-            io::WRITE | io::COMPARE => (0, length),
-            _ => (0, 0),
+        let length = Bytes(command.sgl.length.get().into());
+        let traffic = match command.opcode {
+            io::READ => Traffic { sent: length, ..Traffic::default() },
+            io::WRITE | io::COMPARE => Traffic { received: length, ..Traffic::default() },
+            _ => Traffic::default(),
         };
-        while let Some(time) = pass.ask(read + written) {
+        pass.wait(traffic, |time| {
             link.flush()?;
-            link.socket.pause(time)?;
-        }
-        pass.count_sent(read);
-        pass.count_received(written);
-        Ok(())
+            Ok(link.socket.pause(time)?)
+        })
     }
 
     /// Adds what the queue transferred to its lease's figures.

@@ -200,11 +200,29 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Asks whether a request with `bytes` bytes of data may go on. If not, returns the time after
-    /// which the caller must ask again; the caller reads no further requests meanwhile.
+    /// Waits until a request that moves these bytes may go on, and counts them. Calls `pause` with
+    /// each slice of the wait. The caller reads no further requests meanwhile.
     ///
     /// Allocates nothing. Costs one load if no limit is set.
-    pub fn ask(&mut self, bytes: u64) -> Option<Duration> {
+    ///
+    /// # Errors
+    /// That of `pause`, which ends the wait: as if the connection has ended.
+    pub fn wait<E>(
+        &mut self,
+        traffic: Traffic,
+        mut pause: impl FnMut(Duration) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let Some(time) = self.ask(traffic.sent.0 + traffic.received.0) {
+            pause(time)?;
+        }
+        self.traffic.sent.0 += traffic.sent.0;
+        self.traffic.received.0 += traffic.received.0;
+        Ok(())
+    }
+
+    /// Asks for a turn for a request of so many bytes. Returns the time to wait before the next
+    /// question, if it has to wait.
+    fn ask(&mut self, bytes: u64) -> Option<Duration> {
         if !self.gate.is_active.load(Ordering::Relaxed) && self.since.is_none() {
             return None;
         }
@@ -226,16 +244,6 @@ impl Pass {
                 Some(wait.clamp(LEAST_SLICE, SLICE))
             }
         }
-    }
-
-    /// Counts bytes that the borrower wrote.
-    pub fn count_received(&mut self, bytes: u64) {
-        self.traffic.received.0 += bytes;
-    }
-
-    /// Counts bytes that the borrower read.
-    pub fn count_sent(&mut self, bytes: u64) {
-        self.traffic.sent.0 += bytes;
     }
 
     /// Adds the counted bytes to the lease's, once for many requests.
