@@ -13,9 +13,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Waits of a lease's requests, all together, that are worth a decision.
 const NOTABLE: Duration = Duration::from_millis(500);
 
-/// The waits that `why` has told of, by lease.
+/// The waits that `why` has told of. A lease that moves with its region gets another borrower.
 #[derive(Debug, Default)]
-pub(crate) struct Waits(BTreeMap<LeaseId, Told>);
+pub(crate) struct Waits(BTreeMap<(Borrower, LeaseId), Told>);
 
 #[derive(Debug, Default)]
 struct Told {
@@ -28,11 +28,13 @@ impl Waits {
     /// notably long since the last one. `now` is a time since the start.
     pub(crate) fn begun(&mut self, gate: &Gate, now: Duration) -> Vec<(String, Vec<Subject>)> {
         let all = gate.by_lease();
-        self.0.retain(|lease, _| all.iter().any(|one| one.lease == *lease));
+        self.0.retain(|(borrower, lease), _| {
+            all.iter().any(|one| (&one.borrower, one.lease) == (borrower, *lease))
+        });
         let mut begun = Vec::new();
         for one in all {
             let Some(limit) = one.limit else { continue };
-            let told = self.0.entry(one.lease).or_default();
+            let told = self.0.entry((one.borrower.clone(), one.lease)).or_default();
             let waited = one.waited.saturating_sub(told.waited);
             if waited < NOTABLE || told.at.is_some_and(|at| now - at < INTERVAL) {
                 continue;
@@ -82,7 +84,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use aquifer_page::HostName;
-    use aquifer_transport::serving::limits::{Allowance, LendingLimits, RequestRate};
+    use aquifer_transport::serving::limits::{Allowance, LendingLimits, RequestRate, Traffic};
 
     use super::*;
 
@@ -99,9 +101,18 @@ mod tests {
         let mut waits = Waits::default();
         let mut told = Vec::new();
         for _ in 0..100 {
-            while pass.ask(4096).is_none() {}
-            let now = Duration::from_secs(seconds.fetch_add(2, Ordering::SeqCst));
-            assert_eq!(pass.ask(4096), None, "two seconds give a request");
+            // Until a request has to wait; the clock stands still meanwhile.
+            let now = loop {
+                let mut now = None;
+                let wait = |_: &mut (), _| {
+                    now = Some(Duration::from_secs(seconds.fetch_add(2, Ordering::SeqCst)));
+                    Ok::<_, ()>(())
+                };
+                pass.wait(Traffic::default(), &mut (), |_| Ok(()), wait).unwrap();
+                if let Some(now) = now {
+                    break now;
+                }
+            };
             told.extend(waits.begun(&gate, now).into_iter().map(|(what, about)| {
                 assert_eq!(about, [Subject::Host(host.clone()), Subject::Lease(LeaseId(7))]);
                 (now.as_secs(), what)

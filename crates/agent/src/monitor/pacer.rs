@@ -218,7 +218,11 @@ mod tests {
     impl Imitated {
         fn new(speed: &str) -> Self {
             let root = tempfile::tempdir().unwrap();
-            let gate = Gate::new(LendingLimits::default());
+            // An hour from one look to the next, so that no request waits for long.
+            let hours = std::sync::atomic::AtomicU64::new(0);
+            let hour = move || hours.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let clock = move || Duration::from_secs(3600 * hour());
+            let gate = Gate::with_clock(LendingLimits::default(), clock);
             let pass = gate.enter(Borrower::Local, LeaseId(1)).unwrap();
             let imitated = Self { root, gate, pass, sent: 0 };
             imitated.write("proc/net/route", ROUTE);
@@ -241,7 +245,8 @@ mod tests {
         fn tick(&mut self, pacer: &mut Pacer, lent: u64, own: u64) -> Option<String> {
             const TIME: Duration = Duration::from_secs(1000);
             let seconds = TIME.as_secs() * 1_000_000;
-            self.pass.count_sent(lent * seconds);
+            let sent = Traffic { sent: Bytes(lent * seconds), ..Traffic::default() };
+            self.pass.wait(sent, &mut (), |_| Ok(()), |_, _| Ok::<_, ()>(())).unwrap();
             self.pass.tell_traffic();
             self.sent += (lent + own) * seconds;
             let dev = format!("  eth0: 0 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n", self.sent);

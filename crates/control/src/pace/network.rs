@@ -13,6 +13,8 @@ const GROWTH: f64 = 1.25;
 const LEAST: f64 = 0.25;
 /// Bytes on the link for each byte of a page: the headers of NBD, TLS, TCP, IP and Ethernet.
 const OVERHEAD: f64 = 1.08;
+/// Bytes in the other direction for each byte of a page: requests and acknowledgements.
+const ANSWERS: f64 = 0.04;
 /// Periods in which the link is not crowded before lending is free again.
 const QUIET_PERIODS: u32 = 5;
 
@@ -37,16 +39,15 @@ pub struct LinkLoad {
 }
 
 impl LinkLoad {
-    /// Returns own traffic and all traffic of the direction with more own traffic, as parts of the
-    /// speed.
-    fn parts(&self) -> (f64, f64) {
-        let part = |all: Bytes, lent: Bytes| {
+    /// Returns own traffic and all traffic of each direction, as parts of the speed.
+    fn parts(&self) -> [(f64, f64); 2] {
+        let part = |all: Bytes, lent: Bytes, back: Bytes| {
             let (all, speed) = (all.0 as f64, self.speed.0.max(1) as f64);
-            ((all - lent.0 as f64 * OVERHEAD).max(0.0) / speed, all / speed)
+            let of_pages = lent.0 as f64 * OVERHEAD + back.0 as f64 * ANSWERS;
+            ((all - of_pages).max(0.0) / speed, all / speed)
         };
-        let received = part(self.all.received, self.lent.received);
-        let sent = part(self.all.sent, self.lent.sent);
-        (received.0.max(sent.0), received.1.max(sent.1))
+        let Flow { received, sent } = self.lent;
+        [part(self.all.received, received, sent), part(self.all.sent, sent, received)]
     }
 }
 
@@ -76,13 +77,17 @@ impl NetworkShare {
             self.quiet = None;
             return None;
         };
-        let (own, all) = load.parts();
-        self.quiet = match (own >= IDLE && all >= CROWDED, self.quiet) {
+        let crowded = load.parts().into_iter().filter(|(own, all)| *own >= IDLE && *all >= CROWDED);
+        let own = crowded.map(|(own, _)| own).reduce(f64::max);
+        self.quiet = match (own.is_some(), self.quiet) {
             (true, _) => Some(0),
             (false, Some(periods)) if periods + 1 < QUIET_PERIODS => Some(periods + 1),
             (false, _) => None,
         };
         self.quiet?;
+        // In a quiet period, what the host itself sends now is no measure.
+        let own =
+            own.unwrap_or_else(|| load.parts().map(|(own, _)| own).into_iter().fold(0.0, f64::max));
         let part = (1.0 - own * GROWTH).clamp(self.share * LEAST, self.share);
         Some(load.speed.scaled(part / OVERHEAD))
     }
@@ -164,6 +169,17 @@ mod tests {
     #[test]
     fn a_share_of_all_has_no_limit() {
         assert_eq!(rates(1.0, &[(50, 50)]), [None]);
+    }
+
+    #[test]
+    fn traffic_of_one_direction_does_not_limit_the_other() {
+        let sending = load(92, 0);
+        let all = |received| Flow { received: Bytes(received), ..sending.all };
+        let rate = |load| NetworkShare::new(0.8).step(Some(&load));
+        let requests = LinkLoad { all: all(SPEED * 3 / 100), ..sending };
+        assert_eq!(rate(requests), None, "pages cause requests and acknowledgements");
+        let download = LinkLoad { all: all(SPEED * 10 / 100), ..sending };
+        assert_eq!(rate(download), None, "the host itself receives");
     }
 
     #[test]

@@ -11,10 +11,13 @@ const LEAST: Bytes = Bytes::mib(64);
 /// The rate as a part of what the lender gave while it was saturated. Below 1, so that requests
 /// wait for their turn and not for a processor.
 const PART: f64 = 0.9;
-/// How much the rate grows in a period in which processors are idle.
+/// How much the rate grows to find out whether the lender can give more.
 const GROWTH: f64 = 1.25;
-/// Growths after which the rate is lifted: the lender could give far more.
-const GROWTHS: u32 = 5;
+/// Periods with idle processors before the rate grows or ends. With the rate, requests wait for
+/// their turn, so processors are idle at times although the lender gives all that it can.
+const CALM: u32 = 5;
+/// The part of the rate that borrowers must use for it to stay.
+const USED: f64 = 0.8;
 
 /// What lending did in the last period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,30 +40,36 @@ impl ProcessorLoad {
 
 /// The rate at which several hosts take turns.
 ///
-/// It never falls while it is set: other programs that take the processors must not slow lending
-/// further with each period.
+/// While it is set, it falls back only from a growth that was too much: other programs that take
+/// the processors must not slow lending further with each period.
 #[derive(Clone, Debug, Default)]
 pub struct FairRate {
     rate: Option<Bytes>,
-    growths: u32,
+    /// What the lender can give for certain.
+    base: Bytes,
+    /// Periods with idle processors, one after the other.
+    calm: u32,
 }
 
 impl FairRate {
     /// Returns the bytes a second that all borrowers share after a period with this load.
     pub fn step(&mut self, load: &ProcessorLoad) -> Option<Bytes> {
         let saturated = load.is_saturated() && load.hosts > 1;
-        self.rate = match (self.rate, saturated) {
-            (None, false) => None,
-            (rate, true) => {
-                self.growths = 0;
-                Some(rate.unwrap_or_default().max(load.lent.scaled(PART)))
+        self.calm = if saturated { 0 } else { self.calm + 1 };
+        self.rate = match self.rate {
+            _ if saturated => {
+                self.base = self.base.max(load.lent.scaled(PART));
+                Some(self.base)
             }
-            (Some(_), false) if self.growths >= GROWTHS || load.hosts < 2 => None,
-            (Some(rate), false) => {
-                self.growths += 1;
-                Some(rate.scaled(GROWTH))
-            }
+            Some(rate) if load.hosts > 1 => match self.calm.is_multiple_of(CALM) {
+                false => Some(rate),
+                true => (load.lent >= rate.scaled(USED)).then(|| rate.scaled(GROWTH)),
+            },
+            _ => None,
         };
+        if self.rate.is_none() {
+            *self = Self::default();
+        }
         self.rate
     }
 }
@@ -107,11 +116,31 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_grows_and_ends_when_processors_are_idle() {
-        let idle = ProcessorLoad { busy: 0.5, ..FULL };
+    fn the_rate_ends_when_borrowers_do_not_use_it() {
+        let idle = ProcessorLoad { busy: 0.5, lent: Bytes::mib(100), ..FULL };
         let rates = rates(&[FULL, idle, idle, idle, idle, idle, idle]);
-        assert_eq!(rates[..3], [Some(900), Some(1125), Some(1406)]);
-        assert!(rates[..6].is_sorted_by(|earlier, later| earlier < later), "{rates:?}");
-        assert_eq!(rates[6], None);
+        assert_eq!(rates[..5], [Some(900); 5]);
+        assert_eq!(rates[5..], [None, None]);
+    }
+
+    #[test]
+    fn a_growth_that_is_too_much_falls_back() {
+        // The rate itself keeps processors idle now and then.
+        let held = ProcessorLoad { busy: 0.9, lent: Bytes::mib(890), ..FULL };
+        let loads = [FULL, held, held, held, held, held, FULL, held, FULL, held];
+        let rates = rates(&loads);
+        assert_eq!(rates[..5], [Some(900); 5]);
+        assert_eq!(rates[5], Some(1125), "one period in six finds out");
+        assert_eq!(rates[6..], [Some(900); 4]);
+    }
+
+    #[test]
+    fn a_lender_that_can_give_more_does() {
+        let more = |lent| ProcessorLoad { busy: 0.9, lent: Bytes::mib(lent), ..FULL };
+        let mut loads = vec![FULL];
+        loads.extend([more(890); 5]);
+        loads.extend([more(1120); 5]);
+        let rates = rates(&loads);
+        assert_eq!((rates[5], rates[10]), (Some(1125), Some(1406)));
     }
 }

@@ -8,7 +8,7 @@ use aquifer_transport::serving::Outbox;
 use aquifer_transport::serving::limits::{Borrower, Pass, Traffic};
 
 use super::{Exports, Peer, Refused, Storage};
-use crate::proto::{Request, command};
+use crate::proto::{MAX_PAYLOAD, Request, command};
 
 /// The admission of a connection to its lease; `None` if no limit can apply.
 #[derive(Debug, Default)]
@@ -43,16 +43,15 @@ impl Admission {
         channel: &mut dyn Channel,
     ) -> io::Result<()> {
         let Some(pass) = &mut self.0 else { return Ok(()) };
-        let length = Bytes(request.length.get().into());
+        // The server refuses a longer one, which must not cost others their turns.
+        let length = Bytes(request.length.get().min(MAX_PAYLOAD).into());
         let traffic = match request.command.get() {
             command::READ => Traffic { sent: length, ..Traffic::default() },
             command::WRITE => Traffic { received: length, ..Traffic::default() },
             _ => Traffic::default(),
         };
-        pass.wait(traffic, |time| {
-            outbox.flush(channel)?;
-            channel.pause(time)
-        })
+        let prepare = |channel: &mut &mut dyn Channel| outbox.flush(&mut **channel);
+        pass.wait(traffic, &mut { channel }, prepare, |channel, time| channel.pause(time))
     }
 
     /// Adds what the connection transferred to its lease's figures.

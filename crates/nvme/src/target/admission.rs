@@ -7,7 +7,7 @@ use aquifer_transport::channel::Channel;
 use aquifer_transport::serving::Origin;
 use aquifer_transport::serving::limits::{Borrower, Gate, Pass, Traffic};
 
-use super::{Broken, Subsystems};
+use super::{Broken, MAX_TRANSFER, Subsystems};
 use crate::proto::Command;
 use crate::proto::command::io;
 
@@ -56,16 +56,15 @@ impl Admission {
     /// Waits until the command may go on. The answers before it are sent first.
     pub(super) fn wait(&mut self, command: &Command, link: &mut Link) -> Result<(), Broken> {
         let Some(pass) = &mut self.0 else { return Ok(()) };
-        let length = Bytes(command.sgl.length.get().into());
+        // The target refuses a longer one, which must not cost others their turns.
+        let length = Bytes(u64::from(command.sgl.length.get()).min(MAX_TRANSFER as u64));
         let traffic = match command.opcode {
             io::READ => Traffic { sent: length, ..Traffic::default() },
             io::WRITE | io::COMPARE => Traffic { received: length, ..Traffic::default() },
             _ => Traffic::default(),
         };
-        pass.wait(traffic, |time| {
-            link.flush()?;
-            Ok(link.socket.pause(time)?)
-        })
+        let pause = |link: &mut Link, time| Ok(link.socket.pause(time)?);
+        pass.wait(traffic, link, |link| Ok(link.flush()?), pause)
     }
 
     /// Adds what the queue transferred to its lease's figures.

@@ -200,20 +200,29 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Waits until a request that moves these bytes may go on, and counts them. Calls `pause` with
-    /// each slice of the wait. The caller reads no further requests meanwhile.
+    /// Waits until a request that moves these bytes may go on, and counts them. Before the wait it
+    /// calls `prepare`, which may block: others take their turns meanwhile. Then it calls `pause`
+    /// with each slice of the wait. The caller reads no further requests until this returns.
     ///
     /// Allocates nothing. Costs one load if no limit is set.
     ///
     /// # Errors
-    /// That of `pause`, which ends the wait: as if the connection has ended.
-    pub fn wait<E>(
+    /// That of `prepare` or `pause`, which ends the wait: as if the connection has ended.
+    pub fn wait<C, E>(
         &mut self,
         traffic: Traffic,
-        mut pause: impl FnMut(Duration) -> Result<(), E>,
+        connection: &mut C,
+        prepare: impl FnOnce(&mut C) -> Result<(), E>,
+        mut pause: impl FnMut(&mut C, Duration) -> Result<(), E>,
     ) -> Result<(), E> {
-        while let Some(time) = self.ask(traffic.sent.0 + traffic.received.0) {
-            pause(time)?;
+        let bytes = traffic.sent.0.saturating_add(traffic.received.0);
+        if self.ask(bytes).is_some() {
+            // A borrower that reads no replies can block here. Nobody may wait for its turn.
+            self.gate.books().ledger.unqueue(&self.member, &mut self.queued);
+            prepare(connection)?;
+            while let Some(time) = self.ask(bytes) {
+                pause(connection, time)?;
+            }
         }
         self.traffic.sent.0 += traffic.sent.0;
         self.traffic.received.0 += traffic.received.0;
@@ -267,5 +276,39 @@ impl Drop for Pass {
         self.tell_traffic();
         self.end_wait((self.gate.clock)());
         self.gate.books().ledger.leave(&self.member, &mut self.queued);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_page::HostName;
+
+    use super::*;
+
+    const PAGE: Traffic = Traffic { sent: Bytes(4096), received: Bytes::ZERO };
+
+    #[test]
+    fn nobody_waits_for_a_borrower_that_takes_no_answers() {
+        let time = Arc::new(AtomicU64::new(0));
+        let clock = Arc::clone(&time);
+        let now = move || Duration::from_millis(clock.load(Ordering::SeqCst));
+        let gate = Gate::with_clock(LendingLimits::default(), now);
+        gate.set_total(Some(ByteRate(Bytes(4096 * 1000))));
+        let enter = |name: &str, lease| {
+            let host = HostName::try_from(name.to_owned()).expect("a name");
+            gate.enter(Borrower::Host(host), LeaseId(lease)).expect("no limit of connections")
+        };
+        let (mut lazy, mut other) = (enter("lazy", 1), enter("other", 2));
+        // Each look at the clock is a millisecond later, and too many are an error.
+        let later = |looks: &mut u32, _| {
+            time.fetch_add(1, Ordering::SeqCst);
+            *looks += 1;
+            if *looks < 100 { Ok(()) } else { Err("it waits for ever") }
+        };
+        lazy.wait(PAGE, &mut 0, |_| Ok(()), later).expect("the first passes");
+        // Its next request waits. First it would send answers, which blocks.
+        let block =
+            |_: &mut u32| (0..50).try_for_each(|_| other.wait(PAGE, &mut 0, |_| Ok(()), later));
+        lazy.wait(PAGE, &mut 0, block, later).expect("the other host goes on");
     }
 }

@@ -119,6 +119,7 @@ impl Ledger {
     pub(super) fn set_total(&mut self, rate: Option<ByteRate>, now: Duration) {
         match (&mut self.total, rate) {
             (Some(bucket), Some(rate)) => bucket.set_rate(rate.0.0, now),
+            (None, None) => {}
             (total, rate) => {
                 *total = rate.map(|rate| Bucket::new(rate.0.0, now));
                 // What hosts got while they shared nothing must not count against them.
@@ -190,7 +191,8 @@ impl Ledger {
         });
     }
 
-    fn unqueue(&mut self, member: &Member, queued: &mut Queued) {
+    /// Gives up a connection's place among those that wait.
+    pub(super) fn unqueue(&mut self, member: &Member, queued: &mut Queued) {
         let was = std::mem::take(queued);
         let Some(host) = self.hosts.get_mut(&member.borrower) else { return };
         if was != Queued::No
