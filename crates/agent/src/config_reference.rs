@@ -209,10 +209,13 @@ const BORROW: &[Key] = &[
     key("max", "size", "\"16G\"", "the most that the agent borrows in all"),
     key(
         "protection",
-        "`none` or `mirror`",
+        "`none`, `mirror` or `opportunistic`",
         "\"none\"",
-        "with `mirror`, a second lender keeps a copy of each page that a region has at lenders",
+        "with `mirror`, a second lender keeps a copy of each page that a region has at lenders; \
+         with `opportunistic`, only while it has memory that nobody else needs",
     ),
+    key("protection_by_group", "table", "{}", "the same for the regions of a group: `NAME = KIND`"),
+    key("protection_by_region", "table", "{}", "the same for a region or VM, before its group"),
     key("group", "name", "\"default\"", "the tenant to which lenders account the leases"),
     key(
         "spill",

@@ -43,6 +43,19 @@ const CONTACT: Duration = Duration::from_secs(60);
 /// The same interval while any peer has an error.
 const CONTACT_SOON: Duration = Duration::from_secs(10);
 
+/// The memory that this host can spare.
+#[derive(Clone, Copy, Debug)]
+pub struct Spare {
+    /// For swap of other hosts.
+    pub swap: Bytes,
+    /// For their regions.
+    pub regions: Bytes,
+    /// For second copies that go first.
+    pub copies: Bytes,
+    /// For VMs that come here.
+    pub vms: Bytes,
+}
+
 /// The peers of the configuration, the hosts of the cluster, and former peers.
 #[derive(Clone, Debug)]
 pub struct Peers(Arc<Inner>);
@@ -192,19 +205,17 @@ impl Peers {
     ///
     /// # Errors
     /// If `from` is neither a peer nor this host's own name.
-    pub fn offer(
-        &self,
-        from: &HostName,
-        (spare, for_regions, room): (Bytes, Bytes, Bytes),
-    ) -> Result<message::Offer, Problem> {
+    pub fn offer(&self, from: &HostName, spare: &Spare) -> Result<message::Offer, Problem> {
         if *from != self.0.host {
             self.admit(from)?;
         }
         let you = self.get(from).map(|peer| peer.address.clone()).unwrap_or_default();
         let (host, agent) = (self.0.host.clone(), self.0.agent.clone());
-        // Older agents do not know the field.
-        let for_regions = (for_regions != spare).then_some(for_regions);
-        Ok(message::Offer { host, spare, for_regions, room, agent, you })
+        // Older agents do not know these fields.
+        let for_regions = (spare.regions != spare.swap).then_some(spare.regions);
+        let for_copies = (spare.copies != spare.regions).then_some(spare.copies);
+        let (spare, room) = (spare.swap, spare.vms);
+        Ok(message::Offer { host, spare, for_regions, for_copies, room, agent, you })
     }
 
     /// Calls all peers of the configuration, then again at intervals, for as long as the caller
@@ -222,11 +233,15 @@ impl Peers {
     /// cluster's hosts. If no host of the sample can lend, or all together not what regions need,
     /// it asks the next few, and so on.
     pub async fn offers(&self, regions_need: Bytes) -> Vec<Offer> {
-        let offer = |(host, offer): (HostName, message::Offer)| Offer {
-            zone: self.get(&host).and_then(|peer| peer.about.zone.clone()),
-            host,
-            spare: offer.spare,
-            for_regions: offer.for_regions.unwrap_or(offer.spare),
+        let offer = |(host, offer): (HostName, message::Offer)| {
+            let for_regions = offer.for_regions.unwrap_or(offer.spare);
+            Offer {
+                zone: self.get(&host).and_then(|peer| peer.about.zone.clone()),
+                host,
+                spare: offer.spare,
+                for_regions,
+                for_copies: offer.for_copies.unwrap_or(for_regions),
+            }
         };
         let suffice = |offers: &[Offer]| {
             let for_regions = offers.iter().map(|offer| offer.for_regions);

@@ -8,9 +8,9 @@ use aquifer_control::Message;
 /// `mem_len_fin` the result says why the last attempt to leave the lease failed, if one did.
 pub async fn say(client: &Client, message: Message) -> Result<Option<String>, CallError> {
     let done = match message {
-        Message::MemBorReq { request, bytes, owner, group } => {
-            let region = owner.into();
-            client.post(path::MEM_BOR_REQ, &MemBorReq { request, bytes, region, group }).await
+        Message::MemBorReq { request, bytes, owner, group, goes_first } => {
+            let req = MemBorReq { request, bytes, region: owner.into(), group, goes_first };
+            client.post(path::MEM_BOR_REQ, &req).await
         }
         Message::MemBorAck { request, lease, bytes, uris, generation } => {
             let ack = MemBorAck { request, lease, bytes, uris, generation };

@@ -35,6 +35,9 @@ pub struct MemBorReq {
     /// The tenant that the lender accounts the lease to.
     #[schema(value_type = schema::Name)]
     pub group: Group,
+    /// Whether the lease is for second copies, which the lender takes back before anything else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub goes_first: bool,
 }
 
 /// Lender to borrower: the request is granted, and these URIs reach the memory. The lender repeats
@@ -183,6 +186,11 @@ pub struct Offer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Size>)]
     pub for_regions: Option<Bytes>,
+    /// The bytes that the host would grant now to second copies that go first. Absent if it is the
+    /// same as for regions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Size>)]
+    pub for_copies: Option<Bytes>,
     /// The bytes of which a VM that comes there can make use. Zero while an operator drains the
     /// host, and if its configuration accepts no VMs.
     #[schema(value_type = schema::Size)]

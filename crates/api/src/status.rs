@@ -227,6 +227,10 @@ pub struct Ledger {
     /// The capacity of leases, and of exports made by hand.
     #[schema(value_type = schema::Size)]
     pub lent: Bytes,
+    /// The capacity of leases with second copies of other hosts' pages that go first.
+    #[serde(default)]
+    #[schema(value_type = schema::Size)]
+    pub mirror: Bytes,
     /// All other memory.
     #[schema(value_type = schema::Size)]
     pub free: Bytes,
@@ -239,9 +243,10 @@ impl Ledger {
     /// Returns whether each byte of the total is in exactly one class, as far as they fit.
     pub fn adds_up(&self) -> bool {
         let Self { total, reserved, vm_floor, vm_elastic, cache_floor, .. } = *self;
-        let Self { group_surplus, lent, free, overcommitted, .. } = *self;
-        let classes = [reserved, vm_floor, vm_elastic, cache_floor, group_surplus, lent, free];
-        let sum: u128 = classes.iter().map(|bytes| u128::from(bytes.0)).sum();
+        let Self { group_surplus, lent, mirror, free, overcommitted, .. } = *self;
+        let given = [group_surplus, lent, mirror, free];
+        let classes = [reserved, vm_floor, vm_elastic, cache_floor].into_iter().chain(given);
+        let sum: u128 = classes.map(|bytes| u128::from(bytes.0)).sum();
         sum == u128::from(total.0) + u128::from(overcommitted.0)
     }
 }
@@ -268,6 +273,9 @@ pub struct Lent {
     /// The RAM that its pages take now.
     #[schema(value_type = schema::Size)]
     pub stored: Bytes,
+    /// Whether it holds second copies that this host takes back before anything else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub goes_first: bool,
     /// The number of open connections. Absent if the kernel serves the lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u32>,

@@ -85,7 +85,7 @@ fn whereto(volumes: &[Volume]) -> &'static str {
 }
 
 /// Returns the classes of a host's memory under their headings, and their total.
-pub fn classes(ledger: &Ledger) -> [(&'static str, Bytes); 8] {
+pub fn classes(ledger: &Ledger) -> [(&'static str, Bytes); 9] {
     [
         ("RESERVED", ledger.reserved),
         ("VM FLOOR", ledger.vm_floor),
@@ -93,6 +93,7 @@ pub fn classes(ledger: &Ledger) -> [(&'static str, Bytes); 8] {
         ("CACHE FLOOR", ledger.cache_floor),
         ("GROUP SURPLUS", ledger.group_surplus),
         ("LENT", ledger.lent),
+        ("MIRROR", ledger.mirror),
         ("FREE", ledger.free),
         ("TOTAL", ledger.total),
     ]
@@ -121,12 +122,20 @@ fn scanners(scanners: &[GroupScanner]) -> String {
     table(["GROUP", "REGIONS", "SHARED", "SAVED", "SCANNER"], scanners.iter().map(row))
 }
 
+fn owner(lease: &Lent) -> String {
+    match &lease.region {
+        None => "swap".to_owned(),
+        Some(region) if lease.goes_first => format!("{region} (mirror)"),
+        Some(region) => region.to_string(),
+    }
+}
+
 fn lent(leases: &[Lent]) -> String {
     let row = |lease: &Lent| {
         vec![
             lease.lease.to_string(),
             lease.borrower.to_string(),
-            lease.region.as_ref().map_or_else(|| "swap".to_owned(), ToString::to_string),
+            owner(lease),
             lease.group.to_string(),
             format!("{} of {}", lease.stored, lease.capacity),
             lease.connections.map_or_else(|| "?".to_owned(), |count| count.to_string()),

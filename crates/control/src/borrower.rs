@@ -37,6 +37,8 @@ pub struct VolumeStatus {
     /// The owner of its pages.
     #[serde(rename = "region")]
     pub owner: Owner,
+    /// The tenant for which this host borrowed it.
+    pub group: Group,
     /// The reason for which this host borrowed it.
     pub cause: Cause,
     /// The volume's state.
@@ -254,11 +256,20 @@ impl Borrower {
         without_skipped: bool,
         ctx: &StepContext<'_>,
     ) -> impl Iterator<Item = Offer> {
+        self.offers(without_skipped, ctx).map(|offer| offer.to(owner))
+    }
+
+    /// Returns the offers of other hosts.
+    pub(crate) fn offers(
+        &self,
+        without_skipped: bool,
+        ctx: &StepContext<'_>,
+    ) -> impl Iterator<Item = &Offer> {
         let asked = move |offer: &&Offer| {
             offer.host != ctx.facts.host
                 && !(without_skipped && self.skipped.contains_key(&offer.host))
         };
-        self.offers.iter().filter(asked).map(|offer| offer.to(owner))
+        self.offers.iter().filter(asked)
     }
 
     /// Returns how much more this host may borrow. Leases on their way out do not count, so that it
@@ -475,6 +486,7 @@ impl Borrower {
             // The leases of a region come and go.
             bytes: if volume.owner.is_swap() { volume.bytes } else { self.leased(id) },
             owner: volume.owner.clone(),
+            group: volume.group.clone(),
             cause: volume.cause,
             state: volume.state,
         })

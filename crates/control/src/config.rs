@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, Group};
 
+use crate::Protections;
 use crate::placement::whole_extents;
 
 /// The way to compute M_s, the memory that this host may lend.
@@ -17,16 +18,6 @@ pub enum Shareable {
     },
     /// Eq. 2: M_s = M_t - M_u, computed at each reading.
     Dynamic,
-}
-
-/// How many copies of their pages the regions of this host have at lenders.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Protection {
-    /// One: the pages are lost with their lender.
-    #[default]
-    None,
-    /// Two, on different lenders.
-    Mirror,
 }
 
 /// The operator's settings. [`Config::validate`] checks them.
@@ -48,7 +39,7 @@ pub struct Config {
     /// The most that this host borrows, all volumes together.
     pub max_borrowed: Bytes,
     /// How many copies regions have of the pages that leave this host.
-    pub protection: Protection,
+    pub protection: Protections,
     /// The tenant for which an overloaded host borrows.
     pub group: Group,
     /// The time after which this host sends an unacknowledged message again.
@@ -73,7 +64,7 @@ impl Default for Config {
             borrows: true,
             request: Bytes::gib(1),
             max_borrowed: Bytes::gib(64),
-            protection: Protection::None,
+            protection: Protections::default(),
             group: Group::default(),
             resend: Duration::from_secs(1),
             give_up: Duration::from_secs(5),

@@ -137,6 +137,11 @@ impl Controller {
         self.asked(LenderRole::spare_for_regions)
     }
 
+    /// Returns the bytes that this host would grant at present to second copies that go first.
+    pub fn spare_for_copies(&self) -> Bytes {
+        self.asked(LenderRole::spare_for_copies)
+    }
+
     fn asked(&self, ask: impl FnOnce(&LenderRole, &StepContext<'_>) -> Bytes) -> Bytes {
         let mut ids = self.ids.clone();
         let ctx = StepContext { facts: &self.facts, ids: &mut ids, step: Step::default() };
@@ -151,9 +156,8 @@ impl Controller {
 
     /// Returns the same for another share of M_t.
     pub(crate) fn room_below(&self, share: f64) -> Bytes {
-        let lent = self.lender.lent();
+        let (memory, lent) = self.lender.without_copies(&self.facts.memory);
         let unused = lent.granted.saturating_sub(lent.stored);
-        let memory = &self.facts.memory;
         let limit = memory.total.scaled(share);
         let promises = self.left().saturating_sub(memory.total.saturating_sub(limit));
         limit.saturating_sub(memory.used).saturating_sub(unused).min(promises)
@@ -163,7 +167,7 @@ impl Controller {
     /// too.
     pub fn left(&self) -> Bytes {
         let config = Config { shareable: Shareable::Dynamic, ..self.facts.config.clone() };
-        self.lender.ledger(&Facts { config, ..self.facts.clone() }).free
+        self.lender.ledger(&Facts { config, ..self.facts.clone() }).available()
     }
 
     /// Returns the account of this host's memory, from the last readings and the present leases.
@@ -360,8 +364,8 @@ fn receive(
     ctx: &mut StepContext<'_>,
 ) {
     match message {
-        Message::MemBorReq { request, bytes, owner, group } => {
-            let wish = Wish { borrower: from.clone(), request, bytes, owner, group };
+        Message::MemBorReq { request, bytes, owner, group, goes_first } => {
+            let wish = Wish { borrower: from.clone(), request, bytes, owner, group, goes_first };
             lender.requested(wish, busy(borrower), ctx);
         }
         Message::MemBorAck { request, lease, bytes, uris, generation } => {

@@ -11,7 +11,7 @@ use aquifer_page::{HostName, LeaseId, VolumeId};
 use crate::borrower::{Borrower, Holding, Leaving, VolumeState};
 use crate::round::{Purpose, Round};
 use crate::step_context::StepContext;
-use crate::{Action, Candidates, Offer, What};
+use crate::{Action, Candidates, Offer, Protection, What};
 
 impl Borrower {
     /// Asks for a second copy of a lease, unless it has one. Prefers lenders that are not in
@@ -30,16 +30,17 @@ impl Borrower {
         let lender = holding.borrowed.lender.clone();
         let (owner, group) =
             (self.volumes[&volume].owner.clone(), self.volumes[&volume].group.clone());
-        let fits = |offer: &Offer| offer.for_regions >= bytes && offer.host != lender;
-        let offers = self.offers_to(&owner, true, ctx);
-        let offers: Vec<_> = offers.filter(|offer| fits(offer)).collect();
+        let goes_first = ctx.config().protection.of(&owner, &group) == Protection::Opportunistic;
+        let fits = |offer: &Offer| offer.spare >= bytes && offer.host != lender;
+        let offers = self.offers(true, ctx).map(|offer| offer.to_copies(goes_first));
+        let offers: Vec<_> = offers.filter(fits).collect();
         let is_apart = |offer: &&Offer| !near.contains(&offer.host);
         let apart: Vec<_> = offers.iter().filter(is_apart).cloned().collect();
         let candidates = if apart.is_empty() { offers } else { apart };
         if candidates.is_empty() || bytes > self.room(ctx) {
             return self.tell_no_copy(lease, ctx);
         }
-        let purpose = Purpose::Copy { volume, of: lease };
+        let purpose = Purpose::Copy { volume, of: lease, goes_first };
         self.round = Some(Round::new(purpose, owner, group, bytes, Candidates::new(candidates)));
         self.proceed(ctx);
     }
@@ -65,7 +66,7 @@ impl Borrower {
     /// Ends the round, and orders the second copy on its lease. A copy is on one lease, so less
     /// than that goes back.
     pub(crate) fn copy_to(&mut self, round: Round, ctx: &mut StepContext<'_>) {
-        let Purpose::Copy { volume, of } = round.purpose else { return };
+        let Purpose::Copy { volume, of, .. } = round.purpose else { return };
         let is_wanted =
             self.holdings.get(&of).is_some_and(|holding| self.may_have_copy(of, holding));
         if !is_wanted {

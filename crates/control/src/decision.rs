@@ -56,6 +56,8 @@ pub enum Because {
     Parted,
     /// VMs of the lender need the memory.
     OwnVms,
+    /// Others need the memory, and the lease holds second copies, which go first.
+    GoesFirst,
 }
 
 /// A decision, or a fact that the host learned.
@@ -142,6 +144,7 @@ pub enum What {
         lease: LeaseId,
         bytes: Bytes,
         owner: Owner,
+        goes_first: bool,
         spare: Bytes,
         shareable: Bytes,
         /// The ledger, if it limited `spare`.
@@ -152,6 +155,7 @@ pub enum What {
         borrower: HostName,
         bytes: Bytes,
         owner: Owner,
+        goes_first: bool,
         spare: Bytes,
         reason: Reason,
         /// The ledger, if it limited `spare`.
@@ -215,19 +219,30 @@ impl fmt::Display for Decision {
 impl Decision {
     fn lender(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Grants { borrower, lease, bytes, owner, spare, shareable, ledger } => write!(
+            What::Grants {
+                borrower,
+                lease,
+                bytes,
+                owner,
+                goes_first,
+                spare,
+                shareable,
+                ledger,
+            } => write!(
                 f,
-                "grants {bytes} to {borrower}{} as lease {lease}: {spare} of {shareable} shareable \
-                 is free{}, {}",
+                "grants {bytes} to {borrower}{}{} as lease {lease}: {spare} of {shareable} \
+                 shareable is free{}, {}",
                 For(owner),
+                First(*goes_first),
                 Limit(ledger.as_ref()),
                 self.state()
             ),
-            What::Rejects { borrower, bytes, owner, spare, reason, ledger } => write!(
+            What::Rejects { borrower, bytes, owner, goes_first, spare, reason, ledger } => write!(
                 f,
-                "rejects the request of {borrower} for {bytes}{}, because {}: {spare} to spare{}, \
-                 {}",
+                "rejects the request of {borrower} for {bytes}{}{}, because {}: {spare} to \
+                 spare{}, {}",
                 For(owner),
+                First(*goes_first),
                 Own(*reason),
                 Limit(ledger.as_ref()),
                 self.state()
@@ -244,6 +259,9 @@ impl Decision {
                     Because::Drain => f.write_str("this host is draining"),
                     Because::Parted => write!(f, "{borrower} is no longer a peer of this host"),
                     Because::OwnVms => f.write_str("VMs of this host need the memory"),
+                    Because::GoesFirst => {
+                        f.write_str("others need the memory, and second copies go first")
+                    }
                 }
             }
             What::Frees { borrower, lease, stored } => {
@@ -473,6 +491,15 @@ impl fmt::Display for For<'_> {
     }
 }
 
+/// That a lease is for second copies that go first; nothing otherwise.
+struct First(bool);
+
+impl fmt::Display for First {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 { f.write_str(", for second copies that go first,") } else { Ok(()) }
+    }
+}
+
 /// The ledger's figures, if it limited what the host can spare; nothing otherwise.
 struct Limit<'a>(Option<&'a Ledger>);
 
@@ -486,6 +513,7 @@ impl fmt::Display for Limit<'_> {
             (ledger.cache_floor, "promised to caches"),
             (ledger.group_surplus, "promised to groups"),
             (ledger.lent, "lent"),
+            (ledger.mirror, "lent for second copies"),
         ];
         for (bytes, what) in promised.into_iter().filter(|(bytes, _)| *bytes > Bytes::ZERO) {
             write!(f, ", {bytes} {what}")?;

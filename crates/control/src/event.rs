@@ -58,6 +58,9 @@ pub struct LentLease {
     /// one that says that it holds the lease becomes the borrower.
     #[serde(default)]
     pub next: BTreeSet<HostName>,
+    /// Whether it holds second copies that the lender takes back before anything else.
+    #[serde(default)]
+    pub goes_first: bool,
 }
 
 /// A request for memory of a region: of a new one, or more for one that has leases.

@@ -25,6 +25,8 @@ pub struct Lent {
     pub granted: Bytes,
     /// The bytes that borrowers have stored in them.
     pub stored: Bytes,
+    /// The capacity of those leases that hold second copies and go first.
+    pub mirror: Bytes,
 }
 
 impl Memory {
@@ -124,8 +126,11 @@ mod tests {
 
     #[test]
     fn spare_keeps_room_for_promises_and_counts_stored_bytes_once() {
-        let lent =
-            |granted, stored| Lent { granted: Bytes::gib(granted), stored: Bytes::gib(stored) };
+        let lent = |granted, stored| Lent {
+            granted: Bytes::gib(granted),
+            stored: Bytes::gib(stored),
+            ..Lent::default()
+        };
         let dynamic = Config::default();
         // T_upper M_t is 8 GiB; 3 GiB are used (1 GiB of them stored), and 2 GiB are still
         // promised.

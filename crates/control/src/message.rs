@@ -127,6 +127,9 @@ pub enum Message {
         owner: Owner,
         /// The tenant that the lease is accounted to.
         group: Group,
+        /// Whether the lease is for second copies that the lender takes back before anything else.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        goes_first: bool,
     },
     /// Lender to borrower: here is the lease. When repeated, it asks: do you still hold this lease?
     MemBorAck {
@@ -186,6 +189,7 @@ mod tests {
             bytes: Bytes::mib(64),
             owner: Owner::Swap,
             group: Group::default(),
+            goes_first: false,
         };
         let text = serde_json::to_string(&message).unwrap();
         assert_eq!(
@@ -195,7 +199,7 @@ mod tests {
                 r#""bytes":67108864,"group":"default"}"#
             )
         );
-        assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), message);
+        assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), message, "as of old agents");
     }
 
     #[test]

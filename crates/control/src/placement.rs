@@ -16,6 +16,9 @@ pub struct Offer {
     pub spare: Bytes,
     /// The bytes that it would grant to regions at present: roles do not limit these.
     pub for_regions: Bytes,
+    /// The bytes that it would grant to second copies that go first.
+    #[serde(default)]
+    pub for_copies: Bytes,
     /// The zone that it is in, if it has told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<Zone>,
@@ -24,12 +27,18 @@ pub struct Offer {
 impl Offer {
     /// Returns the offer of a host that would grant the same to regions as to swap.
     pub fn new(host: HostName, spare: Bytes) -> Self {
-        Self { host, spare, for_regions: spare, zone: None }
+        Self { host, spare, for_regions: spare, for_copies: spare, zone: None }
     }
 
     /// Returns the part of the offer that is for `owner`.
     pub(crate) fn to(&self, owner: &Owner) -> Self {
         let spare = if owner.is_swap() { self.spare } else { self.for_regions };
+        Self::new(self.host.clone(), spare)
+    }
+
+    /// Returns the part of the offer that is for second copies.
+    pub(crate) fn to_copies(&self, go_first: bool) -> Self {
+        let spare = if go_first { self.for_copies } else { self.for_regions };
         Self::new(self.host.clone(), spare)
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum Purpose {
     /// Room for the pages of a recalled lease.
     Replace { volume: VolumeId, lease: LeaseId },
     /// A second copy of a lease.
-    Copy { volume: VolumeId, of: LeaseId },
+    Copy { volume: VolumeId, of: LeaseId, goes_first: bool },
 }
 
 impl Purpose {
@@ -120,7 +120,8 @@ impl Round {
 
     fn message(&self, ask: &Ask) -> Message {
         let (owner, group) = (self.owner.clone(), self.group.clone());
-        Message::MemBorReq { request: ask.request, bytes: ask.bytes, owner, group }
+        let goes_first = matches!(self.purpose, Purpose::Copy { goes_first: true, .. });
+        Message::MemBorReq { request: ask.request, bytes: ask.bytes, owner, group, goes_first }
     }
 
     /// Returns whether this is the request in flight.

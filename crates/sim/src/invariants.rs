@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aquifer_control::ledger::Ledger;
 use aquifer_control::node::Output;
-use aquifer_control::{Action, LentLease, LoanState, Role};
+use aquifer_control::{Action, LentLease, LentStatus, LoanState, Role};
 use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId};
 
 use crate::event::HostNumber;
@@ -168,7 +168,7 @@ impl Simulation {
         let Some(agent) = &self.hosts[host].agent else { return };
         let (after, left) = (agent.node.ledger(), agent.node.controller().left());
         let headroom = after.total.saturating_sub(after.total.scaled(share));
-        if after.overcommitted > before.overcommitted || left < headroom {
+        if after.broken() > before.broken() || left < headroom {
             let host_name = self.hosts[host].name.clone();
             let rule = Rule::Overfilled { host: host_name, vm, cache, left, headroom };
             self.violate(rule, &[host]);
@@ -189,7 +189,9 @@ impl Simulation {
                 return Some((Rule::VmOverfull { vm, host: host_name, resident, cache }, host));
             }
         }
-        let lent: Bytes = machine.store.values().map(|kept| kept.lent.bytes).sum();
+        // Second copies that go first break no promise.
+        let lent = machine.store.values().filter(|kept| !kept.lent.goes_first);
+        let lent: Bytes = lent.map(|kept| kept.lent.bytes).sum();
         let (promised, total) = (machine.promised_to_vms() + lent, machine.total);
         let rule = Rule::Overcommitted { host: name.clone(), promised, total };
         (promised > total).then_some((rule, host))
@@ -269,11 +271,12 @@ impl Simulation {
 
     /// Checks the grants among a node's outputs. `spare` is what the node could spare before.
     pub(crate) fn check_grants(&mut self, lender: HostNumber, spare: Bytes, outputs: &[Output]) {
-        let granted = outputs.iter().filter_map(|output| match output {
-            Output::Begin(_, Action::OpenLease(lease)) => Some(lease.bytes),
+        let opened = outputs.iter().filter_map(|output| match output {
+            Output::Begin(_, Action::OpenLease(lease)) => Some(lease),
             _ => None,
         });
-        let granted: Bytes = granted.sum();
+        let granted: Bytes = opened.clone().map(|lease| lease.bytes).sum();
+        let counts_copies = opened.clone().any(|lease| lease.goes_first);
         let Some(agent) = self.hosts[lender].agent.as_ref().filter(|_| granted > Bytes::ZERO)
         else {
             return;
@@ -281,8 +284,14 @@ impl Simulation {
         let (name, controller) = (self.hosts[lender].name.clone(), agent.node.controller());
         let memory = controller.memory();
         let lent = controller.lent().into_iter().filter(|loan| loan.state != LoanState::Freeing);
-        let promised: Bytes = lent.map(|loan| loan.lease.bytes.saturating_sub(loan.stored)).sum();
-        let (used, total) = (memory.used, memory.upper(&self.scenario.config));
+        let unused = |loan: &LentStatus| loan.lease.bytes.saturating_sub(loan.stored);
+        // Second copies that go first make room for others.
+        let (first, lent): (Vec<_>, Vec<_>) =
+            lent.partition(|loan| loan.lease.goes_first && !counts_copies);
+        let promised: Bytes = lent.iter().map(unused).sum();
+        let copies: Bytes = first.iter().map(|loan| loan.stored).sum();
+        let used = memory.used.saturating_sub(copies);
+        let total = memory.upper(&self.scenario.config);
         if granted > spare {
             self.violate(Rule::Overgranted { lender: name, granted, spare }, &[lender]);
         } else if used + promised > total {

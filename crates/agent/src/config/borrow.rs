@@ -1,10 +1,11 @@
 //! Settings for borrowing.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use aquifer_blockdev::backend::BackendKind;
-use aquifer_page::{Bytes, EXTENT_SIZE, Group};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use serde::Deserialize;
 
 /// Settings for borrowing.
@@ -19,6 +20,10 @@ pub struct BorrowConfig {
     pub max: Bytes,
     /// How many copies regions have of the pages that leave this host.
     pub protection: Protection,
+    /// The same for the regions of these groups.
+    pub protection_by_group: BTreeMap<Group, Protection>,
+    /// The same for these regions, whatever their groups.
+    pub protection_by_region: BTreeMap<RegionName, Protection>,
     /// Tenant to which lenders account the leases.
     pub group: Group,
     /// Directory of the local file for pages that a lender recalls and no other lender has room
@@ -45,6 +50,8 @@ pub enum Protection {
     None,
     /// Two, on different lenders.
     Mirror,
+    /// Two, on different lenders, while a lender has memory that nobody else needs.
+    Opportunistic,
 }
 
 impl From<Protection> for aquifer_control::Protection {
@@ -52,8 +59,26 @@ impl From<Protection> for aquifer_control::Protection {
         match protection {
             Protection::None => Self::None,
             Protection::Mirror => Self::Mirror,
+            Protection::Opportunistic => Self::Opportunistic,
         }
     }
+}
+
+impl BorrowConfig {
+    /// Returns the protection of each region.
+    pub fn protections(&self) -> aquifer_control::Protections {
+        aquifer_control::Protections {
+            default: self.protection.into(),
+            groups: all(&self.protection_by_group),
+            regions: all(&self.protection_by_region),
+        }
+    }
+}
+
+fn all<K: Ord + Clone>(
+    named: &BTreeMap<K, Protection>,
+) -> BTreeMap<K, aquifer_control::Protection> {
+    named.iter().map(|(name, protection)| (name.clone(), (*protection).into())).collect()
 }
 
 /// The way in which a host swaps to its leases.
@@ -85,6 +110,8 @@ impl Default for BorrowConfig {
             request: Bytes::gib(1),
             max: Bytes::gib(16),
             protection: Protection::None,
+            protection_by_group: BTreeMap::new(),
+            protection_by_region: BTreeMap::new(),
             group: Group::default(),
             spill: PathBuf::from("/var/lib/aquifer/spill"),
             io_timeout: Duration::from_secs(8),

@@ -44,7 +44,7 @@ use crate::monitor::gate::SwapGate;
 use crate::monitor::pacer::Pacer;
 use crate::monitor::pressure::Pressure;
 use crate::own::OwnReader;
-use crate::peers::Peers;
+use crate::peers::{Peers, Spare};
 use crate::vms::Vms;
 use reply::{Replies, Reply};
 
@@ -213,8 +213,13 @@ impl Driver {
                     true => self.node.room_for_vms(below),
                     false => Bytes::ZERO,
                 };
-                let memory = (controller.spare(), controller.spare_for_regions(), room);
-                let _ = reply.send(self.parts.peers.offer(&from, memory));
+                let spare = Spare {
+                    swap: controller.spare(),
+                    regions: controller.spare_for_regions(),
+                    copies: controller.spare_for_copies(),
+                    vms: room,
+                };
+                let _ = reply.send(self.parts.peers.offer(&from, &spare));
             }
             Command::Drain { order, vms, reply } => {
                 if let Some(order) = order {
@@ -268,7 +273,7 @@ fn node(parts: &Parts) -> Node {
         borrows: borrow.enabled,
         request: borrow.request,
         max_borrowed: borrow.max,
-        protection: borrow.protection.into(),
+        protection: borrow.protections(),
         group: borrow.group.clone(),
         grace: lend.grace,
         ..control::Config::with_period(memory.period)

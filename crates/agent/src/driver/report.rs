@@ -160,6 +160,7 @@ impl Driver {
             region: lent.lease.owner.into(),
             group: lent.lease.group,
             capacity: lent.lease.bytes,
+            goes_first: lent.lease.goes_first,
             stored: stored.get(&lent.lease.lease).copied().unwrap_or_default(),
             connections: connections
                 .as_ref()
@@ -190,6 +191,7 @@ fn ledger(ledger: control::ledger::Ledger) -> Ledger {
         cache_floor,
         group_surplus,
         lent,
+        mirror,
         free,
         overcommitted,
     } = ledger;
@@ -201,6 +203,7 @@ fn ledger(ledger: control::ledger::Ledger) -> Ledger {
         cache_floor,
         group_surplus,
         lent,
+        mirror,
         free,
         overcommitted,
     }

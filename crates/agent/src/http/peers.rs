@@ -35,10 +35,10 @@ async fn hear(handle: &Handle, FromPeer(from): FromPeer, message: Message) -> An
 pub(super) async fn mem_bor_req(
     State(handle): State<Handle>,
     from: FromPeer,
-    Body(MemBorReq { request, bytes, region, group }): Body<MemBorReq>,
+    Body(MemBorReq { request, bytes, region, group, goes_first }): Body<MemBorReq>,
 ) -> Answer {
     let owner = region.into();
-    hear(&handle, from, Message::MemBorReq { request, bytes, owner, group }).await
+    hear(&handle, from, Message::MemBorReq { request, bytes, owner, group, goes_first }).await
 }
 
 /// A lender grants a request.

@@ -86,6 +86,9 @@ struct Note {
     /// The hosts to which its region may be moving.
     #[serde(default)]
     next: BTreeSet<HostName>,
+    /// Whether the lease holds second copies that this host takes back first.
+    #[serde(default)]
+    goes_first: bool,
 }
 
 /// Reads the agent's data from a record; `None` if no agent wrote it.
@@ -217,8 +220,9 @@ impl Lender {
 
 /// Returns the agent's data for a lease's record.
 fn noted(lent: &LentLease, access: Option<Access>) -> Result<serde_json::Value, String> {
-    let LentLease { owner, request, generation, next, .. } = lent.clone();
-    let note = Note { request: request.to_string(), owner, access, generation, next };
+    let LentLease { owner, request, generation, next, goes_first, .. } = lent.clone();
+    let request = request.to_string();
+    let note = Note { request, owner, access, generation, next, goes_first };
     serde_json::to_value(note).map_err(|error| error.to_string())
 }
 
@@ -239,5 +243,6 @@ fn lent(record: &LeaseRecord) -> Option<LentLease> {
         request: note.request.try_into().ok()?,
         generation: note.generation,
         next: note.next,
+        goes_first: note.goes_first,
     })
 }

@@ -196,7 +196,7 @@ impl Shortage {
     /// Compares the ledgers before and after a claim. There is room for a claim if it breaks no
     /// promise that was kept before.
     pub fn between(before: &Ledger, after: &Ledger, recallable: Bytes) -> Option<Self> {
-        let lacks = after.overcommitted.saturating_sub(before.overcommitted);
+        let lacks = after.broken().saturating_sub(before.broken());
         let wanted = after.promised().saturating_sub(before.promised());
         (lacks > Bytes::ZERO).then_some(Self {
             wanted,

@@ -21,19 +21,23 @@ pub enum Class {
     GroupSurplus,
     /// The capacity of leases and of exports made by hand. Leases can be recalled.
     Lent,
+    /// The capacity of leases with second copies of other hosts' pages, in memory that nobody
+    /// needs. These leases are the first to be recalled.
+    Mirror,
     /// All other memory.
     Free,
 }
 
 impl Class {
     /// All classes, in the order in which people read them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Reserved,
         Self::VmFloor,
         Self::VmElastic,
         Self::CacheFloor,
         Self::GroupSurplus,
         Self::Lent,
+        Self::Mirror,
         Self::Free,
     ];
 }
@@ -47,6 +51,7 @@ impl fmt::Display for Class {
             Self::CacheFloor => "cache floor",
             Self::GroupSurplus => "group surplus",
             Self::Lent => "lent",
+            Self::Mirror => "mirror",
             Self::Free => "free",
         })
     }

@@ -49,6 +49,9 @@ pub struct Ledger {
     pub group_surplus: Bytes,
     /// See [`Class::Lent`].
     pub lent: Bytes,
+    /// See [`Class::Mirror`].
+    #[serde(default)]
+    pub mirror: Bytes,
     /// See [`Class::Free`].
     pub free: Bytes,
     /// The bytes by which the other classes exceed M_t.
@@ -69,8 +72,10 @@ impl Ledger {
             Shareable::Dynamic => Bytes::ZERO,
         };
         let reserved = programs.max(reserve);
-        let lent = lent.granted.saturating_add(own.exported().granted);
-        let promised = sum([reserved, local, lent]);
+        let mirror = lent.mirror;
+        let granted = lent.granted.saturating_sub(mirror);
+        let lent = granted.saturating_add(own.exported().granted);
+        let promised = sum([reserved, local, lent, mirror]);
         Self {
             total: memory.total,
             reserved,
@@ -79,14 +84,21 @@ impl Ledger {
             cache_floor,
             group_surplus,
             lent,
+            mirror,
             free: memory.total.saturating_sub(promised),
             overcommitted: promised.saturating_sub(memory.total),
         }
     }
 
-    /// Returns the bytes in no other class.
-    pub fn free(&self) -> Bytes {
-        self.free
+    /// Returns the bytes that a new promise can have: those in no other class, and second copies,
+    /// which go first.
+    pub fn available(&self) -> Bytes {
+        self.free.saturating_add(self.mirror).saturating_sub(self.overcommitted)
+    }
+
+    /// Returns the bytes by which M_t is exceeded without second copies.
+    pub fn broken(&self) -> Bytes {
+        self.overcommitted.saturating_sub(self.mirror)
     }
 
     /// Returns the bytes that this host promises to its own VMs, regions and groups.
@@ -113,18 +125,24 @@ impl Ledger {
             Class::CacheFloor => self.cache_floor,
             Class::GroupSurplus => self.group_surplus,
             Class::Lent => self.lent,
+            Class::Mirror => self.mirror,
             Class::Free => self.free,
         }
     }
 
     /// Returns the bytes by which a class can grow without breaking a promise. Floors may grow at
-    /// the cost of elastic memory, which VMs give up on request. All others grow from free memory.
+    /// the cost of elastic memory, which VMs give up on request. All others grow from free memory
+    /// and at the cost of second copies; these copies grow from free memory only.
     pub fn spare(&self, class: Class) -> Bytes {
         match class {
             Class::VmFloor | Class::CacheFloor => {
-                self.free.saturating_add(self.vm_elastic).saturating_sub(self.overcommitted)
+                let gives = sum([self.free, self.mirror, self.vm_elastic]);
+                gives.saturating_sub(self.overcommitted)
             }
-            Class::Reserved | Class::VmElastic | Class::GroupSurplus | Class::Lent => self.free,
+            Class::Reserved | Class::VmElastic | Class::GroupSurplus | Class::Lent => {
+                self.available()
+            }
+            Class::Mirror => self.free,
             Class::Free => Bytes::ZERO,
         }
     }

@@ -270,6 +270,7 @@ impl OwnMemory {
         Lent {
             granted: sum(self.exports.iter().map(|export| export.capacity)),
             stored: sum(stored),
+            mirror: Bytes::ZERO,
         }
     }
 }

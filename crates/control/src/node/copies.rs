@@ -93,9 +93,10 @@ impl Node {
     /// Takes the next step for second copies: leaves what a lender that is gone had, or protects a
     /// lease.
     pub(super) fn keep_copies(&mut self) {
-        let wants_copies = self.controller.facts().config.protection == Protection::Mirror;
+        let protection = self.controller.facts().config.protection.clone();
         let copies = &self.borrowing.copies;
-        let is_calm = !wants_copies && copies.silent.is_empty() && copies.tried.is_empty();
+        let is_calm =
+            !protection.has_copies() && copies.silent.is_empty() && copies.tried.is_empty();
         if (is_calm && !self.controller.has_copies())
             || self.belonging.has_left
             || self.controller.is_asking()
@@ -107,18 +108,19 @@ impl Node {
         self.borrowing.copies.tried.retain(|lease, _| held.contains(lease));
         let copied: BTreeSet<_> = borrowed.iter().filter_map(|held| held.copy_of).collect();
         let volumes = self.controller.volumes().into_iter();
-        let regions = volumes.filter(|volume| !volume.owner.is_swap());
-        let regions: BTreeSet<_> = regions.map(|volume| volume.volume).collect();
+        let wanting =
+            volumes.filter(|one| protection.of(&one.owner, &one.group) != Protection::None);
+        let wanting: BTreeSet<_> = wanting.map(|volume| volume.volume).collect();
         let rests = |lease: LeaseId| {
             let tried = self.borrowing.copies.tried.get(&lease);
             tried.is_some_and(|at| !self.passed(RETRY, *at))
         };
         let next = borrowed.iter().find_map(|held| {
             let lease = held.lease.lease;
+            let wants_copies = wanting.contains(&held.volume);
             let step = self.repair(held, wants_copies).or_else(|| {
                 let lacks_one = wants_copies && held.copy_of.is_none() && !copied.contains(&lease);
-                let is_of_region = regions.contains(&held.volume);
-                (lacks_one && is_of_region && self.may_copy(lease)).then_some(Next::Protect)
+                (lacks_one && self.may_copy(lease)).then_some(Next::Protect)
             })?;
             let may_try = !held.leaving && !rests(lease) && self.is_idle(held.volume);
             may_try.then_some((lease, held.lease.bytes, step))

@@ -103,7 +103,11 @@ fn configs() -> impl Strategy<Value = Config> {
 }
 
 fn lents() -> impl Strategy<Value = Lent> {
-    (sizes(), sizes()).prop_map(|(granted, stored)| Lent { granted, stored: stored.min(granted) })
+    (sizes(), sizes(), sizes()).prop_map(|(granted, stored, mirror)| Lent {
+        granted,
+        stored: stored.min(granted),
+        mirror: mirror.min(granted),
+    })
 }
 
 /// Checks that each byte is in exactly one class.
@@ -135,7 +139,8 @@ proptest! {
         let whole: Bytes = own.vms.iter().map(|vm| vm.size.max(vm.floor) + vm.reserve).sum();
         prop_assert_eq!(ledger.vm_floor + ledger.vm_elastic, whole);
         let exported: Bytes = own.exports.iter().map(|export| export.capacity).sum();
-        prop_assert_eq!(ledger.lent, lent.granted + exported);
+        prop_assert_eq!(ledger.lent + ledger.mirror, lent.granted + exported);
+        prop_assert_eq!(ledger.mirror, lent.mirror);
         if let Shareable::Preconfigured { reserved } = config.shareable {
             let local = ledger.vm_floor + ledger.vm_elastic + ledger.cache_floor;
             prop_assert!(ledger.reserved + local + ledger.group_surplus >= reserved);
@@ -159,11 +164,27 @@ proptest! {
     }
 
     #[test]
+    fn second_copies_take_nothing_from_others(
+        memory in memories(), config in configs(), own in owns(), lent in lents(),
+    ) {
+        let stored = lent.stored.min(lent.granted - lent.mirror);
+        let with = Ledger::new(&memory, &config, &own, Lent { stored, ..lent });
+        let granted = lent.granted - lent.mirror;
+        let without = Lent { granted, stored, mirror: Bytes::ZERO };
+        let without = Ledger::new(&memory, &config, &own, without);
+        for class in [Class::Reserved, Class::VmElastic, Class::GroupSurplus, Class::Lent] {
+            prop_assert_eq!(with.spare(class), without.spare(class));
+        }
+        prop_assert_eq!(with.spare(Class::VmFloor), without.spare(Class::VmFloor));
+        prop_assert_eq!(with.broken(), without.overcommitted);
+    }
+
+    #[test]
     fn without_promises_of_its_own_it_limits_nothing(
         memory in memories(), config in configs(), lent in lents(),
     ) {
         let stored = lent.stored.min(memory.used);
-        let lent = Lent { stored, ..lent };
+        let lent = Lent { stored, mirror: Bytes::ZERO, ..lent };
         let ledger = Ledger::new(&memory, &config, &OwnMemory::default(), lent);
         prop_assert!(ledger.spare(Class::Lent) >= memory.spare(&config, lent), "{:?}", ledger);
     }
@@ -228,6 +249,7 @@ impl Host {
         let lent = self.leases.iter().fold(Lent::default(), |sum, (granted, stored)| Lent {
             granted: sum.granted + *granted,
             stored: sum.stored + *stored,
+            mirror: Bytes::ZERO,
         });
         Ledger::new(&memory, &Config::default(), &self.own, lent)
     }
@@ -270,7 +292,7 @@ impl Host {
                 }
             }
             Change::GrowCache(region, by) => match own.regions.get_mut(region) {
-                Some(region) if by <= ledger.free() => {
+                Some(region) if by <= ledger.available() => {
                     region.cache = (region.cache + by).min(region.size);
                 }
                 _ => {}

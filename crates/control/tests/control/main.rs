@@ -14,6 +14,7 @@ mod group_reprovision_bounds;
 mod group_scan_rate;
 mod host;
 mod ledger;
+mod mirror;
 mod network;
 mod node;
 mod protocol;

@@ -395,6 +395,7 @@ fn a_restored_host_that_borrows_and_lends_recalls_its_leases() {
         request: RequestId(5),
         generation: 0,
         next: BTreeSet::new(),
+        goes_first: false,
     };
     let volume = LiveVolume {
         volume: VolumeId(6),

@@ -25,12 +25,16 @@ const CLASSES: [Class; 5] = [
         ledger.vm_floor + ledger.vm_elastic + ledger.cache_floor + ledger.group_surplus
     }),
     ("lent, with pages of other hosts", "#d6558a", held),
-    ("lent, still empty", "#f5bfd3", |sample| sample.ledger.lent - held(sample)),
+    ("lent, still empty", "#f5bfd3", |sample| given(sample) - held(sample)),
     ("free", "#e3e9f2", |sample| sample.ledger.free),
 ];
 
 fn held(sample: &Sample) -> Bytes {
-    sample.stored.min(sample.ledger.lent)
+    sample.stored.min(given(sample))
+}
+
+fn given(sample: &Sample) -> Bytes {
+    sample.ledger.lent + sample.ledger.mirror
 }
 
 /// The colours of decisions, and of what the demo does to the hosts.

@@ -138,11 +138,13 @@ impl Simulation {
         }
         let offer = match ask {
             Ask::Room(below) => {
-                Offered { spare: agent.node.room_for_vms(*below), for_regions: Bytes::ZERO }
+                let (spare, none) = (agent.node.room_for_vms(*below), Bytes::ZERO);
+                Offered { spare, for_regions: none, for_copies: none }
             }
             _ => Offered {
                 spare: agent.node.controller().spare(),
                 for_regions: agent.node.controller().spare_for_regions(),
+                for_copies: agent.node.controller().spare_for_copies(),
             },
         };
         self.answer_call(to, from, call, Reply::Offer(offer));

@@ -35,6 +35,7 @@ pub(crate) struct Offered {
     /// The bytes for swap, or the room for a VM.
     pub(crate) spare: Bytes,
     pub(crate) for_regions: Bytes,
+    pub(crate) for_copies: Bytes,
 }
 
 /// An agent's questions for offers, sample after sample.
@@ -237,9 +238,10 @@ impl Simulation {
             let rooms = offers.into_iter().map(|(host, offer)| (host, offer.spare));
             return self.found_rooms(host, rooms.collect());
         }
-        let offer = |(lender, Offered { spare, for_regions }): (HostNumber, _)| {
+        let offer = |(lender, offered): (HostNumber, Offered)| {
+            let Offered { spare, for_regions, for_copies } = offered;
             let host = self.hosts[lender].name.clone();
-            Offer { host, spare, for_regions, zone: None }
+            Offer { host, spare, for_regions, for_copies, zone: None }
         };
         let lenders = offers.into_iter().map(offer).collect();
         let stored = self.hosts[host].machine.stored_by_lease();

@@ -26,6 +26,9 @@ impl Simulation {
             Input::Heard { message: Message::MemBorReq { owner: Owner::Swap, .. }, .. } => {
                 agent.node.controller().spare()
             }
+            Input::Heard { message: Message::MemBorReq { goes_first: true, .. }, .. } => {
+                agent.node.controller().spare_for_copies()
+            }
             Input::Heard { message: Message::MemBorReq { .. }, .. } => {
                 agent.node.controller().spare_for_regions()
             }

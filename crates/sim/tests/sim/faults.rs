@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use aquifer_control::{Config, Protection};
+use aquifer_control::{Config, Protection, Protections};
 use aquifer_page::Bytes;
 use aquifer_sim::{
     Command, Faults, Load, Network, Order, Scenario, Simulation, synthetic_hosts, synthetic_vms,
@@ -153,7 +153,8 @@ fn rough_with_vms(seed: u64) -> Scenario {
     let longest_drain = Duration::from_secs(rng.random_range(10..300));
     let faults = Faults { drains: rng.random_range(0.0..30.0), longest_drain, ..rough.faults };
     let move_after = Some(Duration::from_secs(rng.random_range(10..120)));
-    let protection = if seed.is_multiple_of(2) { Protection::Mirror } else { Protection::None };
+    let kinds = [Protection::Mirror, Protection::None, Protection::Opportunistic];
+    let protection = Protections::all(kinds[seed as usize % kinds.len()]);
     let config = Config { max_borrowed: Bytes::gib(8), protection, ..rough.config.clone() };
     Scenario { hosts: loads, vms, faults, move_after, config, ..rough }
 }

@@ -147,6 +147,7 @@ fn total(hosts: &[ClusterHost]) -> Ledger {
         cache_floor,
         group_surplus,
         lent,
+        mirror,
         free,
         overcommitted,
     } in hosts.iter().filter_map(|host| host.summary.as_ref()).map(|own| own.ledger)
@@ -158,6 +159,7 @@ fn total(hosts: &[ClusterHost]) -> Ledger {
         sum.cache_floor = sum.cache_floor.saturating_add(cache_floor);
         sum.group_surplus = sum.group_surplus.saturating_add(group_surplus);
         sum.lent = sum.lent.saturating_add(lent);
+        sum.mirror = sum.mirror.saturating_add(mirror);
         sum.free = sum.free.saturating_add(free);
         sum.overcommitted = sum.overcommitted.saturating_add(overcommitted);
     }
@@ -268,14 +270,14 @@ mod tests {
     fn each_host_is_a_row_and_the_last_has_the_totals() {
         let text = text(&scene(), None);
         for cells in [
-            "a rack-1 up lender 1GiB 0B 0B 0B 0B 1GiB 2GiB 4GiB 128MiB z 1GiB 2 yes 0.1.0",
-            "b rack-1 down for 1m 12s ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
-            "c rack-1 up, draining lender 1GiB 0B 0B 0B 0B 512MiB 2.5GiB 4GiB 128MiB z 512MiB 2 \
+            "a rack-1 up lender 1GiB 0B 0B 0B 0B 1GiB 0B 2GiB 4GiB 128MiB z 1GiB 2 yes 0.1.0",
+            "b rack-1 down for 1m 12s ? ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
+            "c rack-1 up, draining lender 1GiB 0B 0B 0B 0B 512MiB 0B 2.5GiB 4GiB 128MiB z 512MiB 2 \
              yes 0.1.0",
-            "d rack-1 left 1h ago ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
-            "e rack-1 silent ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
-            "f rack-1 refuses ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
-            "TOTAL - 2 of 5 answer - 2GiB 0B 0B 0B 0B 1.5GiB 4.5GiB 8GiB 256MiB - 4 2 hosts -",
+            "d rack-1 left 1h ago ? ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
+            "e rack-1 silent ? ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
+            "f rack-1 refuses ? ? ? ? ? ? ? ? ? ? ? ? ? ? ?",
+            "TOTAL - 2 of 5 answer - 2GiB 0B 0B 0B 0B 1.5GiB 0B 4.5GiB 8GiB 256MiB - 4 2 hosts -",
         ] {
             assert_eq!(row(&text, &cells[..2]), cells, "{text}");
         }
@@ -300,7 +302,7 @@ mod tests {
             panic!("{narrow}")
         };
         assert_eq!(row(first, "a "), "a rack-1 up lender 128MiB z 1GiB 2 yes 0.1.0");
-        assert_eq!(row(second, "a "), "a 1GiB 0B 0B 0B 0B 1GiB 2GiB 4GiB");
+        assert_eq!(row(second, "a "), "a 1GiB 0B 0B 0B 0B 1GiB 0B 2GiB 4GiB");
         assert_eq!(second.lines().count(), first.lines().count());
     }
 

@@ -5,11 +5,17 @@ use aquifer_page::Bytes;
 
 use super::framework::{Answer, Spec, lacks_rights, wait_until};
 use super::regions::Scene;
+use crate::common::Export;
 use crate::region::framework::Program;
 
 /// A host `a` whose agent keeps two copies, and the program of its region.
 fn with_copies(lenders: &[&'static str]) -> (Scene, Program) {
-    let a = Spec::new("a").set("borrow", "protection", "mirror").set("borrow", "io_timeout", "4s");
+    with_copies_of("mirror", lenders)
+}
+
+fn with_copies_of(protection: &str, lenders: &[&'static str]) -> (Scene, Program) {
+    let a = Spec::new("a").set("borrow", "protection", protection);
+    let a = a.set("borrow", "io_timeout", "4s");
     let scene = Scene::with(a, lenders);
     let file = scene.create("items");
     let mut program = scene.program(&file);
@@ -121,5 +127,35 @@ fn the_next_agent_and_engine_find_the_copies() {
     program.does_in_time("check 2");
     scene.0[held.lender.as_str()].restart();
     until_whole(&scene);
+    scene.end(program, &["b", "c"]);
+}
+
+#[test]
+fn opportunistic_copies_make_room_for_the_lenders_own() {
+    if lacks_rights() {
+        return;
+    }
+    let (scene, mut program) = with_copies_of("opportunistic", &["b", "c"]);
+    let (held, copy) = until_whole(&scene);
+    let lender = &scene.0[copy.lender.as_str()];
+    let ledger = || lender.status().ledger;
+    let before = ledger();
+    assert_eq!((before.mirror, before.lent), (held.capacity, Bytes::ZERO), "{before:?}");
+    assert_eq!(scene.0[held.lender.as_str()].status().ledger.mirror, Bytes::ZERO);
+    let shown = Answer::of(&mut lender.aquifer(&["status"])).stdout;
+    assert!(shown.contains("items (mirror)"), "{shown}");
+
+    // An export by hand gets all that is free, and half of what the copy has.
+    let size = format!("{}M", (before.free + before.mirror.scaled(0.5)).0 >> 20);
+    let words = ["--json", "serve", "export", "--size", &size, "--nbd", "127.0.0.1:0"];
+    program.order("write 2");
+    let export = Export::start(&mut lender.inside(&words)).expect("it may take the memory");
+    wait_until("the copy is gone", || lender.lease_files().is_empty());
+    assert_eq!(program.answers_in_time(), "write 0");
+    let why = Answer::of(&mut lender.aquifer(&["why", &copy.lease.to_string()])).stdout;
+    assert!(why.contains("others need the memory, and second copies go first"), "{why}");
+    program.does_in_time("check 2");
+    assert_eq!(scene.held().lease, held.lease);
+    drop(export);
     scene.end(program, &["b", "c"]);
 }

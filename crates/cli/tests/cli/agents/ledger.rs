@@ -52,7 +52,8 @@ impl Scene {
     fn ask(&self, number: u8, size: Bytes) -> Decision {
         let before = self.host().status().history.decisions.len();
         let request = format!("{number:032}").try_into().unwrap();
-        let request = MemBorReq { request, bytes: size, region: None, group: Group::default() };
+        let (region, group) = (None, Group::default());
+        let request = MemBorReq { request, bytes: size, region, group, goes_first: false };
         let a = Identity::load(&self.cluster["a"].tls());
         a.post(self.host(), path::MEM_BOR_REQ, &request).unwrap();
         wait_for("b decides", || self.host().status().history.decisions.into_iter().nth(before))

@@ -77,6 +77,7 @@ fn request() -> MemBorReq {
         bytes: Bytes::mib(64),
         region: None,
         group: Group::default(),
+        goes_first: false,
     }
 }
 

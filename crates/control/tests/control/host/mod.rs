@@ -128,6 +128,7 @@ pub fn req(request: u128, bytes: Bytes) -> Message {
         bytes,
         owner: Owner::Swap,
         group: Group::default(),
+        goes_first: false,
     }
 }
 
@@ -140,7 +141,18 @@ pub fn for_region(volume: u128, bytes: Bytes) -> RegionRequest {
 /// Returns a borrower's request for the region `items`.
 pub fn region_req(request: u128, bytes: Bytes) -> Message {
     let owner = Owner::Region("items".parse().expect("a name"));
-    Message::MemBorReq { request: RequestId(request), bytes, owner, group: Group::default() }
+    let (request, group) = (RequestId(request), Group::default());
+    Message::MemBorReq { request, bytes, owner, group, goes_first: false }
+}
+
+/// Returns a borrower's request for second copies of the region `items` that go first.
+pub fn copies_req(request: u128, bytes: Bytes) -> Message {
+    match region_req(request, bytes) {
+        Message::MemBorReq { request, bytes, owner, group, .. } => {
+            Message::MemBorReq { request, bytes, owner, group, goes_first: true }
+        }
+        other => other,
+    }
 }
 
 pub fn ack(request: RequestId, lease: u128, bytes: Bytes) -> Message {

@@ -6,7 +6,7 @@ use aquifer_control::node::{
     CopyReading, Health, Input, LeaseReading, Output, Said, VolumeReading, Work,
 };
 use aquifer_control::{
-    Action, Config, Event, Message, Offer, Owner, Protection, Restored, Subject,
+    Action, Config, Event, Message, Offer, Owner, Protection, Protections, Restored, Subject,
 };
 use aquifer_page::{Bytes, LeaseId, VolumeId};
 
@@ -18,7 +18,11 @@ const COPY: LeaseId = LeaseId(2);
 
 /// A node that keeps two copies. `b` has granted [`LEASE`] to a region.
 fn with_a_region() -> Shell {
-    let config = Config { protection: Protection::Mirror, ..crate::host::config() };
+    with_a_region_of(Protections::all(Protection::Mirror))
+}
+
+fn with_a_region_of(protection: Protections) -> Shell {
+    let config = Config { protection, ..crate::host::config() };
     let mut shell = Shell::with(Restored::default(), config);
     shell.input(Input::Peers(["b", "c", "d"].map(name).into()));
     shell.period(20).borrow_for().offers(&[("b", 1)]);
@@ -325,5 +329,46 @@ fn pages_without_another_copy_wait_for_their_lender() {
         look(&mut shell, false, Some(false));
         shell.period(20);
         assert!(shell.begun().is_empty() && shell.sent().is_empty(), "{:?}", shell.outputs);
+    }
+}
+
+/// Returns whether the last request is for copies that go first.
+fn goes_first(shell: &Shell) -> bool {
+    match shell.sent().pop() {
+        Some((_, Message::MemBorReq { goes_first, .. })) => goes_first,
+        other => panic!("a request was expected, not {other:?}"),
+    }
+}
+
+#[test]
+fn opportunistic_copies_go_first_and_mandatory_ones_do_not() {
+    for (protection, first) in [(Protection::Mirror, false), (Protection::Opportunistic, true)] {
+        let mut shell = with_a_region_of(Protections::all(protection));
+        look(&mut shell, true, None);
+        assert!(shell.period(20).asks_offers());
+        shell.offers(&[("c", 4)]);
+        assert_eq!(goes_first(&shell), first, "{protection:?}");
+    }
+}
+
+#[test]
+fn opportunistic_copies_need_memory_that_nobody_needs() {
+    let mut shell = with_a_region_of(Protections::all(Protection::Opportunistic));
+    look(&mut shell, true, None);
+    assert!(shell.period(20).asks_offers());
+    let full = Offer { for_copies: Bytes::ZERO, ..Offer::new(name("c"), Bytes::gib(8)) };
+    let lenders = vec![full, Offer::new(name("d"), Bytes::gib(1))];
+    shell.input(Input::Offers { lenders, stored: BTreeMap::new() });
+    assert_eq!(grant(&mut shell), "d");
+}
+
+#[test]
+fn regions_without_protection_get_no_copy_beside_others() {
+    let regions = [("items".parse().unwrap(), Protection::None)].into();
+    let protection = Protections { regions, ..Protections::all(Protection::Mirror) };
+    let mut shell = with_a_region_of(protection);
+    for _ in 0..100 {
+        look(&mut shell, true, None);
+        assert!(!shell.period(20).asks_offers());
     }
 }

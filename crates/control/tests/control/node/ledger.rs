@@ -49,7 +49,7 @@ fn a_host_does_not_lend_into_a_vms_floor() {
     owns(&mut shell, vm(5, 5));
     // 2 GiB are used, 64 MiB of them by the VM.
     let free = TOTAL - Bytes::gib(2) - Bytes::gib(5) + Bytes::mib(64);
-    assert_eq!(shell.node.ledger().free(), free);
+    assert_eq!(shell.node.ledger().available(), free);
     assert_eq!(shell.node.controller().spare(), free);
     shell.hear("b", req(1, Bytes::gib(4)));
     assert_eq!(rejection(&shell), (free, Reason::NoRoom));
@@ -68,7 +68,7 @@ fn a_grant_names_the_ledger_that_limits_it() {
     assert!(matches!(&about[..], [Subject::Host(_), Subject::Lease(_), Subject::Vm(_)]));
     // Memory that is granted is promised once.
     let free = TOTAL - Bytes::gib(2) - Bytes::gib(5) - Bytes::gib(2) + Bytes::mib(64);
-    assert_eq!(shell.node.ledger().free(), free);
+    assert_eq!(shell.node.ledger().available(), free);
     shell.hear("c", req(2, Bytes::gib(2)));
     assert_eq!(rejection(&shell), (free, Reason::NoRoom));
 }

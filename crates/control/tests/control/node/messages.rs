@@ -39,6 +39,7 @@ fn with_a_former_peer() -> Shell {
         request: RequestId(2),
         generation: 0,
         next: BTreeSet::new(),
+        goes_first: false,
     };
     let lent = vec![(lent, vec!["here".to_owned()])];
     Shell::of(Restored { lent, volumes: vec![volume], ..Restored::default() })

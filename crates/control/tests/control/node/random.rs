@@ -108,13 +108,13 @@ impl World {
         assert_eq!(all, ledger.total + ledger.overcommitted, "{ledger:?}");
         let controller = self.shell.node.controller();
         let spare = controller.spare().max(controller.spare_for_regions());
-        assert!(spare <= ledger.free(), "{ledger:?}");
+        assert!(spare <= ledger.available(), "{ledger:?}");
         for output in std::mem::take(&mut self.shell.outputs) {
             match output {
                 Output::Begin(work, action) => {
                     if matches!(action, Action::OpenLease(_)) {
                         let ledger = self.shell.node.ledger();
-                        assert_eq!(ledger.overcommitted, Bytes::ZERO, "{ledger:?}");
+                        assert_eq!(ledger.broken(), Bytes::ZERO, "{ledger:?}");
                     }
                     assert!(self.work.iter().all(|(other, _)| *other != work), "{work:?}");
                     let begins = matches!(action, Action::Activate(_) | Action::OpenLease(_));

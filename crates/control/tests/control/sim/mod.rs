@@ -197,6 +197,7 @@ impl Network {
             host: host.name.clone(),
             spare: host.controller.spare(),
             for_regions: host.controller.spare_for_regions(),
+            for_copies: host.controller.spare_for_copies(),
             zone: None,
         };
         let lenders = others.map(offer).collect();

@@ -1,17 +1,20 @@
-//! The lender's half of the controller: the answer to requests (Algorithm 2), and Algorithm 4.
+//! The lender's half of the controller: the answer to requests (Algorithm 2).
+//!
+//! - `spare`: what it can lend. `recall`: what it takes back, and in which order (Algorithm 4).
+
+mod recall;
+mod spare;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
 
-use crate::ledger::{Class, Ledger};
+use crate::ledger::Class;
 use crate::loan::{Answers, Loan, LoanState};
 use crate::placement::in_whole_extents;
-use crate::step_context::{Facts, StepContext};
-use crate::{
-    Action, Because, Lent, LentLease, LentStatus, Message, Owner, Reason, RequestId, What, recall,
-};
+use crate::step_context::StepContext;
+use crate::{Action, Because, LentLease, LentStatus, Message, Owner, Reason, RequestId, What};
 
 /// The number of settled requests that the lender remembers. This record keeps the lender from
 /// granting a late copy of a request again. The borrower would return such a lease at once.
@@ -21,10 +24,6 @@ const REMEMBERED: usize = 256;
 /// a disk, and more to other lenders.
 const RECALL_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a host lends nothing after its own VMs needed what it had lent: they then have taken
-/// what came back.
-const KEPT_FOR_VMS: Duration = Duration::from_secs(10);
-
 /// A request of a borrower.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
@@ -33,6 +32,14 @@ pub(crate) struct Wish {
     pub(crate) bytes: Bytes,
     pub(crate) owner: Owner,
     pub(crate) group: Group,
+    pub(crate) goes_first: bool,
+}
+
+impl Wish {
+    /// Returns the class of the lease, if this host grants it.
+    fn class(&self) -> Class {
+        if self.goes_first { Class::Mirror } else { Class::Lent }
+    }
 }
 
 /// How a request repeats an earlier one.
@@ -53,6 +60,8 @@ pub(crate) struct LenderRole {
     draining: bool,
     /// When VMs of this host last needed memory that it had lent.
     reclaimed: Option<Duration>,
+    /// When this host last took back a lease that goes first.
+    copies_recalled: Option<Duration>,
     settled: VecDeque<(HostName, RequestId)>,
 }
 
@@ -90,16 +99,6 @@ impl LenderRole {
         self.loans.values().any(|loan| loan.is_for_swap() && loan.exists())
     }
 
-    /// Returns the sums over all leases. Leases being dropped are no longer a promise; M_u still
-    /// includes the pages stored in them.
-    pub(crate) fn lent(&self) -> Lent {
-        let promised = self.loans.values().filter(|loan| loan.state != LoanState::Freeing);
-        promised.fold(Lent::default(), |sum, loan| Lent {
-            granted: sum.granted + loan.lease.bytes,
-            stored: sum.stored + loan.stored.min(loan.lease.bytes),
-        })
-    }
-
     /// Returns the capacity of the leases that this host can recall, or is about to have back. It
     /// does not count on a borrower that has been silent on a recall for long.
     pub(crate) fn recallable(&self, now: Duration) -> Bytes {
@@ -114,87 +113,6 @@ impl LenderRole {
     pub(crate) fn recalling_since(&self) -> Option<Duration> {
         let recalled = self.loans.values().filter(|loan| loan.state == LoanState::Recalled);
         recalled.filter_map(|loan| loan.recalled).min()
-    }
-
-    /// Returns whether a recall goes on that may end soon. A borrower without another lender keeps
-    /// its lease for long, and this host may lend again when it is no longer overloaded.
-    fn is_recalling(&self, now: Duration) -> bool {
-        self.loans.values().any(|loan| {
-            let since = loan.recalled.unwrap_or(now);
-            loan.state == LoanState::Recalled && now.saturating_sub(since) < RECALL_PATIENCE
-        })
-    }
-
-    /// Returns why this host would grant nothing at present, of whatever size. `busy` is set if its
-    /// role keeps it from lending.
-    fn closed(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Option<Reason> {
-        if ctx.memory().total == Bytes::ZERO {
-            return Some(Reason::Starting);
-        }
-        let overloaded = ctx.memory().overloaded(ctx.config()).then_some(Reason::Overloaded);
-        let draining = self.draining.then_some(Reason::Draining);
-        let needed = self.reclaimed.is_some_and(|at| !ctx.passed(KEPT_FOR_VMS, at));
-        let recalling = (needed || self.is_recalling(ctx.now())).then_some(Reason::Recalling);
-        draining.or(busy).or(recalling).or(overloaded)
-    }
-
-    /// Returns the bytes that this host would grant to swap at present. `busy` is set if it borrows
-    /// for swap or asks.
-    pub(crate) fn spare_for_swap(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
-        self.spare(busy, ctx)
-    }
-
-    /// Returns the bytes that this host would grant to regions at present, whatever its role. What
-    /// it has swapped out may come back, so that stays free.
-    pub(crate) fn spare_for_regions(&self, ctx: &StepContext<'_>) -> Bytes {
-        self.spare(None, ctx).saturating_sub(ctx.memory().swap_used)
-    }
-
-    fn spare_for(&self, owner: &Owner, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
-        match owner {
-            Owner::Swap => self.spare_for_swap(busy, ctx),
-            Owner::Region(_) => self.spare_for_regions(ctx),
-        }
-    }
-
-    fn spare(&self, busy: Option<Reason>, ctx: &StepContext<'_>) -> Bytes {
-        match self.closed(busy, ctx) {
-            Some(_) => Bytes::ZERO,
-            None => {
-                let by_paper = ctx.memory().spare(ctx.config(), self.lent());
-                by_paper.min(self.lendable(ctx.facts).spare(Class::Lent))
-            }
-        }
-    }
-
-    /// Returns the account of this host's memory. Leases being dropped count with the pages that
-    /// are still stored in them.
-    pub(crate) fn ledger(&self, facts: &Facts) -> Ledger {
-        let Facts { memory, config, own, .. } = facts;
-        let dropped = self.loans.values().filter(|loan| loan.state == LoanState::Freeing);
-        let dropped: Bytes = dropped.map(|loan| loan.stored.min(loan.lease.bytes)).sum();
-        let Lent { granted, stored } = self.lent();
-        let lent = Lent { granted: granted + dropped, stored: stored + dropped };
-        Ledger::new(memory, config, own, lent)
-    }
-
-    /// Returns the account that limits new leases. If an operator promised more than M_t, that is
-    /// the account of what the agent's caches use: when one fills, this host is overloaded, takes
-    /// its leases back, and shrinks caches.
-    fn lendable(&self, facts: &Facts) -> Ledger {
-        let ledger = self.ledger(facts);
-        if ledger.promised_too_much() == Bytes::ZERO {
-            return ledger;
-        }
-        let own = facts.own.with_auto_caches_as_used();
-        self.ledger(&Facts { own, ..facts.clone() })
-    }
-
-    /// Returns the ledger if it, and not M_s or T_upper, limits what this host can spare.
-    fn limiting(&self, ctx: &StepContext<'_>) -> Option<Ledger> {
-        let ledger = self.lendable(ctx.facts);
-        let by_paper = ctx.memory().spare(ctx.config(), self.lent());
-        (ledger.spare(Class::Lent) < by_paper).then_some(ledger)
     }
 
     /// Handles `mem_bor_req` (Algorithm 2 lines 2-3 and 9-13). A role limits lending to swap only.
@@ -246,24 +164,36 @@ impl LenderRole {
     ) -> Option<Reason> {
         let invalid = (!in_whole_extents(wish.bytes)).then_some(Reason::Invalid);
         let no_room = || {
-            let spare = self.spare_for(&wish.owner, busy, ctx);
+            let spare = self.spare_for(wish, busy, ctx);
             (wish.bytes > spare).then_some(Reason::NoRoom)
         };
-        invalid.or_else(|| self.closed(busy, ctx)).or_else(no_room)
+        invalid.or_else(|| self.closed(busy, wish.class(), ctx)).or_else(no_room)
     }
 
     fn grant(&mut self, wish: Wish, busy: Option<Reason>, ctx: &mut StepContext<'_>) {
-        let spare = self.spare_for(&wish.owner, busy, ctx);
-        let (shareable, ledger) = (ctx.memory().shareable(ctx.config()), self.limiting(ctx));
-        let Wish { borrower, request, bytes, owner, group } = wish;
+        let spare = self.spare_for(&wish, busy, ctx);
+        let (shareable, ledger) =
+            (ctx.memory().shareable(ctx.config()), self.limiting(wish.class(), ctx));
+        let Wish { borrower, request, bytes, owner, group, goes_first } = wish;
         let (generation, next) = (0, BTreeSet::new());
         let lease = ctx.ids.lease();
-        let lease = LentLease { lease, borrower, owner, group, bytes, request, generation, next };
+        let lease = LentLease {
+            lease,
+            borrower,
+            owner,
+            group,
+            bytes,
+            request,
+            generation,
+            next,
+            goes_first,
+        };
         ctx.decide(What::Grants {
             borrower: lease.borrower.clone(),
             lease: lease.lease,
             bytes,
             owner: lease.owner.clone(),
+            goes_first,
             spare,
             shareable,
             ledger,
@@ -286,11 +216,12 @@ impl LenderRole {
     }
 
     fn reject(&self, wish: &Wish, busy: Option<Reason>, reason: Reason, ctx: &mut StepContext<'_>) {
-        let Wish { borrower, request, bytes, owner, .. } = wish.clone();
-        let spare = self.spare_for(&owner, busy, ctx);
-        let ledger = (reason == Reason::NoRoom).then(|| self.limiting(ctx)).flatten();
+        let spare = self.spare_for(wish, busy, ctx);
+        let limiting = || self.limiting(wish.class(), ctx);
+        let ledger = (reason == Reason::NoRoom).then(limiting).flatten();
+        let Wish { borrower, request, bytes, owner, goes_first, .. } = wish.clone();
         ctx.send(&borrower, Message::MemBorRej { request, spare, reason });
-        ctx.decide(What::Rejects { borrower, bytes, owner, spare, reason, ledger });
+        ctx.decide(What::Rejects { borrower, bytes, owner, goes_first, spare, reason, ledger });
     }
 
     /// Offers the lease, which is set up, to the borrower (Algorithm 2 lines 11-13, Fig. 4a).
@@ -317,10 +248,10 @@ impl LenderRole {
             return;
         }
         if let Some(loan) = self.loans.remove(&lease) {
-            let LentLease { borrower, request, bytes, owner, group, .. } = loan.lease;
+            let LentLease { borrower, request, bytes, owner, group, goes_first, .. } = loan.lease;
             ctx.decide(What::OpenFailed { borrower: borrower.clone(), lease, why });
             let busy = busy.filter(|_| owner.is_swap());
-            let wish = Wish { borrower, request, bytes, owner, group };
+            let wish = Wish { borrower, request, bytes, owner, group, goes_first };
             self.reject(&wish, busy, Reason::Failed, ctx);
         }
     }
@@ -393,103 +324,6 @@ impl LenderRole {
     /// Recalls all leases of this borrower.
     pub(crate) fn part(&mut self, borrower: &HostName, ctx: &mut StepContext<'_>) {
         self.recall_held(Because::Parted, |loan| loan.lease.borrower == *borrower, ctx);
-    }
-
-    /// Runs Algorithm 4 for a monitoring period. Without `mem_bor_fin` this host stays Lender
-    /// (lines 1 and 2), and recalls leases if it is overloaded (lines 3 and 4).
-    pub(crate) fn tick(&mut self, ctx: &mut StepContext<'_>) {
-        if self.draining {
-            // Leases that were being set up when the drain began.
-            self.recall_all(Because::Drain, ctx);
-        } else if ctx.memory().overloaded(ctx.config()) {
-            self.recall(ctx);
-        }
-    }
-
-    /// Recalls the fewest leases whose capacity brings `bytes` back, for VMs of this host. Leases
-    /// on their way back count.
-    pub(crate) fn reclaim(&mut self, bytes: Bytes, ctx: &mut StepContext<'_>) {
-        self.reclaimed = Some(ctx.now());
-        let (leaving, staying): (Vec<_>, Vec<_>) = self
-            .loans
-            .values()
-            .filter(|loan| loan.exists())
-            .map(|loan| (loan.is_leaving(), (loan.lease.lease, loan.lease.bytes)))
-            .partition(|(is_leaving, _)| *is_leaving);
-        let leaving = leaving.into_iter().map(|(_, (_, bytes))| bytes).sum();
-        let staying = staying.into_iter().map(|(_, loan)| loan);
-        let used = ctx.memory().used;
-        for (lease, _) in recall::fewest(bytes, leaving, Bytes::ZERO, staying) {
-            self.recall_one(lease, used, Because::OwnVms, ctx);
-        }
-    }
-
-    /// Sends `mem_len_fin` for the fewest leases that bring M_u below T_lower M_t. On the early
-    /// signal, which does not say how much is missing, it recalls one at a time. No recall starts
-    /// while the leases on their way back suffice.
-    fn recall(&mut self, ctx: &mut StepContext<'_>) {
-        let (used, config) = (ctx.memory().used, ctx.config());
-        let (upper, lower) = (ctx.memory().upper(config), ctx.memory().lower(config));
-        let leaving: Bytes =
-            self.loans.values().filter(|loan| loan.is_leaving()).map(|loan| loan.stored).sum();
-        let expected = used.saturating_sub(leaving);
-        let staying = self.loans.values().filter(|loan| loan.exists() && !loan.is_leaving());
-        let mut staying: Vec<_> = staying.map(|loan| (loan.lease.lease, loan.stored)).collect();
-        let chosen = if expected > upper {
-            recall::fewest(used, leaving, lower, staying)
-        } else if used <= upper && !self.loans.values().any(Loan::is_leaving) {
-            staying.sort_by_key(|&(lease, stored)| (stored, lease));
-            staying
-                .pop()
-                .map(|(lease, stored)| (lease, expected.saturating_sub(stored)))
-                .into_iter()
-                .collect()
-        } else {
-            Vec::new()
-        };
-        for (lease, expected) in chosen {
-            self.recall_one(lease, expected, Because::Overload, ctx);
-        }
-    }
-
-    fn recall_one(
-        &mut self,
-        lease: LeaseId,
-        expected: Bytes,
-        because: Because,
-        ctx: &mut StepContext<'_>,
-    ) {
-        if let Some(loan) = self.loans.get_mut(&lease) {
-            loan.state = LoanState::Recalled;
-            loan.recalled = Some(ctx.now());
-            loan.parted = because == Because::Parted;
-            let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
-            ctx.decide(What::Recalls { borrower, lease, stored, expected, because });
-            loan.send(loan.recall(), ctx);
-        }
-    }
-
-    fn recall_all(&mut self, because: Because, ctx: &mut StepContext<'_>) {
-        self.recall_held(because, |_| true, ctx);
-    }
-
-    /// Recalls all leases for swap, as a host must that borrows for swap as well.
-    pub(crate) fn recall_from_swap(&mut self, because: Because, ctx: &mut StepContext<'_>) {
-        self.recall_held(because, Loan::is_for_swap, ctx);
-    }
-
-    fn recall_held(
-        &mut self,
-        because: Because,
-        which: impl Fn(&Loan) -> bool,
-        ctx: &mut StepContext<'_>,
-    ) {
-        let held = |loan: &&Loan| {
-            matches!(loan.state, LoanState::Offered | LoanState::Held) && which(loan)
-        };
-        let all: Vec<_> = self.loans.values().filter(held).map(|loan| loan.lease.lease).collect();
-        let expected = ctx.memory().used;
-        all.into_iter().for_each(|lease| self.recall_one(lease, expected, because, ctx));
     }
 
     pub(crate) fn status(&self) -> impl Iterator<Item = LentStatus> {
