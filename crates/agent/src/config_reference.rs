@@ -39,6 +39,7 @@ const fn key(
 /// All tables of the file, in order.
 pub const SECTIONS: &[Section] = &[
     Section { name: "", keys: TOP, notes: TOP_NOTES },
+    Section { name: "certificates", keys: CERTIFICATES, notes: CERTIFICATES_NOTES },
     Section { name: "memory", keys: MEMORY, notes: MEMORY_NOTES },
     Section { name: "lend", keys: LEND, notes: &[] },
     Section { name: "lend.limits", keys: LEND_LIMITS, notes: LEND_LIMITS_NOTES },
@@ -94,6 +95,26 @@ const TOP_NOTES: &[&str] = &[
      first root process mounts a tmpfs of 80 % of RAM. That tmpfs stays, and the kernel swaps none \
      of it out (Linux 6.4). Anywhere else, the size of the tmpfs, often half of RAM, limits what \
      the host can lend.",
+];
+
+const CERTIFICATES: &[Key] = &[
+    key(
+        "lifetime",
+        "time",
+        "\"7d\"",
+        "time from a certificate's issue to its end, 1h to 30d; hosts renew theirs after a third",
+    ),
+    key(
+        "for_drills",
+        "boolean",
+        "false",
+        "allow lifetimes from 5s on: hosts then lose contact once the signer is away for that long",
+    ),
+];
+
+const CERTIFICATES_NOTES: &[&str] = &[
+    "They hold on a signer, that is, on a host that can admit others: it signs the certificates of \
+     all hosts. Other hosts take them at their next renewal.",
 ];
 
 const MEMORY: &[Key] = &[

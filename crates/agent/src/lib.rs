@@ -45,12 +45,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_transport::tls::{Identity, TlsError};
+use aquifer_transport::tls::TlsError;
 use tokio::sync::mpsc;
 
 use agreements::Passing;
 use borrower::Borrower;
-use cluster::{Admission, ClusterDir, Gossip, Leaving};
+use cluster::{Admission, ClusterDir, Gossip, Leaving, Renewing, Revoking};
 use config::{Config, ConfigError};
 use driver::{Driver, Handle, Journal, Parts};
 use events::Events;
@@ -126,8 +126,8 @@ pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
 }
 
 async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
-    let identity = Identity::load(&config.tls)?;
-    Identity::verify_own(&config.tls)?;
+    let cluster = ClusterDir::new(&config.cluster);
+    let identity = cluster::open_identity(&config, &cluster)?;
     if *identity.host() != config.host {
         return Err(AgentError::OtherHost {
             dir: config.tls.display().to_string(),
@@ -144,8 +144,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         .transpose()
         .map_err(start_error)?;
     // Bind the socket first: it keeps a second agent from taking the first one's leases.
-    let cluster = ClusterDir::new(&config.cluster);
-    let started = Gossip::start(&cluster, &config).await;
+    let started = Gossip::start(&cluster, &config, &identity).await;
     let (gossip, mut started) = started.map_err(AgentError::Start)?.unzip();
     // A host that wants to join has no certificate yet.
     let tls = match &gossip {
@@ -213,7 +212,13 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let gossiping = started
         .map(|started| tokio::spawn(started.run(peers.clone(), events.clone(), handle.clone())));
     let passes = tokio::spawn(passing.clone().run());
-    let admission = Admission::new(&config, peers.clone(), gossip.clone());
+    let admission = Admission::new(&config, peers.clone(), gossip.clone(), identity.clone());
+    let renewing = Renewing::new(&config, identity.clone(), peers.clone(), admission.clone());
+    // Nobody signs where there is no cluster to join.
+    let renews = gossip.is_some().then(|| tokio::spawn(renewing.clone().run()));
+    let revoking =
+        Revoking::new(identity, cluster.clone(), peers.clone(), gossip.clone(), handle.clone());
+    let revokes = tokio::spawn(revoking.clone().run());
     let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone(), vms.clone());
     let others = peers.clone();
     // Before the first period: from then on this host lends.
@@ -227,6 +232,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         borrower,
         peers,
         gossip: gossip.clone(),
+        renewing,
         events,
         journal,
         own,
@@ -240,6 +246,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         groups,
         passing,
         admission,
+        revoking,
         leaving: leaving.clone(),
     };
     let server = tokio::spawn(endpoints.serve(served));
@@ -259,6 +266,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     gossiping.inspect(tokio::task::JoinHandle::abort);
     contact.abort();
     passes.abort();
+    revokes.abort();
+    renews.inspect(tokio::task::JoinHandle::abort);
     server.abort();
     let _ = server.await;
     driver.abort();

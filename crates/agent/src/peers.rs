@@ -96,6 +96,8 @@ struct Last {
     told: Option<(Bytes, Instant)>,
     /// A digest of what it knows of agreements, by its news.
     agreements: Option<u64>,
+    /// A digest of the revocations that it knows, by its news.
+    revocations: Option<u64>,
     /// The address at which the peer calls this host.
     calls: Option<String>,
     refused: bool,
@@ -160,7 +162,7 @@ impl Peers {
         for (host, follow) in cluster {
             let known = peers.get(host);
             if let Some(listed) = known.filter(|peer| peer.standing == Standing::Listed) {
-                listed.last().agreements = follow.agreements;
+                listed.hear_digests(follow);
                 continue;
             }
             if *host == self.0.host {
@@ -420,6 +422,12 @@ impl Peers {
         known.filter_map(|(host, peer)| Some((host, peer.last().agreements?))).collect()
     }
 
+    /// Returns the digests that the cluster's hosts which are up tell of revocations.
+    pub(crate) fn revocations(&self) -> BTreeMap<HostName, u64> {
+        let known = self.all().into_iter().filter(|(_, peer)| peer.is_known());
+        known.filter_map(|(host, peer)| Some((host, peer.last().revocations?))).collect()
+    }
+
     /// Tells `to` that this host still needs these leases; returns those that `to` does not have.
     pub async fn renew(&self, to: &HostName, renew: Renew) -> Vec<LeaseId> {
         let Some(peer) = self.get(to) else { return Vec::new() };
@@ -500,6 +508,7 @@ pub(crate) struct Follow {
     pub(crate) about: About,
     pub(crate) spare: Option<Bytes>,
     pub(crate) agreements: Option<u64>,
+    pub(crate) revocations: Option<u64>,
 }
 
 impl Peer {
@@ -535,10 +544,16 @@ impl Peer {
             && self.address == follow.address.to_string()
     }
 
+    /// Notes what the peer says that it knows.
+    fn hear_digests(&self, follow: &Follow) {
+        let mut last = self.last();
+        (last.agreements, last.revocations) = (follow.agreements, follow.revocations);
+    }
+
     /// Notes what the peer says that it can lend, and that it knows.
     fn hear(&self, follow: &Follow) {
+        self.hear_digests(follow);
         let mut last = self.last();
-        last.agreements = follow.agreements;
         if let Some(spare) = follow.spare
             && last.told.is_none_or(|(told, _)| told != spare)
         {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::schema;
-use crate::status::{Ledger, Peer};
+use crate::status::{Certificate, Ledger, Peer};
 
 /// What a host tells another host of its cluster about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,6 +24,9 @@ pub struct Summary {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Name>)]
     pub zone: Option<Zone>,
+    /// How long the host's certificate holds. Absent at agents of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<Certificate>,
     /// The agent's version.
     pub version: String,
     /// The present role.

@@ -294,6 +294,57 @@ pub struct MemberAddress {
     pub address: SocketAddr,
 }
 
+/// A host asks a signer for its next certificate. Its present one says which host it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NextCertificate {
+    /// The request for a certificate for a new key: PKCS#10 (RFC 2986) as DER, in Base64.
+    pub request: String,
+}
+
+/// The signer renews a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SignedCertificate {
+    /// The host's next certificate, as PEM.
+    pub certificate: String,
+}
+
+/// The end of all certificates of a host that were issued until a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Revoked {
+    /// The host.
+    #[schema(value_type = schema::Name)]
+    pub host: HostName,
+    /// Seconds since 1970.
+    pub until: u64,
+    /// The authority's signature, as hexadecimal digits.
+    pub signature: String,
+}
+
+/// A key that seals the gossip of the cluster's hosts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GossipKey {
+    /// Counts the keys of a cluster: the highest holds.
+    pub number: u64,
+    /// The key, 64 hexadecimal digits.
+    pub key: String,
+    /// The authority's signature, as hexadecimal digits.
+    pub signature: String,
+}
+
+/// What a host knows of hosts that may not be in the cluster any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Revocations {
+    /// The ended certificates.
+    pub revoked: Vec<Revoked>,
+    /// The key of the gossip since then. Absent if it is still the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<GossipKey>,
+}
+
 /// The signer admits the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Joined {

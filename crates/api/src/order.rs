@@ -132,6 +132,29 @@ pub struct Drain {
 #[serde(deny_unknown_fields)]
 pub struct Leave {}
 
+/// End the membership of a host, which may be gone or hostile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Forget {
+    /// The host.
+    #[schema(value_type = schema::Name)]
+    pub host: HostName,
+}
+
+/// No host accepts the certificates that the host has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Forgotten {
+    /// The host.
+    #[schema(value_type = schema::Name)]
+    pub host: HostName,
+    /// The hosts that know of it.
+    #[schema(value_type = Vec<schema::Name>)]
+    pub told: Vec<HostName>,
+    /// The hosts that could not be told. They learn of it from the others when they are back.
+    #[schema(value_type = Vec<schema::Name>)]
+    pub untold: Vec<HostName>,
+}
+
 /// This host has left the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Departed {

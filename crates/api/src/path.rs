@@ -29,6 +29,11 @@ pub const ACCESS: &str = "/v1/leases/{lease}/access";
 pub const ARRIVE: &str = "/v1/vms/arrive";
 /// `POST` [`crate::message::Join`], without a certificate: a host wants to join the cluster.
 pub const JOIN: &str = "/v1/join";
+/// `POST` [`crate::message::NextCertificate`]: a host of the cluster asks a signer for its next
+/// certificate. The present one may have ended.
+pub const CERTIFICATE: &str = "/v1/certificate";
+/// `GET` [`crate::message::Revocations`]: what a host knows of revoked hosts; `POST` tells it.
+pub const REVOCATIONS: &str = "/v1/revocations";
 /// `POST` [`crate::order::Leave`]: a host of the cluster tells a signer that it leaves.
 pub const LEFT: &str = "/v1/left";
 /// `GET` [`crate::agreement::Known`]: what a host knows of the cluster's agreements.
@@ -56,6 +61,8 @@ pub const RETURN: &str = "/v1/return";
 pub const DRAIN: &str = "/v1/drain";
 /// `POST` [`crate::order::Claim`].
 pub const CLAIM: &str = "/v1/claim";
+/// `POST` [`crate::order::Forget`]; answers [`crate::order::Forgotten`].
+pub const FORGET: &str = "/v1/forget";
 /// `POST` [`crate::order::Leave`]; answers [`crate::order::Departed`].
 pub const LEAVE: &str = "/v1/leave";
 /// `POST` [`crate::order::BorrowFor`]; answers [`crate::order::Provided`].

@@ -60,6 +60,53 @@ pub struct Membership {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Name>)]
     pub zone: Option<Zone>,
+    /// How long the host's certificate holds. Absent at agents of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<Certificate>,
+}
+
+/// How long a host's certificate holds, which the host renews by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Certificate {
+    /// Whether it is time to act.
+    pub state: CertificateState,
+    /// Its end, in seconds since 1970.
+    pub ends: u64,
+    /// Seconds until then; zero if it has ended.
+    pub left_s: u64,
+    /// Seconds from its issue to its end.
+    pub lifetime_s: u64,
+    /// Why the last attempt to renew it failed. Absent if it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// What the remaining time of a certificate calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CertificateState {
+    /// Nothing.
+    Good,
+    /// Less than a third of its lifetime is left: no signer renews it.
+    Ending,
+    /// It has ended. The host reaches no other until a signer renews it.
+    Ended,
+    /// It ended so long ago that no signer renews it: the host must join again.
+    Lost,
+}
+
+impl Certificate {
+    /// Describes its end for people, as in `4d 15h left`.
+    pub fn left(&self) -> String {
+        let (days, hours) = (self.left_s / 86_400, self.left_s / 3600 % 24);
+        let (minutes, seconds) = (self.left_s / 60 % 60, self.left_s % 60);
+        match self.state {
+            CertificateState::Ended | CertificateState::Lost => "ended".to_owned(),
+            _ if days > 0 => format!("{days}d {hours}h left"),
+            _ if hours > 0 => format!("{hours}h {minutes}m left"),
+            _ => format!("{minutes}m {seconds}s left"),
+        }
+    }
 }
 
 /// The process of an agent.

@@ -230,7 +230,7 @@ impl Certified {
         Ok(Target {
             address: uri.address.clone(),
             export: uri.export.clone(),
-            tls: identity.map(|identity| (identity.client_config(), host)),
+            tls: identity.map(|identity| (identity.client(), host)),
         })
     }
 

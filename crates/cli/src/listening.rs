@@ -36,7 +36,7 @@ pub fn security(addresses: Vec<Address>, tls: Option<&Path>) -> Result<Vec<(Addr
     let identity = tls.map(Identity::load).transpose().or_fail(|| "reading the certificate")?;
     let secured = |address| {
         let security = match (&identity, &address) {
-            (Some(identity), Address::Tcp { .. }) => Security::Tls(identity.server_config()),
+            (Some(identity), Address::Tcp { .. }) => Security::Tls(identity.server()),
             _ => Security::Plain,
         };
         (address, security)

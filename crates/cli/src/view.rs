@@ -1,8 +1,9 @@
 //! An agent's status as text.
 
 use aquifer_api::status::{
-    AgentProcess, AtRisk, Decision, Event, GroupScanner, Held, LeaseTraffic, Ledger, LeftToDrain,
-    LendingLink, Lent, Peer, Region, SecondCopy, Standing, Status, Volume,
+    AgentProcess, AtRisk, Certificate, CertificateState, Decision, Event, GroupScanner, Held,
+    LeaseTraffic, Ledger, LeftToDrain, LendingLink, Lent, Peer, Region, SecondCopy, Standing, Status,
+    Volume,
 };
 use aquifer_page::Bytes;
 
@@ -55,7 +56,20 @@ fn head(status: &Status) -> String {
         ),
     ];
     let link = status.loans.lending_link.as_ref().map(lending_link);
-    lines.into_iter().chain(link).chain(draining).collect::<Vec<_>>().join("\n")
+    let certificate = status.membership.certificate.as_ref().map(certificate);
+    lines.into_iter().chain(link).chain(certificate).chain(draining).collect::<Vec<_>>().join("\n")
+}
+
+/// Describes how long the host's certificate holds.
+fn certificate(certificate: &Certificate) -> String {
+    let failed = certificate.failed.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    match certificate.state {
+        CertificateState::Good => format!("certificate: {}", certificate.left()),
+        _ => format!(
+            "certificate: {}, not renewed{failed}; see 'aquifer doctor'",
+            certificate.left()
+        ),
+    }
 }
 
 /// Describes how far the drain of the host is.

@@ -22,6 +22,9 @@ const REFRESH: Duration = Duration::from_secs(30);
 /// A host that hears from nobody calls on all that it knows of, again after this time.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// How long hosts may take to learn the cluster's new key from each other.
+const KEY_CHANGE: Duration = Duration::from_secs(3);
+
 /// The time, by two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
@@ -87,6 +90,8 @@ pub struct Gossip {
     timers: BinaryHeap<Reverse<Due>>,
     sealer: Sealer,
     opener: Opener,
+    /// Opens what hosts sealed before they had the present key, until this steady time.
+    former: Option<(Opener, Duration)>,
     board: Board,
     watch: Watch,
     own: News,
@@ -168,6 +173,7 @@ impl Gossip {
             timers: BinaryHeap::new(),
             sealer: Sealer::new(&key, random),
             opener: Opener::new(key),
+            former: None,
             board,
             watch,
             own: news,
@@ -187,10 +193,22 @@ impl Gossip {
     /// # Errors
     /// If it is not from a host of the cluster, came before, or is old. Nothing has changed then.
     pub fn receive(&mut self, datagram: &[u8], now: Now) -> Result<Vec<Output>, SealError> {
-        let opened = self.opener.open(datagram, now.wall)?;
+        self.former.take_if(|(_, until)| *until <= now.steady);
+        let opened = match (self.opener.open(datagram, now.wall), &mut self.former) {
+            (Err(SealError::Foreign), Some((former, _))) => former.open(datagram, now.wall),
+            (opened, _) => opened,
+        }?;
         // A host of another version may send what foca does not understand; it takes nothing of it.
         let _ = self.foca.handle_data(&opened.0, &mut self.collected);
         Ok(self.outputs(now))
+    }
+
+    /// Replaces the cluster's key. Datagrams under the former one count for some seconds more, until
+    /// all hosts have the new one. `random` is as for [`Gossip::new`].
+    pub fn change_key(&mut self, key: Key, random: u128, now: Now) {
+        self.sealer = Sealer::new(&key, random);
+        let former = std::mem::replace(&mut self.opener, Opener::new(key));
+        self.former = Some((former, now.steady.saturating_add(KEY_CHANGE)));
     }
 
     /// Returns the steady time at which to call [`Gossip::tick`] next. A timer that would do
@@ -245,6 +263,13 @@ impl Gossip {
     /// Tells all hosts a digest of what this one knows of agreements, unless that is no news.
     pub fn tell_agreements(&mut self, digest: u64, now: Now) -> Vec<Output> {
         let is_news = self.own.agreements.replace(digest) != Some(digest);
+        self.collected.news_needed |= is_news;
+        self.outputs(now)
+    }
+
+    /// Tells all hosts a digest of the revocations that this one knows, unless that is no news.
+    pub fn tell_revocations(&mut self, digest: u64, now: Now) -> Vec<Output> {
+        let is_news = self.own.revocations.replace(digest) != Some(digest);
         self.collected.news_needed |= is_news;
         self.outputs(now)
     }

@@ -34,12 +34,14 @@ pub struct News {
     pub(crate) leaves: bool,
     /// A digest of what it knows of the groups' agreements.
     pub agreements: Option<u64>,
+    /// A digest of the revocations that it knows.
+    pub revocations: Option<u64>,
 }
 
 impl News {
     /// Returns the first news of a host.
     pub(crate) fn first(of: Member, about: About) -> Self {
-        Self { of, number: 0, spare: 0, about, leaves: false, agreements: None }
+        Self { of, number: 0, spare: 0, about, leaves: false, agreements: None, revocations: None }
     }
 
     /// Returns the memory that the host can lend, rounded down: the number of its extents has two
@@ -113,9 +115,10 @@ impl BroadcastHandler<Member> for Receiver {
         data: &[u8],
         sender: Option<&Member>,
     ) -> Result<Option<OnTheWay>, postcard::Error> {
-        // The news of an older version lack the last field: zero is `None`.
-        let news: News =
-            postcard::from_bytes(data).or_else(|_| postcard::from_bytes(&[data, &[0]].concat()))?;
+        // The news of an older version lack the last fields: zero is `None`.
+        let news: News = postcard::from_bytes(data)
+            .or_else(|_| postcard::from_bytes(&[data, &[0]].concat()))
+            .or_else(|_| postcard::from_bytes(&[data, &[0, 0]].concat()))?;
         if sender.is_some() && news.of.host == self.own {
             self.watch.look(&news.of);
             return Ok(None);
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn news_of_an_older_version_tell_no_agreements() {
+    fn news_of_an_older_version_tell_no_digests() {
         let host = |name: &str| Member {
             host: name.parse().unwrap(),
             address: std::net::SocketAddr::from(([127, 0, 0, 1], 1)),
@@ -139,12 +142,15 @@ mod tests {
         let (own, watch) = (host("b").host, Watch::new(host("b")));
         let mut receiver = Receiver { own, board: board.clone(), watch };
         let mut news = News::first(host("a"), About::default());
-        let older = postcard::to_allocvec(&news).unwrap();
-        let (last, older) = older.split_last().unwrap();
-        assert_eq!(*last, 0);
-        assert!(receiver.receive_item(older, Some(&host("a"))).unwrap().is_some());
-        assert_eq!(board.of(&news.of.host), Some(news.clone()));
-        (news.number, news.agreements) = (1, Some(u64::MAX));
+        for (missing, number) in [(1, 0), (2, 1)] {
+            news.number = number;
+            let older = postcard::to_allocvec(&news).unwrap();
+            let (older, last) = older.split_at(older.len() - missing);
+            assert_eq!(last, &[0, 0][..missing]);
+            assert!(receiver.receive_item(older, Some(&host("a"))).unwrap().is_some());
+            assert_eq!(board.of(&news.of.host), Some(news.clone()));
+        }
+        (news.number, news.agreements, news.revocations) = (2, Some(u64::MAX), Some(7));
         let newer = postcard::to_allocvec(&news).unwrap();
         assert!(receiver.receive_item(&newer, Some(&host("a"))).unwrap().is_some());
         assert_eq!(board.of(&news.of.host), Some(news));

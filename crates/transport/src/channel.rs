@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -89,7 +90,7 @@ pub trait Channel: Send {
 /// Connected unix or TCP stream socket.
 #[derive(Debug)]
 pub struct Socket {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     deadline: Cell<Option<Instant>>,
     lookout: Lookout,
 }
@@ -132,6 +133,11 @@ impl Socket {
         Ok(rustix::net::shutdown(&self.fd, Shutdown::Write)?)
     }
 
+    /// Returns a handle that keeps the socket neither open nor from being closed.
+    pub(crate) fn weak(&self) -> Weak<OwnedFd> {
+        Arc::downgrade(&self.fd)
+    }
+
     /// Returns a second handle to the same socket, to shut it down from another thread.
     ///
     /// # Errors
@@ -152,7 +158,7 @@ impl Socket {
 
 impl From<OwnedFd> for Socket {
     fn from(fd: OwnedFd) -> Self {
-        Self { fd, deadline: Cell::new(None), lookout: Lookout::new() }
+        Self { fd: Arc::new(fd), deadline: Cell::new(None), lookout: Lookout::new() }
     }
 }
 

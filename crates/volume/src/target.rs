@@ -176,7 +176,7 @@ impl LeaseTarget {
             Protocol::Nbd { export, secure } => {
                 let tls = match (identity, secure) {
                     (_, false) => None,
-                    (Some(identity), true) => Some((identity.client_config(), self.lender.clone())),
+                    (Some(identity), true) => Some((identity.client(), self.lender.clone())),
                     (None, true) => {
                         let why = "it requires TLS, but this host has no certificate: run 'aquifer \
                                    cluster join'";

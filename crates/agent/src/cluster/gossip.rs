@@ -9,12 +9,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use aquifer_api::status::{EventKind, Standing};
 use aquifer_membership::{About, Change, FORGOTTEN_AFTER, Known, Member, News, Now, Output};
 use aquifer_page::{Bytes, HostName, LeaseId, lock};
+use aquifer_transport::tls::Identity;
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::{ClusterDir, ClusterError};
+use super::revoking::last_life;
+use super::{ClusterDir, ClusterError, Key};
 use crate::alarm::Alarm;
 use crate::config::Config;
 use crate::driver::{Command, Handle};
@@ -38,6 +40,8 @@ const TIMER_STEP: Duration = Duration::from_millis(10);
 pub(crate) struct Gossip {
     spare: Arc<watch::Sender<Bytes>>,
     agreements: Arc<watch::Sender<u64>>,
+    revocations: Arc<watch::Sender<u64>>,
+    keys: Arc<watch::Sender<Option<Key>>>,
     leave: mpsc::Sender<(bool, oneshot::Sender<()>)>,
     about: About,
     /// The last life of each host, also of those that have left.
@@ -48,6 +52,7 @@ pub(crate) struct Gossip {
 #[derive(Debug)]
 pub(crate) struct Started {
     dir: ClusterDir,
+    identity: Identity,
     /// Hosts that the previous agent knew, and that this one has not heard of.
     contacts: BTreeMap<HostName, SocketAddr>,
     socket: UdpSocket,
@@ -69,6 +74,8 @@ pub(crate) struct Started {
 struct Inbox {
     spare: watch::Receiver<Bytes>,
     agreements: watch::Receiver<u64>,
+    revocations: watch::Receiver<u64>,
+    keys: watch::Receiver<Option<Key>>,
     leave: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
 }
 
@@ -81,6 +88,7 @@ impl Gossip {
     pub(crate) async fn start(
         dir: &ClusterDir,
         Config { host, listen, zone, peers, .. }: &Config,
+        identity: &Identity,
     ) -> Result<Option<(Self, Started)>, String> {
         let listen = *listen;
         let failed = |error: ClusterError| error.to_string();
@@ -121,14 +129,23 @@ impl Gossip {
         machine.meet(contacts.iter().map(member));
         let (spare, spares) = watch::channel(Bytes::ZERO);
         let (agreements, digests) = watch::channel(0);
+        let (revocations, revoked) = watch::channel(0);
+        let (keys, new_keys) = watch::channel(None);
         let (leave, leaves) = mpsc::channel(1);
         let started = Started {
             dir: dir.clone(),
+            identity: identity.clone(),
             contacts,
             socket,
             machine,
             alarm,
-            inbox: Inbox { spare: spares, agreements: digests, leave: leaves },
+            inbox: Inbox {
+                spare: spares,
+                agreements: digests,
+                revocations: revoked,
+                keys: new_keys,
+                leave: leaves,
+            },
             begun: Instant::now(),
             followed: Instant::now(),
             passed_on: None,
@@ -137,7 +154,8 @@ impl Gossip {
         };
         let lives = started.lives.clone();
         let (spare, agreements) = (Arc::new(spare), Arc::new(agreements));
-        Ok(Some((Self { spare, agreements, leave, about, lives }, started)))
+        let (revocations, keys) = (Arc::new(revocations), Arc::new(keys));
+        Ok(Some((Self { spare, agreements, revocations, keys, leave, about, lives }, started)))
     }
 
     /// Returns whether this host can admit others.
@@ -158,6 +176,16 @@ impl Gossip {
     /// Tells the other hosts a digest of what this one knows of agreements, if that is news.
     pub(crate) fn tell_agreements(&self, digest: u64) {
         self.agreements.send_if_modified(|told| std::mem::replace(told, digest) != digest);
+    }
+
+    /// Tells the other hosts a digest of the revocations that this one knows, if that is news.
+    pub(crate) fn tell_revocations(&self, digest: u64) {
+        self.revocations.send_if_modified(|told| std::mem::replace(told, digest) != digest);
+    }
+
+    /// Seals with another key from now on.
+    pub(crate) fn change_key(&self, key: Key) {
+        self.keys.send_replace(Some(key));
     }
 
     /// Tells the other hosts that this one stops, or that it leaves for good.
@@ -208,6 +236,19 @@ impl Started {
                     let now = self.now();
                     self.machine.tell_agreements(digest, now)
                 }
+                Ok(()) = self.inbox.revocations.changed() => {
+                    let digest = *self.inbox.revocations.borrow_and_update();
+                    let now = self.now();
+                    self.machine.tell_revocations(digest, now)
+                }
+                Ok(()) = self.inbox.keys.changed() => {
+                    let key = self.inbox.keys.borrow_and_update().clone();
+                    let now = self.now();
+                    if let Some(key) = key {
+                        self.machine.change_key(key, LeaseId::random().0, now);
+                    }
+                    Vec::new()
+                }
                 Some((for_good, done)) = self.inbox.leave.recv() => {
                     let now = self.now();
                     let farewell = self.machine.leave(for_good, now);
@@ -238,6 +279,7 @@ impl Started {
                 about: About::default(),
                 spare: None,
                 agreements: None,
+                revocations: None,
             };
             (host.clone(), down)
         });
@@ -246,7 +288,18 @@ impl Started {
             let (host, follow) = follow(known);
             (host, Follow { standing: Standing::Left, ..follow })
         });
-        unheard.chain(left).chain(known.iter().map(follow)).collect()
+        let mut others: BTreeMap<_, _> =
+            unheard.chain(left).chain(known.iter().map(follow)).collect();
+        // Its agent may still run, and have the former key.
+        for known in &known {
+            let revoked = self.identity.revoked_until(&known.member.host).map(last_life);
+            if revoked.is_some_and(|last| known.member.life <= last)
+                && let Some(other) = others.get_mut(&known.member.host)
+            {
+                other.standing = Standing::Left;
+            }
+        }
+        others
     }
 
     async fn perform(
@@ -358,6 +411,7 @@ fn follow(known: &Known) -> (HostName, Follow) {
         about: About { admits: about.admits && is_alive, ..about },
         spare: news.filter(|_| is_alive).map(News::spare),
         agreements: news.filter(|_| is_alive).and_then(|news| news.agreements),
+        revocations: news.filter(|_| is_alive).and_then(|news| news.revocations),
     };
     (known.member.host.clone(), follow)
 }

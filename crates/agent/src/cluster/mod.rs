@@ -5,12 +5,15 @@
 //! (`tokens.json`) and the certificates that it issued (`hosts/NAME.pem`).
 //!
 //! - [`Token`]: what a host needs to join. `admitting`: how a signer answers one that does.
-//!   `leaving`: how a host leaves.
+//!   `leaving`: how a host leaves. `renewing`: how it keeps a valid certificate.
+//!   `revoking`: how all hosts learn that one may not be in the cluster any more.
 //! - `gossip`: the task that passes datagrams between the network and [`aquifer_membership`].
 
 mod admitting;
 mod gossip;
 mod leaving;
+mod renewing;
+mod revoking;
 mod token;
 
 use std::collections::BTreeMap;
@@ -20,6 +23,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use aquifer_api::message::GossipKey;
 pub use aquifer_membership::Key;
 use aquifer_page::HostName;
 use aquifer_page::file::replace_durably;
@@ -28,12 +32,17 @@ use aquifer_transport::tls::{
 };
 use rustix::fs::FlockOperation;
 
-pub(crate) use admitting::Admission;
+pub(crate) use admitting::{Admission, Certified};
 pub(crate) use gossip::Gossip;
 pub(crate) use leaving::Leaving;
+pub use renewing::describe;
+pub(crate) use renewing::{Renewing, open as open_identity};
+pub(crate) use revoking::Revoking;
 pub use token::{Token, TokenError};
 
 const KEY: &str = "gossip.key";
+/// The present key with its number and signature, once a host was revoked.
+const LATEST_KEY: &str = "gossip.latest.json";
 const MEMBERS: &str = "members.json";
 const LIFE: &str = "life";
 const TOKENS: &str = "tokens.json";
@@ -82,6 +91,12 @@ impl ClusterDir {
     /// If the file cannot be read, or holds no key.
     pub fn key(&self) -> Result<Option<Key>> {
         let path = self.0.join(KEY);
+        if path.exists()
+            && let Some(latest) = self.latest_key()?
+            && let Some(key) = Key::from_hex(&latest.key)
+        {
+            return Ok(Some(key));
+        }
         match fs::read_to_string(&path) {
             Ok(text) => match Key::from_hex(&text) {
                 Some(key) => Ok(Some(key)),
@@ -90,6 +105,16 @@ impl ClusterDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ClusterError::File("read", path, error)),
         }
+    }
+
+    /// Returns the cluster's key as its signer last changed it; `None` if it never did.
+    pub(crate) fn latest_key(&self) -> Result<Option<GossipKey>> {
+        self.read(LATEST_KEY)
+    }
+
+    /// Records the cluster's key as its signer changed it.
+    pub(crate) fn keep_latest_key(&self, key: &GossipKey) -> Result<()> {
+        self.write_json(LATEST_KEY, &Some(key))
     }
 
     /// Returns whether this host can admit others.
@@ -150,6 +175,7 @@ impl ClusterDir {
         self.keep_members(members)?;
         let last: Option<u64> = self.read(LIFE).unwrap_or_default();
         self.write_json(LIFE, &last.max(Some(life)))?;
+        self.remove_file(&self.0.join(LATEST_KEY))?;
         // The key is last: with it, the host belongs to the cluster.
         self.write(KEY, format!("{}\n", key.to_hex()).as_bytes())
     }
@@ -164,7 +190,7 @@ impl ClusterDir {
             self.remove_file(&self.issued(&host))?;
         }
         // The key is first: without it, the host belongs to no cluster.
-        for file in [KEY, CA_KEY, CA_CERTIFICATE, TOKENS, MEMBERS, LIFE] {
+        for file in [KEY, LATEST_KEY, CA_KEY, CA_CERTIFICATE, TOKENS, MEMBERS, LIFE] {
             self.remove_file(&self.0.join(file))?;
         }
         // Whatever else is there is not ours.
@@ -249,6 +275,14 @@ impl ClusterDir {
     /// Returns the file of a certificate that this signer issued.
     fn issued(&self, host: &HostName) -> PathBuf {
         self.0.join(HOSTS).join(format!("{host}.pem"))
+    }
+
+    /// Records a certificate that this signer issued.
+    fn keep_issued(&self, host: &HostName, certificate: &str) -> Result<()> {
+        let issued = self.issued(host);
+        let kept = fs::create_dir_all(issued.parent().unwrap_or(self.path()))
+            .and_then(|()| replace_durably(&issued, certificate.as_bytes()));
+        kept.map_err(|error| ClusterError::File("write", issued, error))
     }
 
     /// Reads JSON; the default if there is no file.

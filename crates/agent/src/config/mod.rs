@@ -1,6 +1,7 @@
 //! The agent's configuration: a TOML file, refused if it has unknown keys or invalid values.
 
 mod borrow;
+mod certificates;
 mod lend;
 mod limits;
 mod memory;
@@ -15,6 +16,7 @@ use aquifer_page::{HostName, Zone};
 use serde::Deserialize;
 
 pub use borrow::{Attach, BorrowConfig, PageProtocol};
+pub use certificates::CertificatesConfig;
 pub use lend::{LeaseBackend, LendConfig};
 pub use limits::LimitsConfig;
 pub use memory::MemoryConfig;
@@ -50,6 +52,9 @@ pub struct Config {
     /// The zone that this host is in: hosts of one zone may fail together.
     #[serde(default)]
     pub zone: Option<Zone>,
+    /// Settings for the certificates that this host signs.
+    #[serde(default)]
+    pub certificates: CertificatesConfig,
     /// Settings for watching memory.
     #[serde(default)]
     pub memory: MemoryConfig,
@@ -136,6 +141,7 @@ impl Config {
 
     fn validate(&self) -> Result<(), String> {
         self.memory.validate()?;
+        self.certificates.validate()?;
         self.vms.balancer.validate().map_err(|error| format!("[vms.balancer] {error}"))?;
         self.borrow.validate_amounts()?;
         self.lend.validate(self.pages)?;
@@ -252,6 +258,15 @@ mod tests {
             ("host = 'a'\n[lend]\nnetwork_share = 80", "a share is a number such as 0.8"),
             ("host = 'a'\n[lend]\nbackend = 'kernel'\nnvme = '10.0.0.1:0'", "set its address"),
             ("host = 'a'\n[lend]\nnvme = '10.0.0.1:4420'\nrdma = true", "needs backend"),
+            (
+                "host = 'a'\n[certificates]\nlifetime = '9s'",
+                "between 1h and 30days; with for_drills",
+            ),
+            ("host = 'a'\n[certificates]\nlifetime = '1y'", "must be between 1h and 30days"),
+            (
+                "host = 'a'\n[certificates]\nlifetime = '1s'\nfor_drills = true",
+                "must be between 5s and 30days",
+            ),
             ("host = 'a'\n[[peer]]\nname = 'a'\naddress = 'x:1'", "this host itself"),
             (
                 "host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x:1'\n\

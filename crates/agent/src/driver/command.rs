@@ -41,6 +41,8 @@ pub enum Command {
         /// The address of its agent.
         address: SocketAddr,
     },
+    /// A host may not be in the cluster any more.
+    HostRevoked(HostName),
     /// A host of the cluster is up, and its agent may have started again.
     HostAnew(HostName),
     /// A peer's word that it still needs its leases.

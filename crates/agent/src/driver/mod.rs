@@ -25,16 +25,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_api::message::Renew;
 use aquifer_control::node::{Input, Node, Settings};
-use aquifer_control::{self as control, Controller, Restored, Shareable};
-use aquifer_page::{Bytes, LeaseId};
-use tokio::sync::mpsc;
+use aquifer_control::{self as control, Controller, Message, Restored, Shareable};
+use aquifer_page::{Bytes, HostName, LeaseId};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 pub use command::{Command, Handle, Heard, Stays};
 pub use journal::Journal;
 
 use crate::borrower::Borrower;
-use crate::cluster::Gossip;
+use crate::cluster::{Gossip, Renewing};
 use crate::config::Config;
 use crate::events::Events;
 use crate::lender::Lender;
@@ -67,6 +67,8 @@ pub struct Parts {
     pub peers: Peers,
     /// This host's part in the gossip of its cluster, if it belongs to one.
     pub(crate) gossip: Option<Gossip>,
+    /// This host's certificate.
+    pub(crate) renewing: Renewing,
     /// Events outside the controller's decisions.
     pub events: Events,
     /// The latest decisions.
@@ -185,6 +187,18 @@ impl Driver {
         }
     }
 
+    /// Frees the leases of a borrower that was revoked, as if it gave them back.
+    fn release_leases_of(&mut self, borrower: &HostName) {
+        let lent = self.node.controller().lent().into_iter().map(|lent| lent.lease);
+        for lent in lent.filter(|lent| lent.borrower == *borrower).collect::<Vec<_>>() {
+            let (reply, _) = oneshot::channel();
+            let ticket = self.replies.keep(Reply::Heard(borrower.clone(), reply));
+            let (lease, generation) = (lent.lease, lent.generation);
+            let message = Message::MemBorFin { lease, generation };
+            self.input(Input::Heard { from: borrower.clone(), message, ticket });
+        }
+    }
+
     fn obey(&mut self, command: Command) {
         // The requester may be gone; the failed send does not matter then.
         match command {
@@ -194,6 +208,7 @@ impl Driver {
             }
             Command::Peers(peers) => self.input(Input::Peers(peers)),
             Command::HostAnew(host) => self.input(Input::HostAnew(host)),
+            Command::HostRevoked(host) => self.release_leases_of(&host),
             Command::HostDown { host, address } => self.input(Input::HostDown { host, address }),
             Command::Renew { from, renew, reply } => {
                 let ticket = self.replies.keep(Reply::Renewed(reply));

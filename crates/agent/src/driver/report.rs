@@ -32,6 +32,7 @@ impl Driver {
                 address: config.listen.to_string(),
                 admits: self.parts.gossip.as_ref().is_some_and(Gossip::admits),
                 zone: config.zone.clone(),
+                certificate: Some(self.parts.renewing.certificate()),
             },
             agent: AgentProcess {
                 pid: std::process::id(),
@@ -105,6 +106,7 @@ impl Driver {
             address: config.listen.to_string(),
             admits: self.parts.gossip.as_ref().is_some_and(Gossip::admits),
             zone: config.zone.clone(),
+            certificate: Some(self.parts.renewing.certificate()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             role: controller.role(),
             ledger: ledger(self.node.ledger()),

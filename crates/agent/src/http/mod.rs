@@ -28,7 +28,7 @@ use utoipa_axum::routes;
 pub use serve::{Endpoints, bind};
 
 use crate::agreements::Passing;
-use crate::cluster::{Admission, Leaving};
+use crate::cluster::{Admission, Certified, Leaving, Revoking};
 use crate::driver::Handle;
 use crate::groups::Groups;
 use crate::peers::Peers;
@@ -49,6 +49,8 @@ pub struct Served {
     pub(crate) passing: Passing,
     /// The admission of hosts to the cluster.
     pub(crate) admission: Admission,
+    /// The hosts that may not be in the cluster any more.
+    pub(crate) revoking: Revoking,
     /// This host's way out of the cluster.
     pub(crate) leaving: Leaving,
 }
@@ -56,6 +58,12 @@ pub struct Served {
 impl FromRef<Served> for Leaving {
     fn from_ref(served: &Served) -> Self {
         served.leaving.clone()
+    }
+}
+
+impl FromRef<Served> for Revoking {
+    fn from_ref(served: &Served) -> Self {
+        served.revoking.clone()
     }
 }
 
@@ -102,6 +110,8 @@ pub enum Caller {
     Local,
     /// The host that the client certificate names.
     Peer(HostName),
+    /// A host whose certificate has ended, and which may only renew it.
+    Lapsed(HostName),
     /// A host without a certificate, which may only ask to join.
     Stranger,
 }
@@ -150,6 +160,8 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(peers::agreements))
         .routes(routes!(peers::agreement))
         .routes(routes!(peers::join))
+        .routes(routes!(peers::certificate))
+        .routes(routes!(peers::revocations, peers::revoke))
         .routes(routes!(peers::left))
         .routes(routes!(orders::status))
         .routes(routes!(orders::cluster))
@@ -163,6 +175,7 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(orders::drain, orders::draining))
         .routes(routes!(orders::claim))
         .routes(routes!(orders::migrate))
+        .routes(routes!(orders::forget))
         .routes(routes!(orders::leave))
 }
 
@@ -284,6 +297,10 @@ impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         match parts.extensions.get::<Caller>() {
             Some(Caller::Peer(host)) => Ok(Self(host.clone())),
+            Some(Caller::Lapsed(host)) => Err(Failure::new(
+                StatusCode::FORBIDDEN,
+                format!("the certificate of {host} has ended: it may only renew it"),
+            )),
             _ => Err(Failure::new(
                 StatusCode::FORBIDDEN,
                 format!("only peers may call {}", parts.uri.path()),
@@ -306,6 +323,20 @@ impl<S: Send + Sync> FromRequestParts<S> for FromLocal {
                 format!("only this host may call {}, over its unix socket", parts.uri.path()),
             )),
         }
+    }
+}
+
+/// The certificate of the calling host, which may have ended; the extractor refuses other callers.
+struct WithCertificate(Certified);
+
+impl<S: Send + Sync> FromRequestParts<S> for WithCertificate {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let certified = parts.extensions.get::<Certified>();
+        certified.cloned().map(Self).ok_or_else(|| {
+            Failure::new(StatusCode::FORBIDDEN, format!("only peers may call {}", parts.uri.path()))
+        })
     }
 }
 
@@ -361,12 +392,15 @@ mod tests {
             path::ARRIVE,
             path::MIGRATE,
             path::JOIN,
+            path::CERTIFICATE,
+            path::REVOCATIONS,
+            path::FORGET,
             path::LEFT,
             path::LEAVE,
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 28, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 31, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

@@ -6,8 +6,8 @@ use aquifer_api::agreement::{Find, Found, Known};
 use aquifer_api::cluster::ClusterHost;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
-    Awaited, Borrow, BorrowFor, Borrowed, Claim, Departed, Drain, Draining, Leave, Migrate,
-    Provided, Return, Returned, Settle,
+    Awaited, Borrow, BorrowFor, Borrowed, Claim, Departed, Drain, Draining, Forget, Forgotten,
+    Leave, Migrate, Provided, Return, Returned, Settle,
 };
 use aquifer_api::status::Status;
 use axum::Json;
@@ -15,7 +15,7 @@ use axum::extract::State;
 
 use super::{Body, Failure, FromLocal, Refusals};
 use crate::agreements::Passing;
-use crate::cluster::Leaving;
+use crate::cluster::{Admission, Leaving, Revoking};
 use crate::driver::{Command, Handle};
 use crate::groups::Groups;
 use crate::peers::Peers;
@@ -163,6 +163,18 @@ pub(super) async fn migrate(
     Body(order): Body<Migrate>,
 ) -> Result<Json<Awaited>, Failure> {
     Ok(Json(vms.offer(order).await?))
+}
+
+/// Ends the certificates of a host, at all hosts. This host must be a signer.
+#[utoipa::path(post, path = "/v1/forget", tag = "orders", request_body = Forget,
+    responses((status = 200, description = "The answer.", body = Forgotten), Refusals))]
+pub(super) async fn forget(
+    State(revoking): State<Revoking>,
+    State(admission): State<Admission>,
+    _: FromLocal,
+    Body(order): Body<Forget>,
+) -> Result<Json<Forgotten>, Failure> {
+    Ok(Json(revoking.forget(&admission, order).await?))
 }
 
 /// Leaves the cluster for good. The agent then ends.

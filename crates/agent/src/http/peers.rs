@@ -5,7 +5,7 @@ use aquifer_api::agreement::{GivenAgreement, Known};
 use aquifer_api::cluster::Summary;
 use aquifer_api::message::{
     Access, Arrive, Awaits, Join, Joined, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq,
-    MemLenFin, Offer, Permit, Renew, Renewed,
+    MemLenFin, NextCertificate, Offer, Permit, Renew, Renewed, Revocations, SignedCertificate,
 };
 use aquifer_api::order::Leave;
 use aquifer_api::{Done, Threshold, schema};
@@ -15,9 +15,9 @@ use axum::Json;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 
-use super::{Body, Failure, FromPeer, Refusals};
+use super::{Body, Failure, FromPeer, Refusals, WithCertificate};
 use crate::agreements::Passing;
-use crate::cluster::Admission;
+use crate::cluster::{Admission, Revoking};
 use crate::driver::{Command, Handle};
 use crate::peers::Peers;
 use crate::vms::Vms;
@@ -225,14 +225,52 @@ pub(super) async fn join(
     Ok(Json(admitted.map_err(failed)??))
 }
 
-/// A host leaves the cluster: its name is free.
+/// Signs the next certificate of the calling host, whose present one may have ended.
+#[utoipa::path(post, path = "/v1/certificate", tag = "peers", request_body = NextCertificate,
+    responses((status = 200, description = "The certificate.", body = SignedCertificate),
+        Refusals))]
+pub(super) async fn certificate(
+    State(admission): State<Admission>,
+    WithCertificate(from): WithCertificate,
+    Body(next): Body<NextCertificate>,
+) -> Result<Json<SignedCertificate>, Failure> {
+    // It waits for the disk.
+    let renewed = tokio::task::spawn_blocking(move || admission.renew(&from, &next.request)).await;
+    let failed = |error| Failure::new(StatusCode::CONFLICT, format!("cannot sign: {error}"));
+    Ok(Json(SignedCertificate { certificate: renewed.map_err(failed)?? }))
+}
+
+/// Returns what this host knows of hosts that may not be in the cluster any more.
+#[utoipa::path(get, path = "/v1/revocations", tag = "peers",
+    responses((status = 200, description = "The answer.", body = Revocations), Refusals))]
+pub(super) async fn revocations(
+    State(revoking): State<Revoking>,
+    FromPeer(_): FromPeer,
+) -> Result<Json<Revocations>, Failure> {
+    Ok(Json(revoking.known()?))
+}
+
+/// Takes in what the authority signed of hosts that may not be in the cluster any more.
+#[utoipa::path(post, path = "/v1/revocations", tag = "peers", request_body = Revocations,
+    responses((status = 200, description = "This host knows all of it.", body = Done), Refusals))]
+pub(super) async fn revoke(
+    State(revoking): State<Revoking>,
+    FromPeer(_): FromPeer,
+    Body(told): Body<Revocations>,
+) -> Answer {
+    revoking.take_in(told).await?;
+    Ok(Json(Done {}))
+}
+
+/// A host leaves the cluster: its name is free, and its certificates end.
 #[utoipa::path(post, path = "/v1/left", tag = "peers", request_body = Leave,
     responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
 pub(super) async fn left(
+    State(revoking): State<Revoking>,
     State(admission): State<Admission>,
     FromPeer(from): FromPeer,
     Body(_): Body<Leave>,
 ) -> Answer {
-    admission.forget(&from)?;
+    revoking.left(admission, from)?;
     Ok(Json(Done {}))
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aquifer_page::HostName;
 use aquifer_transport::{accepting, tls};
@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::{Caller, Served, router};
+use crate::cluster::Certified;
 
 /// Timeout of a TLS handshake, of a request's headers, and of all that a stranger does; then the
 /// agent closes the connection.
@@ -78,6 +79,7 @@ pub async fn bind(
 impl Endpoints {
     /// Serves requests until the caller drops the future.
     pub async fn serve(self, served: Served) {
+        let revoking = served.revoking.clone();
         let router = router(served);
         let mut connections = JoinSet::new();
         let mut strangers = Strangers::default();
@@ -91,8 +93,18 @@ impl Endpoints {
                 {
                     strangers.welcome(stream, from, self.tls.clone(), router.clone());
                 }
-                Some((stream, host)) = strangers.next() => {
-                    connections.spawn(converse(stream, router.clone(), Caller::Peer(host)));
+                Some((stream, host, certificate)) = strangers.next() => {
+                    let validity = certificate.validity;
+                    let router = router.clone().layer(Extension(certificate));
+                    let revoking = revoking.clone();
+                    connections.spawn(async move {
+                        tokio::select! {
+                            () = converse(stream, router, Caller::Peer(host.clone())) => {}
+                            () = revoking.revoked(&host, &validity) => {
+                                tracing::warn!(%host, "closed the connection of a revoked host");
+                            }
+                        }
+                    });
                 }
                 Some(_) = connections.join_next() => {}
             }
@@ -117,11 +129,14 @@ async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut()
     }
 }
 
+/// A host of the cluster, its name and its certificate.
+type Welcomed = (TlsStream<TcpStream>, HostName, Certified);
+
 /// Callers with a TLS handshake in progress, and those without a certificate. The oldest makes room
 /// for a new one, so that no number of them keeps a peer out.
 #[derive(Debug, Default)]
 struct Strangers {
-    callers: JoinSet<Option<(TlsStream<TcpStream>, HostName)>>,
+    callers: JoinSet<Option<Welcomed>>,
     /// Oldest first.
     waiting: VecDeque<AbortHandle>,
 }
@@ -144,7 +159,7 @@ impl Strangers {
     }
 
     /// Returns the next caller that proved to be a host of the cluster; pending if there is none.
-    async fn next(&mut self) -> Option<(TlsStream<TcpStream>, HostName)> {
+    async fn next(&mut self) -> Option<Welcomed> {
         loop {
             match self.callers.join_next().await {
                 Some(Ok(Some(host))) => return Some(host),
@@ -162,13 +177,13 @@ impl Drop for Endpoints {
 }
 
 /// Completes the TLS handshake; returns a host of the cluster. Serves a caller without a
-/// certificate here, if it may call.
+/// certificate here, if it may call, and one whose certificate has ended.
 async fn welcome(
     stream: TcpStream,
     from: SocketAddr,
     config: Arc<ServerConfig>,
     router: Router,
-) -> Option<(TlsStream<TcpStream>, HostName)> {
+) -> Option<Welcomed> {
     let _ = stream.set_nodelay(true);
     let stream = match tokio::time::timeout(TIMEOUT, TlsAcceptor::from(config).accept(stream)).await
     {
@@ -183,13 +198,25 @@ async fn welcome(
         }
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-    match certificate.map(tls::host_name) {
-        Some(Ok(host)) => Some((stream, host)),
-        None => {
-            let _ = tokio::time::timeout(TIMEOUT, converse(stream, router, Caller::Stranger)).await;
+    let Some(certificate) = certificate.cloned() else {
+        let _ = tokio::time::timeout(TIMEOUT, converse(stream, router, Caller::Stranger)).await;
+        return None;
+    };
+    let named = tls::host_name(&certificate).and_then(|host| {
+        let validity = tls::Validity::of(&certificate)?;
+        let has_ended = validity.left(SystemTime::now()).is_zero();
+        Ok((host, Certified { certificate, validity, has_ended }))
+    });
+    match named {
+        Ok((host, certified)) if !certified.has_ended => Some((stream, host, certified)),
+        Ok((host, certified)) => {
+            tracing::info!(%from, %host, "the certificate of a caller has ended");
+            let router = router.layer(Extension(certified));
+            let lapsed = converse(stream, router, Caller::Lapsed(host));
+            let _ = tokio::time::timeout(TIMEOUT, lapsed).await;
             None
         }
-        Some(Err(_)) => {
+        Err(_) => {
             tracing::warn!(%from, "rejected a caller whose certificate names no host");
             None
         }

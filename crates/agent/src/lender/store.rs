@@ -56,7 +56,7 @@ impl StoreLeases {
         let limits = config.lend.limits;
         let (gate, state) = (Gate::new(limits.limits()), Mutex::default());
         let registry = Arc::new(ExportRegistry { store, gate, state });
-        let security = Security::Tls(identity.server_config());
+        let security = Security::Tls(identity.server());
         let address =
             |at: std::net::SocketAddr| Address::Tcp { host: at.ip().to_string(), port: at.port() };
         let connections = limits.of_listener();

@@ -27,6 +27,9 @@ const ALL_TIMEOUT: Duration = Duration::from_secs(8);
 /// How many hosts are asked at a time, by all operators together.
 pub(super) const AT_ONCE: usize = 32;
 
+/// The most characters of the reason why a certificate is not renewed.
+const LONGEST_REASON: usize = 200;
+
 /// The most characters of a version that a table shows.
 const LONGEST_VERSION: usize = 32;
 
@@ -114,6 +117,10 @@ fn checked(host: &HostName, address: &str, mut summary: Summary) -> Answer {
     }
     summary.version = plain(&summary.version).chars().take(LONGEST_VERSION).collect();
     summary.address = plain(&summary.address);
+    if let Some(certificate) = &mut summary.certificate {
+        let failed = certificate.failed.as_deref().map(plain);
+        certificate.failed = failed.map(|why| why.chars().take(LONGEST_REASON).collect());
+    }
     Ok(summary)
 }
 
@@ -184,6 +191,7 @@ mod tests {
             address: "192.0.2.1:7070".to_owned(),
             admits: false,
             zone: None,
+            certificate: None,
             version: "1".to_owned(),
             role: Role::Neutral,
             ledger: Ledger { total, free, ..Ledger::default() },

@@ -1,10 +1,12 @@
 //! `aquifer doctor`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 
 use super::Common;
+use super::serve::CONFIG;
 use crate::doctor::{Report, Verdict};
 use crate::failure::Result;
 use crate::manual::Manual;
@@ -13,9 +15,14 @@ use crate::output::{self, Colour};
 /// Check what this host supports and what is missing
 ///
 /// Checks the kernel, memory and block device drivers. Each check has a verdict: 'ok', 'warn' (it
-/// works, but slower or less safely) or 'missing', with the reason and a remedy. Changes nothing.
+/// works, but slower or less safely) or 'missing', with the reason and a remedy. Also says when the
+/// certificate of this host ends. Changes nothing.
 #[derive(Debug, Args)]
-pub struct Doctor {}
+pub struct Doctor {
+    /// Configuration file of this host's agent, if it has one
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+}
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
@@ -36,7 +43,7 @@ impl Doctor {
     /// # Errors
     /// If standard output cannot be written.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let report = Report::make();
+        let report = Report::make(&self.config);
         output::answer(common.json, &report, |report| text(report, output::colours()))?;
         Ok(if report.able { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

@@ -6,13 +6,16 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
+use aquifer_agent::cluster::describe;
 use aquifer_agent::config::{Attach, Config, LeaseBackend};
 use aquifer_agent::monitor::Source;
 use aquifer_agent::monitor::gate::SwapGate;
+use aquifer_api::status::{Certificate, CertificateState};
 use aquifer_blockdev::backend;
 use aquifer_group::Agreements;
-use aquifer_transport::tls::Identity;
+use aquifer_transport::tls::{HOST_CERTIFICATE, Identity};
 use rustix::fs::{Access, access};
 
 use super::Check;
@@ -46,14 +49,31 @@ fn fault(name: &str, found: impl Display, help: impl Into<String>) -> Check {
     Check::missing(name, found.to_string(), help).essential()
 }
 
+/// Checks the certificate of a host that has one.
+pub(super) fn certificate_if_any(config: &Config) -> Option<Check> {
+    config.tls.join(HOST_CERTIFICATE).exists().then(|| certificate(config))
+}
+
 fn certificate(config: &Config) -> Check {
     const NAME: &str = "certificate";
     const HELP: &str =
         "get one with 'aquifer cluster join'; a file that is there already must go first";
     let checked = Identity::load(&config.tls).and_then(|identity| {
-        Identity::verify_own(&config.tls)?;
-        Ok(identity)
+        let described = describe(&identity.validity(), SystemTime::now(), None);
+        if described.state == CertificateState::Good || described.state == CertificateState::Ending
+        {
+            Identity::verify_own(&config.tls)?;
+        }
+        Ok((identity, described))
     });
+    let (checked, described) = match checked {
+        Ok((identity, described)) => (Ok(identity), Some(described)),
+        Err(error) => (Err(error), None),
+    };
+    if let Some(check) = described.as_ref().and_then(|described| expiry(NAME, described)) {
+        return check;
+    }
+    let left = described.map_or_else(String::new, |described| described.left());
     match checked {
         Err(error) => fault(NAME, error, HELP),
         Ok(identity) if *identity.host() != config.host => {
@@ -67,11 +87,36 @@ fn certificate(config: &Config) -> Check {
         }
         Ok(identity) => {
             let found = format!(
-                "of {}, with its key, issued by the authority in {}",
+                "of {}, with its key, {left}, issued by the authority in {}",
                 identity.host(),
                 config.tls.display()
             );
             Check::ok(NAME, found)
+        }
+    }
+}
+
+/// Says that the certificate ends soon, or has ended; `None` if it is good.
+fn expiry(name: &str, certificate: &Certificate) -> Option<Check> {
+    const SIGNER: &str = "see with 'aquifer cluster status' that a host that admits others is up; \
+                          its agent renews the certificate when both agents run: \
+                          'aquifer serve agent'";
+    let days = certificate.lifetime_s / 86_400;
+    match certificate.state {
+        CertificateState::Good => None,
+        CertificateState::Ending => {
+            let found = format!("{} of {days} days: no signer renews it", certificate.left());
+            Some(Check::warn(name, found, SIGNER))
+        }
+        CertificateState::Ended => {
+            let found = "it has ended: no other host accepts it until a signer has renewed it";
+            Some(fault(name, found, SIGNER))
+        }
+        CertificateState::Lost => {
+            let found = "it ended more than 30 days ago: no signer renews it";
+            let help = "run 'aquifer cluster leave --force', and 'aquifer cluster join' with a \
+                        token that 'aquifer cluster token' prints on a signer";
+            Some(fault(name, found, help))
         }
     }
 }

@@ -11,6 +11,7 @@ mod qemu;
 
 use std::path::Path;
 
+use aquifer_agent::config::Config;
 use serde::Serialize;
 
 /// The result of a check.
@@ -74,11 +75,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// Checks this host, and changes nothing on it.
-    pub fn make() -> Self {
+    /// Checks this host, with its certificate if this configuration names one. Changes nothing.
+    pub fn make(config: &Path) -> Self {
         let mut checks =
             [host::checks(), memory::checks(), devices::checks(), nvme::checks()].concat();
         checks.extend([network::check(), damon::check(Path::new("/sys")), qemu::check()]);
+        let config = Config::load(config).ok();
+        checks.extend(config.as_ref().and_then(agent::certificate_if_any));
         Self::of(checks)
     }
 
@@ -107,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_check_that_is_not_ok_has_a_remedy() {
-        for check in Report::make().checks {
+        for check in Report::make(Path::new("/nowhere")).checks {
             assert_eq!(check.verdict == Verdict::Ok, check.help.is_none(), "{check:?}");
             assert!(!check.found.is_empty(), "{check:?}");
         }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 
 use aquifer_page::HostName;
-use aquifer_transport::tls::{Authority, CA_CERTIFICATE, CA_KEY};
+use aquifer_transport::tls::{Authority, CA_CERTIFICATE, CA_KEY, TEN_YEARS};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, OrFail, Result};
@@ -153,7 +153,8 @@ impl Cluster {
         let verb = if is_new { "creating" } else { "using" };
         authority
             .or_fail(|| format!("{verb} the authority in {}", self.dir.display()))
-            .map(|authority| (authority, is_new))
+            // No signer runs that could renew them.
+            .map(|authority| (authority.with_lifetime(TEN_YEARS), is_new))
     }
 
     fn refuse_existing(&self, member: &Member) -> Result<()> {

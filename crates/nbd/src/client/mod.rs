@@ -20,7 +20,7 @@ use aquifer_page::{Bytes, HostName, Incarnation};
 use aquifer_transport::Address;
 use aquifer_transport::channel::Channel;
 use aquifer_transport::initiating::{Input, Pipelined};
-use rustls::ClientConfig;
+use aquifer_transport::tls;
 use zerocopy::IntoBytes;
 
 pub use error::{Failure, NbdError};
@@ -39,7 +39,7 @@ pub struct Target {
     pub export: String,
     /// This host's TLS configuration and the name that the server must prove; `None` means plain
     /// text.
-    pub tls: Option<(Arc<ClientConfig>, HostName)>,
+    pub tls: Option<(tls::Client, HostName)>,
 }
 
 impl fmt::Debug for Target {

@@ -1,7 +1,6 @@
 //! Fixed newstyle negotiation by the server, from the greeting to the choice of an export.
 
 use std::io::{self, IoSlice};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_page::visitor::{Denied, End, Stay, Visitor};
@@ -104,7 +103,7 @@ pub(super) fn run(
         (Agreed::StartTls, Security::Tls(config)) => {
             let left = deadline.saturating_duration_since(Instant::now());
             // A failed TLS handshake ends the session (NBD, "FORCEDTLS mode").
-            let (stream, host) = tls::accept(wire.channel, Arc::clone(config), left)?;
+            let (stream, host) = tls::accept(wire.channel, config.clone(), left)?;
             peer.host = Some(host);
             // Nothing of the negotiation before TLS counts (NBD, "NBD_OPT_STARTTLS").
             let mut wire = Wire::new(stream, deadline);

@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use aquifer_page::{HostName, LeaseId};
 use aquifer_transport::serving::{Connections, ListenError, Listener, serve_alone};
+use aquifer_transport::tls;
 use aquifer_transport::{Address, ConnectionLimits};
-use rustls::ServerConfig;
 
 use connection::Nbd;
 pub use storage::{Disk, Storage, Zeroes};
@@ -89,7 +89,7 @@ pub enum Security {
     /// Plain text: for unix sockets and loopback.
     Plain,
     /// Mutual TLS, required before any other option.
-    Tls(Arc<ServerConfig>),
+    Tls(tls::Server),
 }
 
 /// Limits on the resources that clients take.

@@ -48,7 +48,7 @@ fn every_operation_works_with_simple_replies() {
 fn every_operation_works_under_the_tls_of_another_make() {
     let cluster = Cluster::new();
     let server = Nbdkit::start_tls(&cluster.dir("lender"), &["memory", "256M"]);
-    let config = cluster.identity("borrower").client_config();
+    let config = cluster.identity("borrower").client();
     let tls = Some((config.clone(), host("lender")));
     let secure = Target { address: server.address(), export: String::new(), tls };
     every_operation(&mut Connection::connect(Arc::new(secure.clone()), TIMEOUT).unwrap());
@@ -65,7 +65,7 @@ fn every_operation_works_under_the_tls_of_another_make() {
 fn a_client_with_tls_sends_nothing_in_the_clear() {
     let cluster = Cluster::new();
     let server = Nbdkit::start(&["memory", "1M"]);
-    let tls = Some((cluster.identity("borrower").client_config(), host("lender")));
+    let tls = Some((cluster.identity("borrower").client(), host("lender")));
     let target = Target { address: server.address(), export: String::new(), tls };
     let error = Connection::connect(Arc::new(target), TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("it does not start TLS"), "{error}");

@@ -13,12 +13,12 @@ use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
-    SanType,
+    SanType, SigningKey,
 };
 use rustix::fs::{CWD, RenameFlags};
 use rustls::pki_types::DnsName;
 
-use super::TlsError;
+use super::{LIFETIME, Revocation, TlsError, revocation};
 
 /// The file of the authority's certificate; it is public, and every host has a copy.
 pub const CA_CERTIFICATE: &str = "ca.pem";
@@ -29,17 +29,19 @@ pub const HOST_CERTIFICATE: &str = "host.pem";
 /// The file of a host's key; its holder can act as that host.
 pub const HOST_KEY: &str = "host.key";
 
-const TEN_YEARS: Duration = Duration::from_secs(3653 * 24 * 3600);
+/// The lifetime of an authority's certificate, and of hosts' certificates that nobody renews.
+pub const TEN_YEARS: Duration = Duration::from_secs(3653 * 24 * 3600);
 /// Certificates become valid a day before their creation, because the clocks of hosts differ.
-const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
+pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
 
 /// A cluster's certificate authority (ECDSA P-256, valid for ten years).
 ///
-/// Only hosts with a certificate from it may call each other. There is no revocation list: to bar a
-/// host, make a new authority and new certificates for the remaining hosts.
+/// Only hosts with a certificate from it may call each other. Their certificates live for
+/// [`LIFETIME`](super::LIFETIME), unless [`Authority::with_lifetime`] says otherwise.
 pub struct Authority {
     dir: PathBuf,
     issuer: Issuer<'static, KeyPair>,
+    lifetime: Duration,
 }
 
 impl fmt::Debug for Authority {
@@ -64,7 +66,7 @@ impl Authority {
         let issue = |source| TlsError::Issue { path: certificate.clone(), source };
 
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(issue)?;
-        let mut params = validity(CertificateParams::default());
+        let mut params = validity(CertificateParams::default(), SystemTime::now(), TEN_YEARS);
         params.distinguished_name.push(DnType::CommonName, format!("Aquifer cluster {cluster}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -73,7 +75,7 @@ impl Authority {
         // The key is last: with it, the authority is complete.
         write_file(&certificate, signed.pem().as_bytes(), 0o644, false).map_err(of_authority)?;
         write_file(&key, pair.serialize_pem().as_bytes(), 0o600, false).map_err(of_authority)?;
-        Ok(Self { dir: dir.to_owned(), issuer: Issuer::new(params, pair) })
+        Ok(Self { dir: dir.to_owned(), issuer: Issuer::new(params, pair), lifetime: LIFETIME })
     }
 
     /// Opens the authority that [`Authority::create`] made in `dir`.
@@ -86,7 +88,32 @@ impl Authority {
             .map_err(|source| TlsError::Issue { path: key, source })?;
         let issuer = Issuer::from_ca_cert_pem(&read_file(&certificate)?, pair)
             .map_err(|source| TlsError::Issue { path: certificate, source })?;
-        Ok(Self { dir: dir.to_owned(), issuer })
+        Ok(Self { dir: dir.to_owned(), issuer, lifetime: LIFETIME })
+    }
+
+    /// Returns the authority, which gives hosts certificates of this lifetime.
+    pub fn with_lifetime(self, lifetime: Duration) -> Self {
+        Self { lifetime, ..self }
+    }
+
+    /// Ends all certificates of a host that were issued until a time, to the second.
+    ///
+    /// # Errors
+    /// [`TlsError::Issue`] if the key cannot sign.
+    pub fn revoke(&self, host: &HostName, until: SystemTime) -> Result<Revocation, TlsError> {
+        let until = revocation::seconds(until);
+        let signature = self.sign_text(&revocation::claim(host, until))?;
+        Ok(Revocation { host: host.clone(), until, signature })
+    }
+
+    /// Signs bytes that no certificate begins with; returns the signature as hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`TlsError::Issue`] if the key cannot sign.
+    pub fn sign_text(&self, content: &[u8]) -> Result<String, TlsError> {
+        let path = || self.dir.join(CA_KEY);
+        let signed = SigningKey::sign(self.issuer.key(), content);
+        Ok(revocation::hex(&signed.map_err(|source| TlsError::Issue { path: path(), source })?))
     }
 
     /// Admits a host: writes `host.pem`, `host.key` (mode 0600) and a copy of `ca.pem` into `dir`.
@@ -118,7 +145,8 @@ impl Authority {
         let issue = |source| TlsError::Issue { path: certificate.clone(), source };
 
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(issue)?;
-        let signed = of_host(host, names)?.signed_by(&pair, &self.issuer).map_err(issue)?;
+        let params = of_host(host, names, SystemTime::now(), self.lifetime)?;
+        let signed = params.signed_by(&pair, &self.issuer).map_err(issue)?;
 
         let own = read_file(&self.dir.join(CA_CERTIFICATE))?;
         if fs::read_to_string(&ca).ok().as_ref() != Some(&own) {
@@ -130,7 +158,8 @@ impl Authority {
 
     /// Signs the certificate of a host that made its own key, and returns it as PEM. The
     /// certificate has the names given here and nothing else of the request but its key. `request`
-    /// is a PKCS#10 request (RFC 2986), as DER.
+    /// is a PKCS#10 request (RFC 2986), as DER. `issued` is now, or later if the name's earlier
+    /// certificates are revoked until now.
     ///
     /// # Errors
     /// [`TlsError::Request`] if the request is malformed or not signed with its key.
@@ -141,10 +170,12 @@ impl Authority {
         request: &[u8],
         host: &HostName,
         names: &[String],
+        issued: SystemTime,
     ) -> Result<String, TlsError> {
         let request = CertificateSigningRequestParams::from_der(&request.into());
         let key = request.map_err(TlsError::Request)?.public_key;
-        let signed = of_host(host, names)?.signed_by(&key, &self.issuer);
+        let params = of_host(host, names, issued, self.lifetime)?;
+        let signed = params.signed_by(&key, &self.issuer);
         let path = || self.dir.join(CA_CERTIFICATE);
         Ok(signed.map_err(|source| TlsError::Issue { path: path(), source })?.pem())
     }
@@ -159,8 +190,13 @@ impl Authority {
 }
 
 /// Returns the content of a host's certificate.
-fn of_host(host: &HostName, names: &[String]) -> Result<CertificateParams, TlsError> {
-    let mut params = validity(CertificateParams::default());
+fn of_host(
+    host: &HostName,
+    names: &[String],
+    issued: SystemTime,
+    lifetime: Duration,
+) -> Result<CertificateParams, TlsError> {
+    let mut params = validity(CertificateParams::default(), issued, lifetime);
     params.distinguished_name.push(DnType::CommonName, host.as_str());
     params.subject_alt_names = vec![SanType::DnsName(dns_name(host.as_str())?)];
     for name in names {
@@ -176,10 +212,14 @@ fn of_host(host: &HostName, names: &[String]) -> Result<CertificateParams, TlsEr
     Ok(params)
 }
 
-fn validity(mut params: CertificateParams) -> CertificateParams {
-    let now = SystemTime::now();
-    params.not_before = (now - CLOCK_SKEW).into();
-    params.not_after = (now + TEN_YEARS).into();
+fn validity(
+    mut params: CertificateParams,
+    issued: SystemTime,
+    lifetime: Duration,
+) -> CertificateParams {
+    params.not_before = (issued - CLOCK_SKEW).into();
+    // Its last second is the one before its end: see `Validity`.
+    params.not_after = (issued + lifetime - Duration::from_secs(1)).into();
     params
 }
 

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::HostName;
 use rustix::net::Shutdown;
+use rustls::CommonState;
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::pki_types::{DnsName, ServerName};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, UnbufferedStatus};
-use rustls::{ClientConfig, CommonState, ServerConfig};
 
 use super::keys::{HEADER, MAX_CIPHERTEXT};
+use super::live::Live;
 use super::stream::{Kernel, TlsStream};
-use super::{TlsError, host_name};
+use super::{Client, Server, TlsError, Validity, host_name};
 use crate::channel::{Channel, Socket};
 
 /// The time that a refused client has to read the reason.
@@ -31,14 +32,16 @@ const MAX_PENDING: usize = 1 << 16;
 /// [`TlsError`] if the client does not prove within `timeout` that it is a host of the cluster.
 pub fn accept(
     mut socket: Socket,
-    config: Arc<ServerConfig>,
+    server: impl Into<Server>,
     timeout: Duration,
 ) -> Result<(TlsStream, HostName), TlsError> {
+    let Server { config, live } = server.into();
     let deadline = Instant::now() + timeout;
     let mut engine = UnbufferedServerConnection::new(config)?;
     shake_hands(&mut engine, &mut socket, deadline)
         .inspect_err(|_| dismiss(&mut socket, deadline))?;
     let host = peer(&engine)?;
+    watch(live, &engine, &socket, &host)?;
     let (secrets, kernel) = engine.dangerous_into_kernel_connection()?;
     Ok((TlsStream::new(socket, secrets, Kernel::Server(kernel))?, host))
 }
@@ -53,10 +56,11 @@ pub fn accept(
 /// if `host` is no DNS name.
 pub fn connect(
     mut socket: Socket,
-    config: Arc<ClientConfig>,
+    client: impl Into<Client>,
     host: &HostName,
     timeout: Duration,
 ) -> Result<TlsStream, TlsError> {
+    let Client { config, live } = client.into();
     let name = DnsName::try_from(host.as_str()).map_err(|_| TlsError::Name(host.to_string()))?;
     let mut engine = UnbufferedClientConnection::new(config, ServerName::DnsName(name.to_owned()))?;
     shake_hands(&mut engine, &mut socket, Instant::now() + timeout)?;
@@ -65,8 +69,23 @@ pub fn connect(
     if found != *host {
         return Err(TlsError::Peer(format!("its certificate names host {found}, not {host}")));
     }
+    watch(live, &engine, &socket, host)?;
     let (secrets, kernel) = engine.dangerous_into_kernel_connection()?;
     TlsStream::new(socket, secrets, Kernel::Client(kernel))
+}
+
+/// Ends the connection as soon as its peer is revoked, in so far as the configuration knows that.
+fn watch(
+    live: Option<Arc<Live>>,
+    connection: &CommonState,
+    socket: &Socket,
+    peer: &HostName,
+) -> Result<(), TlsError> {
+    let certificate = connection.peer_certificates().and_then(|chain| chain.first());
+    match (live, certificate) {
+        (Some(live), Some(certificate)) => live.watch(socket, peer, Validity::of(certificate)?),
+        _ => Ok(()),
+    }
 }
 
 fn peer(connection: &CommonState) -> Result<HostName, TlsError> {

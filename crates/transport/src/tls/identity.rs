@@ -3,86 +3,118 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use aquifer_page::HostName;
-use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::{cipher_suite, default_provider};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ClientCertVerifierBuilder;
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::TlsError;
-use super::authority::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
+use super::authority::{CA_CERTIFICATE, HOST_CERTIFICATE};
+use super::live::{Live, Shows};
+use super::verifying::Verifies;
+use super::{Revocation, Revocations, TlsError, Validity};
 
 /// A host's certificate and key, ready for use as server and as client; cheap to clone.
 ///
 /// Both configurations allow TLS 1.3 only and require a certificate of the cluster's authority from
 /// both sides. They use no session tickets: a resumed session would outlive the certificate that it
-/// began with.
+/// began with. They show the certificate that the files have at the time of a handshake, and refuse
+/// those that the file of revocations then names.
 #[derive(Clone)]
 pub struct Identity {
-    host: HostName,
+    live: Arc<Live>,
     server: Arc<ServerConfig>,
     admitting: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
 }
 
+/// A server's configuration, for [`accept`](super::accept).
+#[derive(Clone, Debug)]
+pub struct Server {
+    pub(super) config: Arc<ServerConfig>,
+    pub(super) live: Option<Arc<Live>>,
+}
+
+/// A client's configuration, for [`connect`](super::connect).
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub(super) config: Arc<ClientConfig>,
+    pub(super) live: Option<Arc<Live>>,
+}
+
+impl From<Arc<ServerConfig>> for Server {
+    /// Takes a configuration that knows no revocations.
+    fn from(config: Arc<ServerConfig>) -> Self {
+        Self { config, live: None }
+    }
+}
+
+impl From<Arc<ClientConfig>> for Client {
+    /// Takes a configuration that knows no revocations.
+    fn from(config: Arc<ClientConfig>) -> Self {
+        Self { config, live: None }
+    }
+}
+
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity").field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("Identity").field("host", &self.live.host).finish_non_exhaustive()
     }
 }
 
 impl Identity {
     /// Loads `host.pem`, `host.key` and `ca.pem` from `dir`, as
-    /// [`Authority::issue`](super::Authority::issue) wrote them.
+    /// [`Authority::issue`](super::Authority::issue) wrote them, and the revocations beside them.
     ///
     /// # Errors
     /// [`TlsError::Pem`] names a missing or malformed file. [`TlsError::Certificate`] if the files
     /// do not match each other.
     pub fn load(dir: &Path) -> Result<Self, TlsError> {
         let path = dir.join(HOST_CERTIFICATE);
-        let chain = certificates(&path)?;
-        let host = host_name(&chain[0]).map_err(|error| TlsError::certificate(&path, error))?;
-        let key_path = dir.join(HOST_KEY);
-        let key = PrivateKeyDer::from_pem_file(&key_path)
-            .map_err(|source| TlsError::Pem { path: key_path, source })?;
+        let live = Arc::new(Live::load(dir)?);
         let roots = Arc::new(roots(&dir.join(CA_CERTIFICATE))?);
-
         let provider = Arc::new(provider());
         let failed = |error: &dyn fmt::Display| TlsError::certificate(&path, error);
         let verifier =
             || WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
-        let serve = |verifier: ClientCertVerifierBuilder, chain: Vec<_>| {
-            let verifier = verifier.build().map_err(|error| failed(&error))?;
+        let serve = |verifier: ClientCertVerifierBuilder, is_admitting: bool| {
+            let inner = verifier.build().map_err(|error| failed(&error))?;
+            let live = live.clone();
+            let verifier = Verifies { live: live.clone(), lapsed_pass: is_admitting, inner };
             let mut server = ServerConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
                 .map_err(|error| failed(&error))?
-                .with_client_cert_verifier(verifier)
-                .with_single_cert(chain, key.clone_key())
-                .map_err(|error| failed(&error))?;
+                .with_client_cert_verifier(Arc::new(verifier))
+                .with_cert_resolver(Arc::new(Shows { live, introduces: is_admitting }));
             server.send_tls13_tickets = 0;
             server.enable_secret_extraction = true;
             Ok::<_, TlsError>(Arc::new(server))
         };
-        let server = serve(verifier(), chain.clone())?;
-        let with_authority = [chain.clone(), certificates(&dir.join(CA_CERTIFICATE))?].concat();
-        let admitting = serve(verifier().allow_unauthenticated(), with_authority)?;
+        let server = serve(verifier(), false)?;
+        let admitting = serve(verifier().allow_unauthenticated(), true)?;
 
+        let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
+        let inner = inner.map_err(|error| failed(&error))?;
+        let verifier =
+            Verifies::<dyn ServerCertVerifier> { live: live.clone(), lapsed_pass: false, inner };
         let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| failed(&error))?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain, key)
-            .map_err(|error| failed(&error))?;
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_cert_resolver(Arc::new(Shows { live: live.clone(), introduces: false }));
         client.resumption = Resumption::disabled();
         client.enable_secret_extraction = true;
-        Ok(Self { host, server, admitting, client: Arc::new(client) })
+        Ok(Self { live, server, admitting, client: Arc::new(client) })
     }
 
     /// Checks that peers will trust the certificate in `dir`: the authority beside it has signed
@@ -92,26 +124,54 @@ impl Identity {
     /// As [`Identity::load`], or [`TlsError::Certificate`] with the certificate's path and its
     /// defect.
     pub fn verify_own(dir: &Path) -> Result<(), TlsError> {
-        let (path, authority) = (dir.join(HOST_CERTIFICATE), dir.join(CA_CERTIFICATE));
-        let chain = certificates(&path)?;
-        let roots = Arc::new(roots(&authority)?);
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider())).build();
-        let verifier = verifier.map_err(|error| TlsError::certificate(&authority, error))?;
-        match verifier.verify_client_cert(&chain[0], &chain[1..], UnixTime::now()) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(TlsError::certificate(
-                &path,
-                format!(
-                    "no peer would trust it: {error}; remove it, and run 'aquifer cluster join'"
-                ),
-            )),
-        }
+        verify(dir, &certificates(&dir.join(HOST_CERTIFICATE))?)
     }
 
     /// Returns the host name in this host's certificate.
     pub fn host(&self) -> &HostName {
-        &self.host
+        &self.live.host
+    }
+
+    /// Returns the times of this host's certificate, which the function reads again if it changed.
+    pub fn validity(&self) -> Validity {
+        self.live.refreshed().validity
+    }
+
+    /// Returns the revocations that this host knows.
+    pub fn revocations(&self) -> Revocations {
+        self.live.refreshed().revoked.clone()
+    }
+
+    /// Takes in those revocations that the authority signed, for all processes of this host, and
+    /// ends the connections that they concern. Returns whether any is new.
+    ///
+    /// # Errors
+    /// [`TlsError::File`] if they cannot be recorded.
+    pub fn revoke(&self, new: Vec<Revocation>) -> Result<bool, TlsError> {
+        self.live.revoke(new)
+    }
+
+    /// Returns whether the authority signed these bytes: see
+    /// [`Authority::sign_text`](super::Authority::sign_text).
+    pub fn is_signed(&self, content: &[u8], signature: &str) -> bool {
+        self.live.is_signed(content, signature)
+    }
+
+    /// Returns until when the certificates of a host are revoked.
+    pub fn revoked_until(&self, host: &HostName) -> Option<SystemTime> {
+        self.live.revoked_until(host)
+    }
+
+    /// Returns the server's configuration for [`accept`](super::accept), which ends connections
+    /// whose peer is revoked.
+    pub fn server(&self) -> Server {
+        Server { config: self.server.clone(), live: Some(self.live.clone()) }
+    }
+
+    /// Returns the client's configuration for [`connect`](super::connect), which ends connections
+    /// whose peer is revoked.
+    pub fn client(&self) -> Client {
+        Client { config: self.client.clone(), live: Some(self.live.clone()) }
     }
 
     /// Returns the server's configuration, which demands a client certificate of the cluster's
@@ -121,7 +181,8 @@ impl Identity {
     }
 
     /// Returns the configuration of a server that also serves hosts without a certificate, which
-    /// want to join. It shows them the authority's certificate.
+    /// want to join. It shows them the authority's certificate. A client's certificate may have
+    /// ended less than [`GRACE`](super::GRACE) ago: the caller must let it do nothing but renew.
     pub fn admitting_config(&self) -> Arc<ServerConfig> {
         self.admitting.clone()
     }
@@ -134,6 +195,22 @@ impl Identity {
     pub fn client_config(&self) -> Arc<ClientConfig> {
         self.client.clone()
     }
+}
+
+/// Checks that peers will trust a host's certificate, which is or will be in `dir`.
+pub(super) fn verify(dir: &Path, chain: &[CertificateDer<'_>]) -> Result<(), TlsError> {
+    let (path, authority) = (dir.join(HOST_CERTIFICATE), dir.join(CA_CERTIFICATE));
+    let roots = Arc::new(roots(&authority)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider())).build();
+    let verifier = verifier.map_err(|error| TlsError::certificate(&authority, error))?;
+    let verified = verifier.verify_client_cert(&chain[0], &chain[1..], UnixTime::now());
+    verified.map(drop).map_err(|error| {
+        let why = "no peer would trust it";
+        TlsError::certificate(
+            &path,
+            format!("{why}: {error}; remove it, and run 'aquifer cluster join'"),
+        )
+    })
 }
 
 /// Returns the host that a certificate names: the common name of its subject.
@@ -164,7 +241,7 @@ pub(super) fn provider() -> CryptoProvider {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let pem = |source| TlsError::Pem { path: path.to_owned(), source };
     let chain: Vec<_> =
         CertificateDer::pem_file_iter(path).map_err(pem)?.collect::<Result<_, _>>().map_err(pem)?;

@@ -39,13 +39,13 @@ fn of_der(certificate: &CertificateDer<'_>) -> Fingerprint {
     fingerprint
 }
 
-fn certificate(pem: &str) -> Result<CertificateDer<'static>, TlsError> {
+pub(super) fn certificate(pem: &str) -> Result<CertificateDer<'static>, TlsError> {
     CertificateDer::from_pem_slice(pem.as_bytes())
         .map_err(|error| TlsError::Peer(format!("it sent a malformed certificate: {error}")))
 }
 
 /// Returns the public key of a certificate (PEM), as the subject's key info in DER.
-fn public_key(pem: &str) -> Result<Vec<u8>, TlsError> {
+pub(super) fn public_key(pem: &str) -> Result<Vec<u8>, TlsError> {
     let der = certificate(pem)?;
     let malformed = |_| TlsError::Peer("it sent a malformed certificate".to_owned());
     let (_, parsed) = X509Certificate::from_der(&der).map_err(malformed)?;
@@ -203,6 +203,8 @@ pub fn same_key(certificate_pem: &str, request: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
     use crate::tls::{Authority, Identity};
 
@@ -217,7 +219,9 @@ mod tests {
         let first = Request::prepare(&at("b"), &host).unwrap().der().to_vec();
         // The answer was lost: the second request is for the same key.
         let again = Request::prepare(&at("b"), &host).unwrap();
-        let certificate = authority.sign(again.der(), &host, &["192.0.2.1".to_owned()]).unwrap();
+        let certificate = authority
+            .sign(again.der(), &host, &["192.0.2.1".to_owned()], SystemTime::now())
+            .unwrap();
         assert!(same_key(&certificate, &first) && same_key(&certificate, again.der()));
         let other = Request::prepare(&at("c"), &host).unwrap();
         assert!(!same_key(&certificate, other.der()));
@@ -240,7 +244,7 @@ mod tests {
         let [b, c]: [HostName; 2] = ["b", "c"].map(|name| name.parse().unwrap());
         let sign = |dir: &str, host| {
             let request = Request::prepare(&at(dir), host).unwrap();
-            authority.sign(request.der(), host, &[]).unwrap()
+            authority.sign(request.der(), host, &[], SystemTime::now()).unwrap()
         };
         let (good, wrong_host, wrong_key) = (sign("b", &b), sign("b", &c), sign("c", &b));
         for (certificate, ca) in [(&wrong_host, &ca), (&wrong_key, &ca), (&good, &other)] {
@@ -251,6 +255,6 @@ mod tests {
         }
         let mut malformed = Request::prepare(&at("b"), &b).unwrap().der().to_vec();
         *malformed.last_mut().unwrap() ^= 1;
-        authority.sign(&malformed, &b, &[]).unwrap_err();
+        authority.sign(&malformed, &b, &[], SystemTime::now()).unwrap_err();
     }
 }

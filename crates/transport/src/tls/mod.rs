@@ -1,6 +1,8 @@
 //! Mutual TLS 1.3 (RFC 8446) between the hosts of a cluster.
 //!
-//! [`Authority`] makes certificates, [`Identity`] holds a host's. Rustls performs the handshake;
+//! [`Authority`] makes certificates, [`Identity`] holds a host's. Certificates are short-lived:
+//! [`Validity`] says when a host renews its own, and a [`Revocation`] ends those of a host early.
+//! Rustls performs the handshake;
 //! [`TlsStream`] encrypts and decrypts the records after it, in buffers that it allocates once.
 //! Rustls allocates a buffer for each record. A borrower that swaps over this connection must not
 //! allocate memory in order to free memory.
@@ -10,19 +12,29 @@ mod handshake;
 mod identity;
 mod joining;
 mod keys;
+mod live;
 mod receiving;
+mod renewing;
+mod revocation;
 mod sending;
 mod stream;
+mod validity;
+mod verifying;
 
 use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use authority::{Authority, CA_CERTIFICATE, CA_KEY, HOST_CERTIFICATE, HOST_KEY};
+pub use authority::{Authority, CA_CERTIFICATE, CA_KEY, HOST_CERTIFICATE, HOST_KEY, TEN_YEARS};
 pub use handshake::{accept, connect};
-pub use identity::{Identity, host_name};
+pub use identity::{Client, Identity, Server, host_name};
 pub use joining::{Fingerprint, Request, fingerprint, joining_config, same_key};
+pub use renewing::{Renewal, other_names, own_certificate};
+pub use revocation::{REVOCATIONS, Revocation, Revocations};
 pub use stream::TlsStream;
+pub use validity::{
+    Expiry, GRACE, LIFETIME, LONGEST_LIFETIME, SHORTEST_DRILL, SHORTEST_LIFETIME, Validity,
+};
 
 /// The reason why certificates cannot be made or loaded, or why a peer is not trusted.
 #[derive(Debug, thiserror::Error)]

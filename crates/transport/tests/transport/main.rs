@@ -7,3 +7,4 @@ mod channel;
 mod common;
 mod tls;
 mod tls_authority;
+mod tls_revocation;

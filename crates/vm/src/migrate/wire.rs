@@ -51,8 +51,8 @@ impl Wire {
     ) -> io::Result<Self> {
         let identity = Identity::load(identity).map_err(io::Error::other)?;
         let socket = Socket::from(TcpStream::connect_timeout(&address, GREETING)?);
-        let stream = tls::connect(socket, identity.client_config(), host, GREETING)
-            .map_err(io::Error::other)?;
+        let stream =
+            tls::connect(socket, identity.client(), host, GREETING).map_err(io::Error::other)?;
         Self::new(stream)
     }
 
@@ -65,8 +65,8 @@ impl Wire {
         let identity = Identity::load(identity).map_err(io::Error::other)?;
         let (socket, _) = listener.accept()?;
         socket.set_nonblocking(false)?;
-        let (stream, is) = tls::accept(socket.into(), identity.server_config(), GREETING)
-            .map_err(io::Error::other)?;
+        let (stream, is) =
+            tls::accept(socket.into(), identity.server(), GREETING).map_err(io::Error::other)?;
         if is != *host {
             return Err(io::Error::other(format!("host {is} connected instead of host {host}")));
         }

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use aquifer_api::order::{Forget as Order, Forgotten};
+use aquifer_api::path;
 use aquifer_api::status::Standing;
 use aquifer_page::HostName;
 use clap::Args;
-use serde::Serialize;
 
 use super::token::signer;
 use crate::agent_call::Socket;
@@ -16,10 +18,11 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 
-/// Free the name of a host that is gone
+/// End the membership of a host that is gone or hostile
 ///
-/// Run it on a signer, for a host that was lost without 'aquifer cluster leave'. A new machine can
-/// then join under the name. The hosts list the lost one as down for another day, or until then.
+/// Run it on a signer, for a host that was lost without 'aquifer cluster leave'. Within seconds,
+/// all hosts refuse its certificates, close its connections, and free the memory that they lent it. A
+/// host that is away does so when it is back. A new machine can then join under the name.
 #[derive(Debug, Args)]
 pub struct Forget {
     /// Name of the host that is gone
@@ -28,31 +31,35 @@ pub struct Forget {
     /// Configuration file of this host's agent
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
+    /// Shut out a host that is up
+    ///
+    /// Its pages at other hosts are lost to it, and the pages that it lends are lost to others,
+    /// except those with a second copy.
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     socket: Socket,
 }
 
+/// How long the agent may take to tell all hosts.
+const LIMIT: Duration = Duration::from_secs(30);
+
 pub(super) const MANUAL: Manual = Manual {
-    examples: &[(
-        "aquifer cluster forget c",
-        "Let a new machine join under the name of a lost one",
-    )],
+    examples: &[
+        ("aquifer cluster forget c", "Let a new machine join under the name of a lost one"),
+        ("aquifer cluster forget c --force", "Shut out a host that may be in wrong hands"),
+    ],
     notes: &[(
         "Security",
-        "The certificate of the lost host stays valid. If its disk may be in wrong hands, create a \
-         new cluster.",
+        "The signer signs the end of all certificates that the host has until now, and a new key \
+         for the gossip. Nothing takes that back: to return, the host must join again.",
     )],
     see_also: &["aquifer-cluster-leave(1)", "aquifer-cluster-join(1)"],
     ..Manual::NONE
 };
 
-#[derive(Debug, Serialize)]
-struct Forgotten {
-    host: HostName,
-}
-
 impl Forget {
-    /// Frees the name.
+    /// Ends the membership.
     ///
     /// # Errors
     /// If this host cannot admit others, or its agent does not answer. If the host is up, or the
@@ -60,23 +67,39 @@ impl Forget {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let what = "forgetting a host";
         let (_, cluster) = signer(what, &self.config)?;
-        let status = self.socket.agent(common)?.status(what)?;
+        let agent = self.socket.agent(common)?;
+        let status = agent.status(what)?;
         let is_up = status.peers.iter().any(|peer| {
             peer.host == self.name && matches!(peer.standing, Standing::Up | Standing::Listed)
         });
-        if is_up || status.host == self.name {
+        if (is_up && !self.force) || status.host == self.name {
             let why = format!("{} is up", self.name);
-            return Err(Failure::new(what, why).help("run 'aquifer cluster leave' there"));
+            let help = "run 'aquifer cluster leave' there, or shut it out with --force";
+            return Err(Failure::new(what, why).help(help));
         }
         let _locked = cluster.lock().or_fail(|| what)?;
-        if !cluster.free(&self.name).or_fail(|| what)? {
+        if !self.force && !cluster.admitted().or_fail(|| what)?.contains(&self.name) {
             let why = format!("no host {} has joined, or it has left: the name is free", self.name);
             return Err(Failure::new(what, why).help("'aquifer cluster status' lists the hosts"));
         }
-        let forgotten = Forgotten { host: self.name };
-        output::answer(common.json, &forgotten, |forgotten| {
-            format!("a new machine can join under the name {}", forgotten.host)
-        })?;
+        let order = Order { host: self.name };
+        let forgotten: Forgotten =
+            agent.call(what, LIMIT, async |client| client.post(path::FORGET, &order).await)?;
+        output::answer(common.json, &forgotten, text)?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+fn text(Forgotten { host, told, untold }: &Forgotten) -> String {
+    let names =
+        |hosts: &[HostName]| hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let mut text =
+        format!("no host accepts {host} any more; a new machine can join under the name");
+    if !told.is_empty() {
+        text += &format!("\nknown to {}", names(told));
+    }
+    if !untold.is_empty() {
+        text += &format!("\nnot yet known to {}: they learn it when they are back", names(untold));
+    }
+    text
 }

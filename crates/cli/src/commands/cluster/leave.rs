@@ -10,7 +10,7 @@ use aquifer_agent::cluster::ClusterDir;
 use aquifer_agent::config::Config;
 use aquifer_api::order::{Departed, Leave as Order};
 use aquifer_api::path;
-use aquifer_transport::tls::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
+use aquifer_transport::tls::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY, REVOCATIONS};
 use clap::Args;
 
 use crate::agent_call::{Agent, Socket};
@@ -69,7 +69,7 @@ impl Leave {
             false => ask(what, &agent, &self.config, &config)?,
         };
         // The certificate goes first: without it, this host belongs to no cluster.
-        for file in [HOST_CERTIFICATE, HOST_KEY, CA_CERTIFICATE] {
+        for file in [HOST_CERTIFICATE, HOST_KEY, CA_CERTIFICATE, REVOCATIONS] {
             remove(&config.tls.join(file)).or_fail(|| what)?;
         }
         ClusterDir::new(config.cluster).remove().or_fail(|| what)?;

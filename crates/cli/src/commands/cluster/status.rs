@@ -62,7 +62,7 @@ impl Status {
     /// If the agent does not answer.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let status = self.socket.agent(common)?.status("asking for the hosts")?;
-        let Membership { address, admits, zone } = status.membership;
+        let Membership { address, admits, zone, .. } = status.membership;
         let own = Member {
             host: status.host.clone(),
             address,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use aquifer_api::cluster::{ClusterHost, Summary};
-use aquifer_api::status::{Ledger, Peer, Standing};
-use aquifer_page::Bytes;
+use aquifer_api::status::{Certificate, CertificateState, Ledger, Peer, Standing};
+use aquifer_page::{Bytes, HostName};
 
 use crate::table::{Column, table};
 use crate::view;
@@ -75,6 +75,7 @@ impl Row<Column> {
                 "LENDS TO".into(),
                 Column::numbers("VMS"),
                 "PRESSURE".into(),
+                "CERT".into(),
                 "VERSION".into(),
             ],
         }
@@ -101,6 +102,7 @@ impl Row<String> {
                 cell(&lends_to),
                 cell(&|own| own.vms.map_or_else(|| UNKNOWN.to_owned(), |vms| vms.to_string())),
                 cell(&|own| if own.pressure { "yes" } else { NONE }.to_owned()),
+                cell(&|own| own.certificate.as_ref().map_or_else(|| NONE.to_owned(), remaining)),
                 cell(&|own| own.version.clone()),
             ],
         }
@@ -125,6 +127,7 @@ impl Row<String> {
                 none(),
                 vms.to_string(),
                 if waiting > 0 { format!("{waiting} hosts") } else { none() },
+                none(),
                 none(),
             ],
         }
@@ -193,13 +196,29 @@ fn note(ClusterHost { peer, summary }: &ClusterHost) -> Option<String> {
     let host = &peer.host;
     if summary.is_some() {
         let is_down = peer.standing == Standing::Down;
-        return is_down.then(|| format!("{host} answers, but gossip takes it for down: check UDP"));
+        let udp =
+            is_down.then(|| format!("{host} answers, but gossip takes it for down: check UDP"));
+        return udp.or_else(|| ending(host, summary.as_ref()?.certificate.as_ref()?));
     }
     let error = peer.error.as_ref()?;
     let told = peer.spare.zip(peer.spare_s).map_or_else(String::new, |(spare, age)| {
         format!("; it last told {} ago that it could lend {spare}", seconds(age))
     });
     Some(format!("{host}: {error}{told}"))
+}
+
+/// Returns the time that a certificate has left, as in `4d 15h`.
+fn remaining(certificate: &Certificate) -> String {
+    let left = certificate.left();
+    left.strip_suffix(" left").unwrap_or(&left).to_owned()
+}
+
+/// Says that a host's certificate ends soon.
+fn ending(host: &HostName, certificate: &Certificate) -> Option<String> {
+    let failed = certificate.failed.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    let is_good = certificate.state == CertificateState::Good;
+    (!is_good)
+        .then(|| format!("{host}: its certificate is not renewed, {}{failed}", certificate.left()))
 }
 
 fn seconds(age: f64) -> String {

@@ -6,6 +6,7 @@
 
 mod agreements;
 mod caches;
+mod certificates;
 mod clusters;
 mod copies;
 mod drains;
@@ -24,6 +25,7 @@ mod overview;
 mod recalls;
 mod regions;
 mod restarts;
+mod revocations;
 mod scanners;
 mod sharing;
 mod strangers;

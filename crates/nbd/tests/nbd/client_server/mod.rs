@@ -44,14 +44,14 @@ impl NbdLender {
         let lease = store.create(record(Bytes::mib(256), Bytes::mib(128))).unwrap();
         let registry = ExportRegistry::with("pages", &lease);
         let security =
-            identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));
+            identity.map_or(Security::Plain, |identity| Security::Tls(identity.server()));
         let server =
             Server::bind_with(&address(dir.path()), security, registry.clone(), limits).unwrap();
         Self { server, registry, lease, _store: store, _dir: dir }
     }
 
     fn target(&self, tls: Option<(&Identity, HostName)>) -> Arc<Target> {
-        let tls = tls.map(|(identity, lender)| (identity.client_config(), lender));
+        let tls = tls.map(|(identity, lender)| (identity.client(), lender));
         Arc::new(Target { address: self.server.address().clone(), export: "pages".into(), tls })
     }
 }

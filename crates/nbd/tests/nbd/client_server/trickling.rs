@@ -100,7 +100,7 @@ fn is_given_up(
 ) {
     let lender = NbdLender::start(unix, identities.map(|(lender, _)| lender));
     let relay = Relay::start(lender.server.address(), slow);
-    let tls = identities.map(|(_, borrower)| (borrower.client_config(), host("lender")));
+    let tls = identities.map(|(_, borrower)| (borrower.client(), host("lender")));
     let target = Target { address: relay.address.clone(), export: "pages".into(), tls };
     let mut connection = Connection::connect(Arc::new(target), TIMEOUT).unwrap();
     let mut data = pattern(length, 1);

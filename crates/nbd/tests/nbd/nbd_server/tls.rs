@@ -15,7 +15,7 @@ use crate::common::{Raw, pattern};
 
 /// Serves the exports of `served` under TLS on another address.
 fn secure(served: &Served, cluster: &Cluster, address: &str) -> Server {
-    let security = Security::Tls(cluster.identity("lender").server_config());
+    let security = Security::Tls(cluster.identity("lender").server());
     Server::bind(&address.parse().unwrap(), security, served.registry.clone()).unwrap()
 }
 
@@ -44,7 +44,7 @@ fn without_tls_a_client_gets_nothing_but_the_hint() {
 fn a_client_with_a_cluster_certificate_copies_both_ways() {
     let (served, cluster) = (Served::new(Bytes::mib(8)), Cluster::new());
     cluster.issue("reached-by-address", &["127.0.0.1".to_owned()]);
-    let security = Security::Tls(cluster.identity("reached-by-address").server_config());
+    let security = Security::Tls(cluster.identity("reached-by-address").server());
     let server =
         Server::bind(&"127.0.0.1:0".parse().unwrap(), security, served.registry.clone()).unwrap();
     let Address::Tcp { port, .. } = *server.address() else { panic!("not TCP") };

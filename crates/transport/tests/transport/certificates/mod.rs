@@ -47,6 +47,10 @@ impl Cluster {
         self.try_issue(name, names).unwrap();
     }
 
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
     pub fn identity(&self, host: &str) -> Identity {
         Identity::load(&self.dir(host)).unwrap()
     }

@@ -136,7 +136,7 @@ impl Identity {
     pub fn open(&self, lender: &Host, lease: LeaseId) -> Result<Connection, NbdError> {
         let address =
             Address::Tcp { host: lender.pages().ip().to_string(), port: lender.pages().port() };
-        let tls = Some((self.0.client_config(), lender.host_name()));
+        let tls = Some((self.0.client(), lender.host_name()));
         let target = Arc::new(Target { address, export: lease.to_string(), tls });
         Connection::connect(target, STEP_TIMEOUT)
     }

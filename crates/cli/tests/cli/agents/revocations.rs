@@ -1,0 +1,108 @@
+//! Tests of hosts that are shut out of their cluster. None of these tests swaps.
+
+use std::time::{Duration, Instant};
+
+use aquifer_api::path;
+use aquifer_api::status::Standing;
+use aquifer_page::Bytes;
+
+use super::certificates::{Open, can_lend, knows, with_program};
+use super::framework::{Answer, Cluster, Host, Identity, Spec, lacks_rights, wait_until};
+
+/// The time in which all hosts that are up must shut a host out: the requirement says seconds.
+const SECONDS: Duration = Duration::from_secs(20);
+
+fn forget(on: &Host, words: &[&str]) -> Answer {
+    let mut forget = on.aquifer(&[&["cluster", "forget"], words].concat());
+    Answer::of(forget.arg("--config").arg(on.config()))
+}
+
+fn keeps(name: &'static str) -> Spec {
+    Spec::new(name).set("lend", "enabled", false)
+}
+
+#[test]
+fn a_host_that_is_forgotten_is_shut_out_for_good() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created(keeps("a"));
+    cluster.join(Spec::new("b").memory(Bytes::mib(512)));
+    cluster.join(keeps("c"));
+    cluster.join(keeps("d"));
+    let (a, b, c, d) = (&cluster["a"], &cluster["b"], &cluster["c"], &cluster["d"]);
+    wait_until("c knows what b can lend", || can_lend(c, "b"));
+    let program = with_program(&cluster, c);
+    let mut open = Open::new(c, b);
+    assert_eq!(open.ask(), Some(200));
+    wait_until("a knows c and d", || knows(a, "c", Standing::Up) && knows(a, "d", Standing::Up));
+    d.kill_agent();
+    wait_until("a knows that d is down", || knows(a, "d", Standing::Down));
+
+    forget(a, &["c"]).must_fail(1, &["c is up", "--force"]);
+    forget(a, &["a", "--force"]).must_fail(1, &["a is up"]);
+    let answer = forget(a, &["c", "--force"]);
+    let begun = Instant::now();
+    assert_eq!(answer.code, Some(0), "{answer:?}");
+    assert!(answer.stdout.contains("known to b"), "{answer:?}");
+    assert!(answer.stdout.contains("not yet known to d"), "{answer:?}");
+    wait_until("the open connection ends", || open.ask().is_none());
+    wait_until("b has its memory back, with no connection", || b.is_free());
+    assert!(begun.elapsed() < SECONDS, "{:?}", begun.elapsed());
+    let shut_out = Identity::load(&c.tls());
+    let refused = |by: &Host| {
+        let error = shut_out.get(by, path::OFFER).err().map(|error| error.to_string());
+        error.is_some_and(|error| error.contains("CertificateRevoked"))
+    };
+    assert!(refused(a) && refused(b));
+    for host in [a, b] {
+        wait_until("no host lists c", || {
+            !host.status().peers.iter().any(|peer| peer.host.as_str() == "c")
+        });
+    }
+    wait_until("c hears no gossip", || {
+        c.status().peers.iter().all(|peer| peer.standing != Standing::Up)
+    });
+
+    // A host that was away, and one that starts again.
+    b.kill_agent();
+    b.restart();
+    d.restart();
+    wait_until("d refuses c", || refused(d));
+    assert!(refused(b));
+    for (host, other) in [(a, "b"), (a, "d"), (b, "d"), (d, "b")] {
+        wait_until("the others know each other", || knows(host, other, Standing::Up));
+    }
+    drop(program);
+
+    // A new machine has the name, the memory of which nobody confuses with the former one's.
+    c.kill_agent();
+    let _ = Answer::of(&mut c.aquifer(&["region", "rm", "items"]));
+    cluster.forget("c");
+    cluster.join(keeps("c"));
+    let (b, c) = (&cluster["b"], &cluster["c"]);
+    wait_until("b knows the new c", || knows(b, "c", Standing::Up));
+    assert_eq!(Identity::load(&c.tls()).get(b, path::OFFER).unwrap()["host"], "b");
+}
+
+#[test]
+fn a_borrower_closes_its_connections_to_a_revoked_lender() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created(keeps("a"));
+    cluster.join(keeps("b"));
+    cluster.join(Spec::new("c").memory(Bytes::mib(512)));
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    wait_until("b knows what c can lend", || can_lend(b, "c"));
+    let program = with_program(&cluster, b);
+    wait_until("b is connected", || c.lent().connections > Some(0));
+    wait_until("a knows c", || knows(a, "c", Standing::Up));
+    assert_eq!(forget(a, &["c", "--force"]).code, Some(0));
+    let begun = Instant::now();
+    // The region's engine is a process of its own.
+    wait_until("the engine has no connection to c", || c.lent().connections == Some(0));
+    assert!(begun.elapsed() < SECONDS, "{:?}", begun.elapsed());
+    drop(program);
+    let _ = Answer::of(&mut b.aquifer(&["region", "rm", "items"]));
+}

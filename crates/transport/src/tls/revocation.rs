@@ -1,0 +1,211 @@
+//! Certificates that ended early: signed by the authority, so that no other host can revoke one.
+//!
+//! A revocation names a host and a time, and ends all its certificates that were issued until then.
+//! So it also ends those that the signer has no record of, and a new machine can have the name.
+//! Revocations merge in any order: of two for one host, the later holds.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aquifer_page::HostName;
+use ring::digest::{Context, SHA256};
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
+use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::authority::write_file;
+use super::{TlsError, Validity};
+
+/// The file of the revocations that a host knows, beside its certificate.
+pub const REVOCATIONS: &str = "revoked.json";
+
+/// The end of all certificates of a host that were issued until a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocation {
+    /// The host that the certificates name.
+    pub host: HostName,
+    /// Seconds since 1970. Certificates issued until then are revoked.
+    pub until: u64,
+    /// The authority's signature (ECDSA P-256, SHA-256, ASN.1 DER) as hexadecimal digits.
+    pub signature: String,
+}
+
+/// The revocations that a host knows; at most one for each name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Revocations(BTreeMap<HostName, Revocation>);
+
+/// Returns the bytes that the authority signs. A certificate begins otherwise, and a name has no
+/// zero byte.
+pub(super) fn claim(host: &HostName, until: u64) -> Vec<u8> {
+    format!("aquifer revoke\0{host}\0{until}").into_bytes()
+}
+
+pub(super) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes().chunks(2);
+    let byte = |digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
+    text.len().is_multiple_of(2).then(|| digits.map(byte).collect()).flatten()
+}
+
+/// Returns whether one of these authorities signed the bytes.
+pub(super) fn is_signed(
+    content: &[u8],
+    signature: &str,
+    authorities: &[CertificateDer<'_>],
+) -> bool {
+    let Some(signature) = unhex(signature) else { return false };
+    authorities.iter().any(|authority| {
+        X509Certificate::from_der(authority).is_ok_and(|(_, parsed)| {
+            let key = &parsed.public_key().subject_public_key.data;
+            let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key);
+            key.verify(content, &signature).is_ok()
+        })
+    })
+}
+
+impl Revocation {
+    fn is_of(&self, authorities: &[CertificateDer<'_>]) -> bool {
+        is_signed(&claim(&self.host, self.until), &self.signature, authorities)
+    }
+}
+
+impl Revocations {
+    /// Reads the file in `dir`; none if there is no file. Leaves out what no authority signed.
+    pub(super) fn load(dir: &Path, authorities: &[CertificateDer<'_>]) -> Result<Self, TlsError> {
+        let path = dir.join(REVOCATIONS);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
+            Err(source) => return Err(TlsError::file("read", &path, source)),
+        };
+        let read: Vec<Revocation> = serde_json::from_slice(&text)
+            .map_err(|error| TlsError::file("read", &path, error.into()))?;
+        let mut known = Self::default();
+        known.merge(read, authorities);
+        Ok(known)
+    }
+
+    pub(super) fn store(&self, dir: &Path) -> Result<(), TlsError> {
+        let path = dir.join(REVOCATIONS);
+        let text = serde_json::to_vec_pretty(&self.list())
+            .map_err(|error| TlsError::file("write", &path, error.into()))?;
+        write_file(&path, &text, 0o644, true)
+    }
+
+    /// Takes in the revocations that an authority signed; returns whether any is new.
+    pub(super) fn merge(
+        &mut self,
+        others: impl IntoIterator<Item = Revocation>,
+        authorities: &[CertificateDer<'_>],
+    ) -> bool {
+        let mut is_new = false;
+        for other in others {
+            let known = self.0.get(&other.host).map(|known| known.until);
+            if known.is_none_or(|known| known < other.until) && other.is_of(authorities) {
+                self.0.insert(other.host.clone(), other);
+                is_new = true;
+            }
+        }
+        is_new
+    }
+
+    /// Returns all, by name.
+    pub fn list(&self) -> Vec<Revocation> {
+        self.0.values().cloned().collect()
+    }
+
+    /// Returns until when the certificates of a host are revoked.
+    pub fn until(&self, host: &HostName) -> Option<SystemTime> {
+        self.0.get(host).map(|known| UNIX_EPOCH + Duration::from_secs(known.until))
+    }
+
+    /// Returns whether a certificate of this host, with these times, is revoked.
+    pub fn covers(&self, host: &HostName, validity: &Validity) -> bool {
+        self.until(host).is_some_and(|until| validity.issued <= until)
+    }
+
+    /// Returns a number that two hosts with the same revocations share; zero for none.
+    pub fn digest(&self) -> u64 {
+        if self.0.is_empty() {
+            return 0;
+        }
+        let mut digest = Context::new(&SHA256);
+        for Revocation { host, until, .. } in self.0.values() {
+            digest.update(&claim(host, *until));
+            digest.update(b"\0");
+        }
+        let mut first = [0; 8];
+        first.copy_from_slice(&digest.finish().as_ref()[..8]);
+        u64::from_be_bytes(first).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::Authority;
+    use rustls::pki_types::pem::PemObject as _;
+
+    fn authority(dir: &Path) -> (Authority, CertificateDer<'static>) {
+        let authority = Authority::create(dir, "test").unwrap();
+        let certificate = authority.certificate().unwrap();
+        (authority, CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap())
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn only_what_the_authority_signed_revokes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (authority_a, a) = authority(&dir.path().join("a"));
+        let (authority_b, b) = authority(&dir.path().join("b"));
+        let host: HostName = "c".parse().unwrap();
+        let good = authority_a.revoke(&host, at(1000)).unwrap();
+        let foreign = authority_b.revoke(&host, at(2000)).unwrap();
+        let later = Revocation { until: 3000, ..good.clone() };
+        let other = Revocation { host: "d".parse().unwrap(), ..good.clone() };
+        let mut known = Revocations::default();
+        assert!(!known.merge([foreign.clone(), later, other], &[a.clone()]));
+        assert_eq!(known.digest(), 0);
+        assert!(known.merge([good.clone()], &[a.clone()]) && !known.merge([good], &[a.clone()]));
+        let of = |issued| Validity { issued: at(issued), ends: at(9000) };
+        assert!(known.covers(&host, &of(1000)) && known.covers(&host, &of(0)));
+        assert!(!known.covers(&host, &of(1001)), "a new machine has the name");
+        assert!(!known.covers(&"d".parse().unwrap(), &of(0)));
+        known.store(dir.path()).unwrap();
+        assert_eq!(Revocations::load(dir.path(), &[a]).unwrap(), known);
+        assert_eq!(Revocations::load(dir.path(), &[b]).unwrap(), Revocations::default());
+    }
+
+    #[test]
+    fn revocations_merge_alike_in_any_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let (authority, a) = authority(dir.path());
+        let one = |name: &str, until| authority.revoke(&name.parse().unwrap(), at(until)).unwrap();
+        let all = [one("c", 5), one("c", 9), one("d", 1), one("c", 7)];
+        let merged = |order: [usize; 4]| {
+            let mut known = Revocations::default();
+            known.merge(order.map(|index| all[index].clone()), std::slice::from_ref(&a));
+            known
+        };
+        let first = merged([0, 1, 2, 3]);
+        assert_eq!(first.until(&"c".parse().unwrap()), Some(at(9)));
+        for order in [[3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+            assert_eq!(merged(order).list().len(), 2);
+            assert_eq!(merged(order).digest(), first.digest());
+        }
+    }
+}
