@@ -39,6 +39,7 @@ const fn key(
 /// All tables of the file, in order.
 pub const SECTIONS: &[Section] = &[
     Section { name: "", keys: TOP, notes: TOP_NOTES },
+    Section { name: "access", keys: ACCESS, notes: ACCESS_NOTES },
     Section { name: "certificates", keys: CERTIFICATES, notes: CERTIFICATES_NOTES },
     Section { name: "memory", keys: MEMORY, notes: MEMORY_NOTES },
     Section { name: "lend", keys: LEND, notes: &[] },
@@ -95,6 +96,17 @@ const TOP_NOTES: &[&str] = &[
      first root process mounts a tmpfs of 80 % of RAM. That tmpfs stays, and the kernel swaps none \
      of it out (Linux 6.4). Anywhere else, the size of the tmpfs, often half of RAM, limits what \
      the host can lend.",
+];
+
+const ACCESS: &[Key] = &[
+    key("read", "groups", "[]", "the unix groups whose members may look: `status`, `why`, hosts"),
+    key("operate", "groups", "[]", "those whose members may also borrow, return, drain, migrate"),
+    key("admin", "groups", "[]", "those whose members may also change who is in the cluster"),
+];
+
+const ACCESS_NOTES: &[&str] = &[
+    "They concern the agent's unix socket, which only root may use while all three are empty. Root \
+     may do all. Commands that read files of root, such as those about VMs, still need root.",
 ];
 
 const CERTIFICATES: &[Key] = &[

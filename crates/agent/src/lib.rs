@@ -13,11 +13,12 @@
 //!   memory that they save.
 //! - `agreements`: how groups' agreements get to other hosts.
 //! - `own`: the memory that this host promises to its own VMs, regions, groups and exports.
-//! - [`http`]: the API.
+//! - [`http`]: the API. [`access`]: which people may use it.
 //!
 //! The agent is not on the swap path: volumes are processes of their own. The agent serves the
 //! pages that it lends from files that outlive it.
 
+pub mod access;
 mod agreements;
 mod alarm;
 mod background;
@@ -151,7 +152,9 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         Some(_) => identity.admitting_config(),
         None => identity.server_config(),
     };
-    let endpoints = http::bind(&config.socket, config.listen, tls).await.map_err(start_error)?;
+    let endpoints = http::bind((&config.socket, &config.access), config.listen, tls)
+        .await
+        .map_err(start_error)?;
     let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
     let events = Events::default();
     let mut former = contacts::former(&config.state, &config.peers);

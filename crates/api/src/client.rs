@@ -90,7 +90,11 @@ impl CallError {
                  --socket"
                     .to_owned(),
             ),
-            Self::Denied { .. } => Some("run this as root, for example with sudo".to_owned()),
+            Self::Denied { .. } => Some(
+                "run this as root, for example with sudo, or name a group under [access] in the \
+                 agent's configuration"
+                    .to_owned(),
+            ),
             Self::Untrusted { .. } => Some(
                 "join both hosts to one cluster with 'aquifer cluster join': the file ca.pem of \
                  both must be the same"

@@ -1,5 +1,6 @@
 //! The agent's configuration: a TOML file, refused if it has unknown keys or invalid values.
 
+mod access;
 mod borrow;
 mod certificates;
 mod lend;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use aquifer_page::{HostName, Zone};
 use serde::Deserialize;
 
+pub use access::AccessConfig;
 pub use borrow::{Attach, BorrowConfig, PageProtocol};
 pub use certificates::CertificatesConfig;
 pub use lend::{LeaseBackend, LendConfig};
@@ -52,6 +54,9 @@ pub struct Config {
     /// The zone that this host is in: hosts of one zone may fail together.
     #[serde(default)]
     pub zone: Option<Zone>,
+    /// The people besides root that may use the agent's socket.
+    #[serde(default)]
+    pub access: AccessConfig,
     /// Settings for the certificates that this host signs.
     #[serde(default)]
     pub certificates: CertificatesConfig,

@@ -8,7 +8,7 @@ mod peers;
 mod serve;
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use aquifer_api::{Problem, path};
 use aquifer_page::HostName;
@@ -27,6 +27,7 @@ use utoipa_axum::routes;
 
 pub use serve::{Endpoints, bind};
 
+use crate::access::{Access, Person, Role};
 use crate::agreements::Passing;
 use crate::cluster::{Admission, Certified, Leaving, Revoking};
 use crate::driver::Handle;
@@ -106,8 +107,8 @@ impl FromRef<Served> for Groups {
 /// The caller of a request, known from the connection and never from the request's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// A program of root on this host.
-    Local,
+    /// A person on this host.
+    Local(Person),
     /// The host that the client certificate names.
     Peer(HostName),
     /// A host whose certificate has ended, and which may only renew it.
@@ -309,20 +310,52 @@ impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
     }
 }
 
-/// A caller on this host; the extractor refuses other callers.
-struct FromLocal;
+/// A caller on this host with the role 'read'; the extractor refuses other callers.
+struct Reader;
 
-impl<S: Send + Sync> FromRequestParts<S> for FromLocal {
+/// A caller on this host with the role 'operate'; the extractor refuses other callers.
+struct Operator;
+
+/// A caller on this host with the role 'admin'; the extractor refuses other callers.
+struct Administrator;
+
+impl<S: Send + Sync> FromRequestParts<S> for Reader {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
-        match parts.extensions.get::<Caller>() {
-            Some(Caller::Local) => Ok(Self),
-            _ => Err(Failure::new(
-                StatusCode::FORBIDDEN,
-                format!("only this host may call {}, over its unix socket", parts.uri.path()),
-            )),
+        require(parts, Role::Read).map(|()| Self)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Operator {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        require(parts, Role::Operate).map(|()| Self)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Administrator {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        require(parts, Role::Admin).map(|()| Self)
+    }
+}
+
+/// Refuses a caller that is not on this host, or lacks the role.
+fn require(parts: &Parts, role: Role) -> Result<(), Failure> {
+    let access = parts.extensions.get::<Arc<Access>>();
+    match (parts.extensions.get::<Caller>(), access) {
+        (Some(Caller::Local(person)), Some(access)) => {
+            let what = format!("{} {}", parts.method, parts.uri.path());
+            let refused = |problem| Failure(StatusCode::FORBIDDEN, problem);
+            access.require(person, role, &what).map_err(refused)
         }
+        _ => Err(Failure::new(
+            StatusCode::FORBIDDEN,
+            format!("only this host may call {}, over its unix socket", parts.uri.path()),
+        )),
     }
 }
 
@@ -348,7 +381,8 @@ impl<S: Send + Sync> FromRequestParts<S> for FromHost {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         match parts.extensions.get::<Caller>() {
-            Some(Caller::Local | Caller::Peer(_)) => Ok(Self),
+            Some(Caller::Local(_)) => require(parts, Role::Read).map(|()| Self),
+            Some(Caller::Peer(_)) => Ok(Self),
             _ => Err(Failure::new(
                 StatusCode::FORBIDDEN,
                 format!("only hosts of the cluster may call {}", parts.uri.path()),

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +22,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::{Caller, Served, router};
+use crate::access::{Access, Credentials};
 use crate::cluster::Certified;
+use crate::config::AccessConfig;
+use crate::sys::{group_number, peer_groups};
 
 /// Timeout of a TLS handshake, of a request's headers, and of all that a stranger does; then the
 /// agent closes the connection.
@@ -36,6 +40,7 @@ const STRANGERS: usize = 128;
 /// The API's two listeners. Dropping them removes the unix socket.
 #[derive(Debug)]
 pub struct Endpoints {
+    access: Arc<Access>,
     unix: UnixListener,
     socket: PathBuf,
     tcp: TcpListener,
@@ -47,7 +52,7 @@ pub struct Endpoints {
 /// # Errors
 /// Names the address or the socket that cannot be bound, and says if another agent uses the socket.
 pub async fn bind(
-    socket: &Path,
+    (socket, people): (&Path, &AccessConfig),
     listen: SocketAddr,
     tls: Arc<ServerConfig>,
 ) -> io::Result<Endpoints> {
@@ -72,8 +77,11 @@ pub async fn bind(
         _ => {}
     }
     let unix = UnixListener::bind(socket).map_err(named(cannot.clone()))?;
-    std::fs::set_permissions(socket, PermissionsExt::from_mode(0o600)).map_err(named(cannot))?;
-    Ok(Endpoints { unix, socket: socket.to_owned(), tcp, tls })
+    // With roles, the agent asks the kernel who calls; without, nobody but root can connect.
+    let mode = if people.is_open() { 0o666 } else { 0o600 };
+    std::fs::set_permissions(socket, PermissionsExt::from_mode(mode)).map_err(named(cannot))?;
+    let access = Arc::new(Access::new(people, group_number));
+    Ok(Endpoints { access, unix, socket: socket.to_owned(), tcp, tls })
 }
 
 impl Endpoints {
@@ -86,7 +94,14 @@ impl Endpoints {
         loop {
             tokio::select! {
                 (stream, _) = accepted(|| self.unix.accept()) => {
-                    connections.spawn(converse(stream, router.clone(), Caller::Local));
+                    let router = router.clone().layer(Extension(self.access.clone()));
+                    match credentials(&stream) {
+                        Ok(caller) => {
+                            let caller = Caller::Local(self.access.person(&caller));
+                            connections.spawn(converse(stream, router, caller));
+                        }
+                        Err(error) => tracing::warn!("cannot tell who calls: {error}"),
+                    }
                 }
                 (stream, from) = accepted(|| self.tcp.accept()),
                     if connections.len() < CONNECTIONS =>
@@ -110,6 +125,14 @@ impl Endpoints {
             }
         }
     }
+}
+
+/// Returns the user and the groups of the process at the other end, from the kernel.
+fn credentials(stream: &UnixStream) -> io::Result<Credentials> {
+    let peer = stream.peer_cred()?;
+    let mut gids = peer_groups(stream.as_fd())?;
+    gids.push(peer.gid());
+    Ok(Credentials { uid: peer.uid(), gids })
 }
 
 /// Accepts the next connection. Failures, mostly a lack of descriptors, lead to a pause and a

@@ -83,7 +83,7 @@ pub(super) fn with_program(cluster: &Cluster, on: &Host) -> Program {
     let (region, disk) = (region.to_str().unwrap(), disk.to_str().unwrap());
     let words = ["region", "exec", "--", "python3", "-c", MEMORY_PROGRAM, region, disk];
     let mut program = Program::start(&mut on.aquifer(&words));
-    program.does_in_time("write 1");
+    program.does("write 1");
     program
 }
 
@@ -124,7 +124,7 @@ fn renewal_ends_no_connection_and_restarts_no_process() {
         SystemTime::now() > last
     });
     assert!([a, b, c].into_iter().all(is_valid));
-    program.does_in_time("check 1");
+    program.does("check 1");
     assert_eq!([a, b, c].map(|host| host.status().agent.pid), pids);
     assert_eq!(engine(), engine_before);
     // A new connection shows the new certificates of both hosts, to a process beside the agent too.

@@ -22,6 +22,7 @@ mod mistakes;
 mod names;
 mod nvme;
 mod overview;
+mod people;
 mod recalls;
 mod regions;
 mod restarts;
