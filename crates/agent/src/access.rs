@@ -1,4 +1,4 @@
-//! Who may do what at the agent's unix socket: the kernel names the caller's user and groups.
+//! What people may do at the agent's unix socket: the kernel names the caller's user and groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +14,7 @@ pub enum Role {
     Read,
     /// Move memory: borrow, return, drain, migrate.
     Operate,
-    /// Change who is in the cluster.
+    /// Change the membership of the cluster.
     Admin,
 }
 
@@ -83,7 +83,7 @@ impl Access {
         Person { uid: *uid, role: if *uid == 0 { Some(Role::Admin) } else { best } }
     }
 
-    /// Refuses a person who lacks a role.
+    /// Refuses a person that lacks a role.
     ///
     /// # Errors
     /// Names the role, the groups that have it, and the way out.

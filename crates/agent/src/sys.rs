@@ -21,8 +21,8 @@ pub(crate) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     // The kernel allows no more (NGROUPS_MAX).
     let mut groups = vec![0_u32; 65_536];
     let mut size = (groups.len() * size_of::<u32>()) as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the kernel writes at most `size` bytes to the buffer, which
-    // has as many.
+    // SAFETY: the descriptor is open, and the kernel writes at most `size` bytes to the buffer,
+    // which has as many.
     let got = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -203,8 +203,8 @@ impl Gossip {
         Ok(self.outputs(now))
     }
 
-    /// Replaces the cluster's key. Datagrams under the former one count for some seconds more, until
-    /// all hosts have the new one. `random` is as for [`Gossip::new`].
+    /// Replaces the cluster's key. Datagrams under the former one count for some seconds more,
+    /// until all hosts have the new one. `random` is as for [`Gossip::new`].
     pub fn change_key(&mut self, key: Key, random: u128, now: Now) {
         self.sealer = Sealer::new(&key, random);
         let former = std::mem::replace(&mut self.opener, Opener::new(key));

@@ -10,7 +10,7 @@ pub struct AccessConfig {
     pub read: Vec<String>,
     /// May also order: borrow, return, drain, migrate.
     pub operate: Vec<String>,
-    /// May also change who is in the cluster.
+    /// May also change the membership of the cluster.
     pub admin: Vec<String>,
 }
 

@@ -21,8 +21,8 @@ use crate::output;
 /// End the membership of a host that is gone or hostile
 ///
 /// Run it on a signer, for a host that was lost without 'aquifer cluster leave'. Within seconds,
-/// all hosts refuse its certificates, close its connections, and free the memory that they lent it. A
-/// host that is away does so when it is back. A new machine can then join under the name.
+/// all hosts refuse its certificates, close its connections, and free the memory that they lent
+/// it. A host that is away does so when it is back. A new machine can then join under the name.
 #[derive(Debug, Args)]
 pub struct Forget {
     /// Name of the host that is gone
