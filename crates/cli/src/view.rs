@@ -2,8 +2,8 @@
 
 use aquifer_api::status::{
     AgentProcess, AtRisk, Certificate, CertificateState, Decision, Event, GroupScanner, Held,
-    LeaseTraffic, Ledger, LeftToDrain, LendingLink, Lent, Peer, Region, SecondCopy, Standing, Status,
-    Volume,
+    LeaseTraffic, Ledger, LeftToDrain, LendingLink, Lent, Peer, Region, SecondCopy, Standing,
+    Status, Volume,
 };
 use aquifer_page::Bytes;
 

@@ -77,7 +77,7 @@ pub async fn bind(
         _ => {}
     }
     let unix = UnixListener::bind(socket).map_err(named(cannot.clone()))?;
-    // With roles, the agent asks the kernel who calls; without, nobody but root can connect.
+    // With roles, the kernel names each caller; without, nobody but root can connect.
     let mode = if people.is_open() { 0o666 } else { 0o600 };
     std::fs::set_permissions(socket, PermissionsExt::from_mode(mode)).map_err(named(cannot))?;
     let access = Arc::new(Access::new(people, group_number));
