@@ -51,7 +51,7 @@ use tokio::sync::mpsc;
 
 use agreements::Passing;
 use borrower::Borrower;
-use cluster::{Admission, ClusterDir, Gossip, Leaving, Renewing, Revoking};
+use cluster::{Admission, ClusterDir, Gossip, Hearing, Leaving, Renewing, Revoking};
 use config::{Config, ConfigError};
 use driver::{Driver, Handle, Journal, Parts};
 use events::Events;
@@ -219,9 +219,18 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let renewing = Renewing::new(&config, identity.clone(), peers.clone(), admission.clone());
     // Nobody signs where there is no cluster to join.
     let renews = gossip.is_some().then(|| tokio::spawn(renewing.clone().run()));
+    let tls = identity.listening_config();
     let revoking =
         Revoking::new(identity, cluster.clone(), peers.clone(), gossip.clone(), handle.clone());
     let revokes = tokio::spawn(revoking.clone().run());
+    let hearing = Hearing {
+        dir: cluster.clone(),
+        peers: peers.clone(),
+        revoking: revoking.clone(),
+        admission: admission.clone(),
+        tls,
+    };
+    let hears = tokio::spawn(hearing.run());
     let leaving = Leaving::new(cluster, peers.clone(), gossip.clone(), handle.clone(), vms.clone());
     let others = peers.clone();
     // Before the first period: from then on this host lends.
@@ -270,6 +279,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     contact.abort();
     passes.abort();
     revokes.abort();
+    hears.abort();
     renews.inspect(tokio::task::JoinHandle::abort);
     server.abort();
     let _ = server.await;

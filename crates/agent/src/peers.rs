@@ -410,6 +410,12 @@ impl Peers {
         }
     }
 
+    /// Returns the addresses of all that the configuration or the cluster names.
+    pub(crate) fn addresses(&self) -> BTreeMap<HostName, String> {
+        let known = self.all().into_iter().filter(|(_, peer)| peer.is_known());
+        known.map(|(host, peer)| (host, peer.address.clone())).collect()
+    }
+
     /// Returns the peers of the configuration.
     pub(crate) fn listed(&self) -> BTreeSet<HostName> {
         self.standing(Standing::Listed).collect()
@@ -426,6 +432,14 @@ impl Peers {
     pub(crate) fn revocations(&self) -> BTreeMap<HostName, u64> {
         let known = self.all().into_iter().filter(|(_, peer)| peer.is_known());
         known.filter_map(|(host, peer)| Some((host, peer.last().revocations?))).collect()
+    }
+
+    /// Returns the hosts besides `gone` that are up and tell nothing of revocations: those of an
+    /// older version.
+    pub(crate) fn without_revocations(&self, gone: &HostName) -> Vec<HostName> {
+        let up = self.all().into_iter().filter(|(_, peer)| peer.standing == Standing::Up);
+        let silent = up.filter(|(host, peer)| host != gone && peer.last().revocations.is_none());
+        silent.map(|(host, _)| host).collect()
     }
 
     /// Tells `to` that this host still needs these leases; returns those that `to` does not have.

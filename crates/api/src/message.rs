@@ -318,6 +318,8 @@ pub struct Revoked {
     pub host: HostName,
     /// Seconds since 1970.
     pub until: u64,
+    /// Seconds since 1970. Then all these certificates have ended, and nobody renews them.
+    pub ends: u64,
     /// The authority's signature, as hexadecimal digits.
     pub signature: String,
 }
@@ -358,6 +360,10 @@ pub struct Joined {
     pub members: Vec<MemberAddress>,
     /// The last life of a host with this name: the new one must have a higher number.
     pub life: u64,
+    /// What the signer knows of hosts that may not be in the cluster any more. Absent at signers of
+    /// older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revocations: Option<Revocations>,
 }
 
 #[cfg(test)]

@@ -139,6 +139,9 @@ pub struct Forget {
     /// The host.
     #[schema(value_type = schema::Name)]
     pub host: HostName,
+    /// Whether the host may be in wrong hands: the tokens that it knows end, too.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// No host accepts the certificates that the host has.
@@ -153,6 +156,11 @@ pub struct Forgotten {
     /// The hosts that could not be told. They learn of it from the others when they are back.
     #[schema(value_type = Vec<schema::Name>)]
     pub untold: Vec<HostName>,
+    /// Hosts that run a version which knows nothing of this. As long as they are up, the key of the
+    /// gossip stays, and the host can hear it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<schema::Name>)]
+    pub older: Vec<HostName>,
 }
 
 /// This host has left the cluster.

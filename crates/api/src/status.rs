@@ -85,6 +85,9 @@ pub struct Certificate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CertificateState {
+    /// It does not hold yet: the clock of a signer, or of this host, was wrong. The host reaches no
+    /// other until a signer renews it.
+    Early,
     /// Nothing.
     Good,
     /// Less than a third of its lifetime is left: no signer renews it.
@@ -101,6 +104,7 @@ impl Certificate {
         let (days, hours) = (self.left_s / 86_400, self.left_s / 3600 % 24);
         let (minutes, seconds) = (self.left_s / 60 % 60, self.left_s % 60);
         match self.state {
+            CertificateState::Early => "not valid yet".to_owned(),
             CertificateState::Ended | CertificateState::Lost => "ended".to_owned(),
             _ if days > 0 => format!("{days}d {hours}h left"),
             _ if hours > 0 => format!("{hours}h {minutes}m left"),

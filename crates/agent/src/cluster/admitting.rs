@@ -4,22 +4,25 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use aquifer_api::Problem;
-use aquifer_api::message::{GossipKey, Join, Joined, MemberAddress, Revocations, Revoked};
+use aquifer_api::message::{GossipKey, Join, Joined, MemberAddress};
+use aquifer_api::order::Forget;
 use aquifer_api::status::Standing;
 use aquifer_page::{HostName, lock};
 use aquifer_transport::tls::{
-    Authority, Identity, Renewal, Revocation, TlsError, Validity, host_name, other_names,
-    own_certificate, same_key,
+    Authority, GRACE, Identity, LONGEST_LIFETIME, Renewal, Revocations, TEN_YEARS, TlsError,
+    Validity, host_name, other_names, own_certificate, same_key,
 };
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::CertificateDer;
 
-use super::revoking::{key_claim, last_life};
+use super::record::Record;
+use super::revoking::{key_claim, last_life, to_message};
 use super::token::Refusal;
 use super::{ClusterDir, ClusterError, Gossip, Key};
 use crate::config::Config;
@@ -36,9 +39,14 @@ pub(crate) struct Admission {
     gossip: Option<Gossip>,
 }
 
-/// Admits hosts, one at a time, for this lifetime of their certificates.
+/// Signs certificates of this lifetime. Admissions, renewals and revocations hold the lock.
 #[derive(Clone, Debug)]
-struct Signer(Arc<Mutex<ClusterDir>>, Duration);
+struct Signer {
+    dir: Arc<Mutex<ClusterDir>>,
+    lifetime: Duration,
+    /// Whether this signer has heard from the other hosts which of them are revoked.
+    has_heard: Arc<AtomicBool>,
+}
 
 /// A host that asks for its next certificate, as its present one says.
 #[derive(Clone, Debug)]
@@ -47,8 +55,14 @@ pub(crate) struct Certified {
     pub(crate) certificate: CertificateDer<'static>,
     /// Its times.
     pub(crate) validity: Validity,
-    /// Whether it has ended, not longer ago than the time of grace.
-    pub(crate) has_ended: bool,
+}
+
+impl Certified {
+    /// Returns whether the certificate ended, not longer ago than the time of grace, or does not
+    /// hold yet.
+    pub(crate) fn is_lapsed(&self) -> bool {
+        !self.validity.holds(SystemTime::now())
+    }
 }
 
 fn refused(error: impl Into<String>, help: impl Into<String>) -> Problem {
@@ -69,21 +83,24 @@ impl Admission {
     ) -> Self {
         let dir = ClusterDir::new(&config.cluster);
         let lifetime = config.certificates.lifetime;
-        let signer = dir.admits().then(|| Signer(Arc::new(Mutex::new(dir)), lifetime));
+        let signer = dir.admits().then(|| Signer {
+            dir: Arc::new(Mutex::new(dir)),
+            lifetime,
+            has_heard: Arc::default(),
+        });
         Self { signer, host: config.host.clone(), own: config.listen, identity, peers, gossip }
     }
 
     /// Returns the lifetime of the certificates that this host signs; `None` if it signs none.
     pub(crate) fn lifetime(&self) -> Option<Duration> {
-        self.signer.as_ref().map(|Signer(_, lifetime)| *lifetime)
+        self.signer.as_ref().map(|signer| signer.lifetime)
     }
 
-    /// Returns the time of issue for a certificate of this host: now, or after those of a host that
-    /// had the name before and is revoked.
-    fn issue_time(&self, host: &HostName) -> SystemTime {
-        let revoked = self.identity.revoked_until(host);
-        let after = revoked.map(|until| until + Duration::from_secs(1));
-        after.map_or_else(SystemTime::now, |after| after.max(SystemTime::now()))
+    /// Lets this host renew certificates of others: it has heard which hosts are revoked.
+    pub(crate) fn allow_renewals(&self) {
+        if let Some(signer) = &self.signer {
+            signer.has_heard.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Admits a host, or says where it can join.
@@ -94,10 +111,14 @@ impl Admission {
         let known = known.filter_map(|peer| Some((peer.host, peer.address.parse().ok()?)));
         let members = known.chain([(self.host.clone(), self.own)]).collect();
         let life = self.gossip.as_ref().and_then(|gossip| gossip.last_life(&join.host));
+        let dir = lock(&signer.dir);
+        let revoked = self.identity.revocations().until(&join.host);
         // Hosts ignore the lives of a revoked host of this name.
-        let revoked = self.identity.revoked_until(&join.host).map(last_life);
-        let issued = self.issue_time(&join.host);
-        signer.admit(join, (&self.host, issued), members, life.max(revoked).unwrap_or_default())
+        let life = life.max(revoked.map(last_life)).unwrap_or_default();
+        let issued = issue_time(revoked, SystemTime::now());
+        let joined = signer.admit(&dir, join, (&self.host, issued), (members, life))?;
+        let latest = dir.latest_key().map_err(failed)?;
+        Ok(Joined { revocations: Some(to_message(&self.identity, latest)), ..joined })
     }
 
     fn no_signer(&self) -> Problem {
@@ -108,52 +129,117 @@ impl Admission {
         }
     }
 
-    /// Signs the next certificate of a host of the cluster.
+    /// Signs the next certificate of a host of the cluster, unless it was revoked: its connection
+    /// may still be open then.
     pub(crate) fn renew(&self, from: &Certified, request: &str) -> Result<String, Problem> {
         let Some(signer) = &self.signer else { return Err(self.no_signer()) };
+        if !signer.has_heard.load(Ordering::Relaxed) {
+            return Err(refused(
+                format!("{} asks the other hosts first which of them are revoked", self.host),
+                "try again in some seconds, or start the agents of more hosts",
+            ));
+        }
         let host = host_name(&from.certificate).map_err(|error| failed(error.into()))?;
-        signer.renew(from, &host, request, self.issue_time(&host))
+        let dir = lock(&signer.dir);
+        let revoked = self.identity.revocations();
+        if revoked.covers(&host, &from.validity) {
+            return Err(refused(format!("the certificates of {host} are revoked"), HELP_REJOIN));
+        }
+        signer.renew(
+            &dir,
+            (from, &host),
+            request,
+            issue_time(revoked.until(&host), SystemTime::now()),
+        )
     }
 
     /// Renews the certificate of this host, which is a signer.
     pub(crate) fn renew_own(&self, tls: &Path) -> Result<(), Problem> {
-        let Some(Signer(dir, lifetime)) = &self.signer else { return Err(self.no_signer()) };
-        let issued = self.issue_time(&self.host);
-        let dir = lock(dir);
-        sign_own(&dir, tls, &self.host, (issued, *lifetime)).map_err(|error| failed(error.into()))
+        let Some(signer) = &self.signer else { return Err(self.no_signer()) };
+        let dir = lock(&signer.dir);
+        sign_own(&dir, tls, &self.identity, signer.lifetime).map_err(|error| failed(error.into()))
     }
 }
 
-impl Admission {
-    /// Frees the name of a host that leaves.
-    pub(crate) fn free(&self, host: &HostName) -> Result<(), Problem> {
-        let Some(Signer(dir, _)) = &self.signer else { return Err(self.no_signer()) };
-        lock(dir).free(host).map(drop).map_err(failed)
-    }
+/// What [`Admission::forget`] signed.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) until: SystemTime,
+    /// The key of the gossip from now on, if it changes.
+    pub(super) key: Option<GossipKey>,
+}
 
-    /// Frees the name of a host that left or is gone, and ends its certificates. Returns that end,
-    /// and the key of the gossip from now on.
-    pub(crate) fn forget(&self, host: &HostName) -> Result<Revocations, Problem> {
-        let Some(Signer(dir, _)) = &self.signer else {
-            let error = format!("{} does not admit hosts to the cluster", self.host);
-            return Err(Problem { error, help: None });
-        };
-        let dir = lock(dir);
-        dir.free(host).map_err(failed)?;
+impl Admission {
+    /// Ends the certificates of a host, and makes this host know it, before any other call here
+    /// signs. If the host is hostile, ends the tokens that it knows. The name stays taken: see
+    /// [`Self::free`].
+    pub(super) fn forget(
+        &self,
+        Forget { host, force }: &Forget,
+        changes_key: bool,
+    ) -> Result<Ended, Problem> {
+        let Some(signer) = &self.signer else { return Err(self.no_signer()) };
+        let dir = lock(&signer.dir);
         let tls = |error: TlsError| failed(error.into());
         let authority = Authority::load(dir.path()).map_err(tls)?;
-        let Revocation { host, until, signature } =
-            authority.revoke(host, SystemTime::now()).map_err(tls)?;
-        let former = dir.latest_key().map_err(failed)?;
-        let number = former.map_or(1, |former| former.number + 1);
-        let key = Key::random().map_err(|_| failed(ClusterError::Random))?.to_hex();
-        let key_signature = authority.sign_text(&key_claim(number, &key)).map_err(tls)?;
-        tracing::info!(%host, "ended its certificates, and changed the key of the gossip");
-        Ok(Revocations {
-            revoked: vec![Revoked { host, until, signature }],
-            key: Some(GossipKey { number, key, signature: key_signature }),
-        })
+        let record = dir.record(host).map_err(failed)?.unwrap_or_default();
+        let (until, ends) =
+            revocation_times(&record, &self.identity.revocations(), host, SystemTime::now());
+        let revocation = authority.revoke(host, until, ends).map_err(tls)?;
+        self.identity.revoke(vec![revocation]).map_err(tls)?;
+        tracing::info!(%host, "ended its certificates");
+        if *force {
+            // Against the command that makes tokens.
+            let locked = dir.lock().map_err(failed)?;
+            dir.end_tokens(host).map_err(failed)?;
+            drop(locked);
+        }
+        let key = changes_key.then(|| next_key(&dir, &authority)).transpose()?;
+        Ok(Ended { until, key })
     }
+
+    /// Frees the name of a host whose certificates ended, once all hosts that can be told know it.
+    /// The name stays that of a host whose certificate was issued later.
+    pub(super) fn free(&self, host: &HostName, until: SystemTime) -> Result<(), Problem> {
+        let Some(signer) = &self.signer else { return Err(self.no_signer()) };
+        lock(&signer.dir).free(host, until).map_err(failed)
+    }
+}
+
+/// Returns the time of issue for a certificate: now, or after those that are revoked, of a host
+/// that had the name before.
+fn issue_time(revoked: Option<SystemTime>, now: SystemTime) -> SystemTime {
+    revoked.map_or(now, |until| now.max(until + Duration::from_secs(1)))
+}
+
+/// Returns until when the certificates of a host are to be revoked: each that it may have is from
+/// before, also if the clock was set back since. Returns also when the last of them cannot even be
+/// renewed any more. Nothing is known of a host without a record.
+fn revocation_times(
+    record: &Record,
+    known: &Revocations,
+    host: &HostName,
+    now: SystemTime,
+) -> (SystemTime, SystemTime) {
+    let after = known.until(host).map(|until| until + Duration::from_secs(1));
+    let until = [record.issued(), after].into_iter().flatten().fold(now, SystemTime::max);
+    let longest = match record.ends() {
+        Some(ends) => ends.max(until + LONGEST_LIFETIME),
+        None => until + TEN_YEARS,
+    };
+    // Clocks differ.
+    let ends = longest + GRACE + Duration::from_secs(24 * 3600);
+    (until, known.ends(host).map_or(ends, |known| known.max(ends)))
+}
+
+/// Makes the cluster's next key for gossip.
+fn next_key(dir: &ClusterDir, authority: &Authority) -> Result<GossipKey, Problem> {
+    let former = dir.latest_key().map_err(failed)?;
+    let number = former.map_or(1, |former| former.number.saturating_add(1));
+    let key = Key::random().map_err(|_| failed(ClusterError::Random))?.to_hex();
+    let signature = authority.sign_text(&key_claim(number, &key));
+    let signature = signature.map_err(|error| failed(error.into()))?;
+    Ok(GossipKey { number, key, signature })
 }
 
 impl Signer {
@@ -162,12 +248,11 @@ impl Signer {
     /// last of a host with that name.
     fn admit(
         &self,
+        dir: &ClusterDir,
         join: &Join,
         (own, issued_at): (&HostName, SystemTime),
-        members: BTreeMap<HostName, SocketAddr>,
-        life: u64,
+        (members, life): (BTreeMap<HostName, SocketAddr>, u64),
     ) -> Result<Joined, Problem> {
-        let dir = lock(&self.0);
         let request = BASE64_STANDARD.decode(&join.request).map_err(|error| {
             refused(format!("the request for a certificate is malformed: {error}"), HELP_VERSION)
         })?;
@@ -184,8 +269,7 @@ impl Signer {
                 format!("run 'aquifer cluster token' on {own} for another"),
             ),
         })?;
-        let issued = dir.issued(&join.host);
-        let known = fs::read_to_string(&issued).ok();
+        let known = fs::read_to_string(dir.issued(&join.host)).ok();
         let is_other = known.is_some_and(|known| !same_key(&known, &request));
         if is_other || is_taken(&join.host, own, &dir.admitted().map_err(failed)?) {
             return Err(refused(
@@ -197,14 +281,25 @@ impl Signer {
                 ),
             ));
         }
+        if issued_at > SystemTime::now() + DAY {
+            return Err(refused(
+                format!("the name {} had certificates of the future, which are revoked", join.host),
+                "choose another name with --host",
+            ));
+        }
         check_address(join, &members)?;
         let authority = Authority::load(dir.path()).map_err(|error| failed(error.into()))?;
-        let authority = authority.with_lifetime(self.1);
+        let authority = authority.with_lifetime(self.lifetime);
         let names = [join.address.ip().to_string()];
         let certificate = authority
             .sign(&request, &join.host, &names, issued_at)
             .map_err(|error| failed(error.into()))?;
-        dir.keep_issued(&join.host, &certificate).map_err(failed)?;
+        // Against the command that makes tokens.
+        let locked = dir.lock().map_err(failed)?;
+        dir.note_token(&join.token, &join.host).map_err(failed)?;
+        drop(locked);
+        let record = dir.record(&join.host).map_err(failed)?.unwrap_or_default();
+        dir.keep_record(&join.host, &record.with(&certificate, None)).map_err(failed)?;
         let key = dir.key().map_err(failed)?;
         let key = key.ok_or_else(|| Problem {
             error: format!("{own} has no key of the cluster"),
@@ -218,36 +313,48 @@ impl Signer {
             key: key.to_hex(),
             members: members.into_iter().map(member).collect(),
             life,
+            revocations: None,
         })
     }
 }
 
 impl Signer {
     /// Signs the next certificate of a host, with the names of the present one. A signer that has
-    /// no record of the host, such as one restored from an older copy, still trusts a certificate
-    /// of the authority that has not ended.
+    /// no record of the host, such as one restored from an older copy, still trusts a short
+    /// certificate of the authority that has not ended. A long one must have a key of the record:
+    /// before hosts could be revoked, the name may have been given to another machine.
     fn renew(
         &self,
-        from: &Certified,
-        host: &HostName,
+        dir: &ClusterDir,
+        (from, host): (&Certified, &HostName),
         request: &str,
         issued: SystemTime,
     ) -> Result<String, Problem> {
-        let dir = lock(&self.0);
         let request = BASE64_STANDARD.decode(request).map_err(|error| {
             refused(format!("the request for a certificate is malformed: {error}"), HELP_VERSION)
         })?;
-        if from.has_ended && !dir.issued(host).exists() {
+        let record = dir.record(host).map_err(failed)?;
+        if from.is_lapsed() && record.is_none() {
             return Err(refused(
-                format!("the certificate of {host} has ended, and no host {host} has joined here"),
-                "run 'aquifer cluster leave --force' there, and join it again",
+                format!("the certificate of {host} has lapsed, and no host {host} has joined here"),
+                HELP_REJOIN,
+            ));
+        }
+        let record = record.unwrap_or_default();
+        if from.validity.is_long() && !record.has_key_of(&from.certificate) {
+            return Err(refused(
+                format!(
+                    "the certificate of {host} is of another machine than the host {host} here"
+                ),
+                HELP_REJOIN,
             ));
         }
         let tls = |error: TlsError| failed(error.into());
         let names = other_names(&from.certificate).map_err(tls)?;
-        let authority = Authority::load(dir.path()).map_err(tls)?.with_lifetime(self.1);
+        let authority = Authority::load(dir.path()).map_err(tls)?.with_lifetime(self.lifetime);
         let certificate = authority.sign(&request, host, &names, issued).map_err(tls)?;
-        dir.keep_issued(host, &certificate).map_err(failed)?;
+        let record = record.with(&certificate, Some(&from.certificate));
+        dir.keep_record(host, &record).map_err(failed)?;
         tracing::info!(%host, "renewed its certificate");
         Ok(certificate)
     }
@@ -257,14 +364,23 @@ impl Signer {
 pub(super) fn sign_own(
     dir: &ClusterDir,
     tls: &Path,
-    host: &HostName,
-    (issued, lifetime): (SystemTime, Duration),
+    own: &Identity,
+    lifetime: Duration,
 ) -> Result<(), TlsError> {
+    if own.revocations().covers(own.host(), &own.validity()) {
+        return Err(TlsError::Peer(format!(
+            "another signer revoked {}: run 'aquifer cluster leave --force', and join again",
+            own.host()
+        )));
+    }
+    let issued = issue_time(own.revocations().until(own.host()), SystemTime::now());
     let authority = Authority::load(dir.path())?.with_lifetime(lifetime);
     let names = other_names(&own_certificate(tls)?)?;
-    let renewal = Renewal::prepare(tls, host)?;
-    let certificate = authority.sign(renewal.der(), host, &names, issued)?;
-    renewal.keep(&certificate)
+    let renewal = Renewal::prepare(tls, own.host())?;
+    let certificate = authority.sign(renewal.der(), own.host(), &names, issued)?;
+    renewal.keep(&certificate)?;
+    own.refresh();
+    Ok(())
 }
 
 /// Returns whether another host has the name but for its case: certificates do not tell them apart
@@ -288,74 +404,11 @@ fn check_address(join: &Join, members: &BTreeMap<HostName, SocketAddr>) -> Resul
     }
 }
 
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+const HELP_REJOIN: &str = "run 'aquifer cluster leave --force' there, and join it again";
+
 const HELP_VERSION: &str = "install the same version of aquifer on both hosts";
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use aquifer_transport::tls::{Identity, LIFETIME, Request};
-
-    use super::super::Token;
-    use super::*;
-
-    fn request(dir: &Path, host: &str, token: &Token) -> (Request, Join) {
-        let name: HostName = host.parse().unwrap();
-        let request = Request::prepare(&dir.join(host), &name).unwrap();
-        let address = SocketAddr::from(([192, 0, 2, 1], 7070));
-        let proof = token.proof(host, &address.to_string(), request.der());
-        let der = BASE64_STANDARD.encode(request.der());
-        (request, Join { token: token.id(), host: name, address, request: der, proof })
-    }
-
-    #[test]
-    fn a_host_is_admitted_and_its_name_is_its_own() {
-        let dir = tempfile::tempdir().unwrap();
-        let cluster = ClusterDir::new(dir.path().join("cluster"));
-        cluster.create("test").unwrap();
-        let token = cluster.new_token(Duration::from_secs(60)).unwrap();
-        let signer = Signer(Arc::new(Mutex::new(cluster.clone())), LIFETIME);
-        let now = SystemTime::now();
-        let own: HostName = "a".parse().unwrap();
-        let members = BTreeMap::from([("a".parse().unwrap(), ([192, 0, 2, 9], 7070).into())]);
-
-        let (ours, join) = request(dir.path(), "b", &token);
-        let own = (&own, now);
-        let first = signer.admit(&join, own, members.clone(), 7).unwrap();
-        let again = signer.admit(&join, own, members.clone(), 7).unwrap();
-        assert_eq!((first.members.len(), &first.key), (1, &again.key));
-        ours.keep(&join.host, &again.certificate, &again.authority, token.authority()).unwrap();
-        Identity::verify_own(&dir.path().join("b")).unwrap();
-
-        assert_eq!(first.life, 7);
-        // Another machine with the same name, and one with the signer's.
-        let elsewhere = dir.path().join("elsewhere");
-        for (host, what) in [
-            ("b", "the name b is taken"),
-            ("B", "the name B is taken"),
-            ("a", "the name a is taken"),
-            ("A", "the name A is taken"),
-        ] {
-            let (_, join) = request(&elsewhere, host, &token);
-            let refused = signer.admit(&join, own, members.clone(), 7).unwrap_err();
-            assert!(refused.error.contains(what) && refused.help.is_some(), "{refused:?}");
-        }
-        for (address, what) in [
-            ("0.0.0.0:7070", "0.0.0.0:7070 is not an address of one host"),
-            ("[ff02::1]:7070", "[ff02::1]:7070 is not an address of one host"),
-            ("192.0.2.9:7070", "a is at 192.0.2.9:7070"),
-        ] {
-            let (request, mut join) = request(&elsewhere, "c", &token);
-            join.address = address.parse().unwrap();
-            join.proof = token.proof("c", address, request.der());
-            let refused = signer.admit(&join, own, members.clone(), 0).unwrap_err();
-            assert_eq!(refused.error, what);
-        }
-        // A token of another cluster, and a proof for another request.
-        let (_, mut join) = request(&elsewhere, "c", &token);
-        join.host = "d".parse().unwrap();
-        let refused = signer.admit(&join, own, members, 7).unwrap_err();
-        assert_eq!(refused.error, "a does not know this token");
-        assert!(!cluster.path().join("hosts/d.pem").exists());
-    }
-}
+mod tests;

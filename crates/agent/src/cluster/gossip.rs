@@ -40,7 +40,7 @@ const TIMER_STEP: Duration = Duration::from_millis(10);
 pub(crate) struct Gossip {
     spare: Arc<watch::Sender<Bytes>>,
     agreements: Arc<watch::Sender<u64>>,
-    revocations: Arc<watch::Sender<u64>>,
+    revocations: Arc<watch::Sender<Option<u64>>>,
     keys: Arc<watch::Sender<Option<Key>>>,
     leave: mpsc::Sender<(bool, oneshot::Sender<()>)>,
     about: About,
@@ -74,7 +74,7 @@ pub(crate) struct Started {
 struct Inbox {
     spare: watch::Receiver<Bytes>,
     agreements: watch::Receiver<u64>,
-    revocations: watch::Receiver<u64>,
+    revocations: watch::Receiver<Option<u64>>,
     keys: watch::Receiver<Option<Key>>,
     leave: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
 }
@@ -129,7 +129,8 @@ impl Gossip {
         machine.meet(contacts.iter().map(member));
         let (spare, spares) = watch::channel(Bytes::ZERO);
         let (agreements, digests) = watch::channel(0);
-        let (revocations, revoked) = watch::channel(0);
+        // No digest at all is that of an older version.
+        let (revocations, revoked) = watch::channel(None);
         let (keys, new_keys) = watch::channel(None);
         let (leave, leaves) = mpsc::channel(1);
         let started = Started {
@@ -180,7 +181,7 @@ impl Gossip {
 
     /// Tells the other hosts a digest of the revocations that this one knows, if that is news.
     pub(crate) fn tell_revocations(&self, digest: u64) {
-        self.revocations.send_if_modified(|told| std::mem::replace(told, digest) != digest);
+        self.revocations.send_if_modified(|told| told.replace(digest) != Some(digest));
     }
 
     /// Seals with another key from now on.
@@ -239,7 +240,7 @@ impl Started {
                 Ok(()) = self.inbox.revocations.changed() => {
                     let digest = *self.inbox.revocations.borrow_and_update();
                     let now = self.now();
-                    self.machine.tell_revocations(digest, now)
+                    digest.map(|digest| self.machine.tell_revocations(digest, now)).unwrap_or_default()
                 }
                 Ok(()) = self.inbox.keys.changed() => {
                     let key = self.inbox.keys.borrow_and_update().clone();
@@ -291,8 +292,9 @@ impl Started {
         let mut others: BTreeMap<_, _> =
             unheard.chain(left).chain(known.iter().map(follow)).collect();
         // Its agent may still run, and have the former key.
+        let revoked = self.identity.revocations();
         for known in &known {
-            let revoked = self.identity.revoked_until(&known.member.host).map(last_life);
+            let revoked = revoked.until(&known.member.host).map(last_life);
             if revoked.is_some_and(|last| known.member.life <= last)
                 && let Some(other) = others.get_mut(&known.member.host)
             {

@@ -5,13 +5,17 @@
 //! (`tokens.json`) and the certificates that it issued (`hosts/NAME.pem`).
 //!
 //! - [`Token`]: what a host needs to join. `admitting`: how a signer answers one that does.
-//!   `leaving`: how a host leaves. `renewing`: how it keeps a valid certificate.
-//!   `revoking`: how all hosts learn that one may not be in the cluster any more.
+//!   `leaving`: how a host leaves. `renewing`: how it keeps a valid certificate. `record`: what a
+//!   signer knows of the certificates that it gave.
+//!   `revoking`: how all hosts learn that one may not be in the cluster any more. `hearing`: how a
+//!   signer that starts learns it before it signs.
 //! - `gossip`: the task that passes datagrams between the network and [`aquifer_membership`].
 
 mod admitting;
 mod gossip;
+mod hearing;
 mod leaving;
+mod record;
 mod renewing;
 mod revoking;
 mod token;
@@ -22,6 +26,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use aquifer_api::message::GossipKey;
 pub use aquifer_membership::Key;
@@ -30,10 +35,12 @@ use aquifer_page::file::replace_durably;
 use aquifer_transport::tls::{
     Authority, CA_CERTIFICATE, CA_KEY, Fingerprint, TlsError, fingerprint,
 };
+use record::Record;
 use rustix::fs::FlockOperation;
 
 pub(crate) use admitting::{Admission, Certified};
 pub(crate) use gossip::Gossip;
+pub(crate) use hearing::Hearing;
 pub(crate) use leaving::Leaving;
 pub use renewing::describe;
 pub(crate) use renewing::{Renewing, open as open_identity};
@@ -155,13 +162,18 @@ impl ClusterDir {
             Authority::create(&self.0, name)?
         };
         if self.key()?.is_none() {
-            self.join(&Key::random().map_err(|_| ClusterError::Random)?, &BTreeMap::new(), 0)?;
+            self.join(
+                &Key::random().map_err(|_| ClusterError::Random)?,
+                &BTreeMap::new(),
+                0,
+                None,
+            )?;
         }
         Ok(authority)
     }
 
     /// Writes what a host of the cluster needs: its key, the other hosts, and the number of the
-    /// last life of a host with this name.
+    /// last life of a host with this name. `latest` is the key as a signer last changed it.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -170,12 +182,17 @@ impl ClusterDir {
         key: &Key,
         members: &BTreeMap<HostName, SocketAddr>,
         life: u64,
+        latest: Option<&GossipKey>,
     ) -> Result<()> {
         self.make()?;
         self.keep_members(members)?;
         let last: Option<u64> = self.read(LIFE).unwrap_or_default();
         self.write_json(LIFE, &last.max(Some(life)))?;
-        self.remove_file(&self.0.join(LATEST_KEY))?;
+        match latest {
+            // With its number, no former key can replace it.
+            Some(latest) => self.keep_latest_key(latest)?,
+            None => self.remove_file(&self.0.join(LATEST_KEY)).map(drop)?,
+        }
         // The key is last: with it, the host belongs to the cluster.
         self.write(KEY, format!("{}\n", key.to_hex()).as_bytes())
     }
@@ -264,12 +281,14 @@ impl ClusterDir {
         Ok(fingerprint(&Authority::load(&self.0)?.certificate()?)?)
     }
 
-    /// Frees the name of a host that this signer admitted; returns whether it was taken.
-    ///
-    /// # Errors
-    /// If the file of its certificate cannot be removed.
-    pub fn free(&self, host: &HostName) -> Result<bool> {
-        self.remove_file(&self.issued(host))
+    /// Frees the name of a host that this signer admitted, if all its certificates were issued
+    /// until then.
+    fn free(&self, host: &HostName, until: SystemTime) -> Result<()> {
+        let is_newer = self.record(host)?.and_then(|record| record.issued());
+        if is_newer.is_some_and(|issued| issued > until) {
+            return Ok(());
+        }
+        self.remove_file(&self.issued(host)).map(drop)
     }
 
     /// Returns the file of a certificate that this signer issued.
@@ -277,11 +296,22 @@ impl ClusterDir {
         self.0.join(HOSTS).join(format!("{host}.pem"))
     }
 
-    /// Records a certificate that this signer issued.
-    fn keep_issued(&self, host: &HostName, certificate: &str) -> Result<()> {
+    /// Returns what this signer knows of the certificates that a host may use; nothing if the name
+    /// is free.
+    fn record(&self, host: &HostName) -> Result<Option<Record>> {
+        let issued = self.issued(host);
+        match fs::read_to_string(&issued) {
+            Ok(pem) => Ok(Some(Record::of(&pem))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ClusterError::File("read", issued, error)),
+        }
+    }
+
+    /// Records the certificates that this signer issued to a host.
+    fn keep_record(&self, host: &HostName, record: &Record) -> Result<()> {
         let issued = self.issued(host);
         let kept = fs::create_dir_all(issued.parent().unwrap_or(self.path()))
-            .and_then(|()| replace_durably(&issued, certificate.as_bytes()));
+            .and_then(|()| replace_durably(&issued, record.to_pem().as_bytes()));
         kept.map_err(|error| ClusterError::File("write", issued, error))
     }
 
@@ -321,7 +351,7 @@ mod tests {
         assert_eq!(cluster.next_life(5000).unwrap(), 5000);
         cluster.write_json(LIFE, &Some(u64::MAX)).unwrap();
         assert_eq!(cluster.next_life(6000).unwrap(), 6000, "the file was damaged");
-        cluster.join(&Key::random().unwrap(), &BTreeMap::new(), 9000).unwrap();
+        cluster.join(&Key::random().unwrap(), &BTreeMap::new(), 9000, None).unwrap();
         assert_eq!(cluster.next_life(7000).unwrap(), 9001, "a former host had this name");
     }
 

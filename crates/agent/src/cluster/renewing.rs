@@ -3,7 +3,7 @@
 //! [`Validity`] decides when. While no signer answers, the present certificate serves until its
 //! end. After that this host reaches no other and none reaches it, except that gossip goes on, and
 //! connections that are open stay open. A signer renews a certificate that ended, so the host comes
-//! back by itself.
+//! back by itself. The same holds for one of the future, after the clock of a signer was wrong.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aquifer_api::message::{NextCertificate, SignedCertificate};
-use aquifer_api::status::{Certificate, CertificateState};
+use aquifer_api::status::{Certificate, CertificateState, Standing};
 use aquifer_api::{Problem, path};
 use aquifer_page::{HostName, lock};
 use aquifer_transport::tls::{Expiry, Identity, Renewal, TlsError, Validity};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use tokio::time::timeout;
 
 use super::admitting::sign_own;
 use super::{Admission, ClusterDir};
@@ -31,6 +32,9 @@ const SIGNER_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// After a success, the pause is as after so many failures.
 const PAUSE: u32 = 7;
+
+/// How long one signer may take: others may be up.
+const SIGNER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A certificate that lives longer than a signer gives by more than this is renewed.
 const SLACK: Duration = Duration::from_secs(60);
@@ -66,18 +70,21 @@ pub(crate) fn open(config: &Config, cluster: &ClusterDir) -> Result<Identity, Tl
     if cluster.admits() && is_due(&validity, now, Some(lifetime)) {
         // It renews no certificate of another host.
         let own = Identity::load(tls)?;
-        let after = own.revoked_until(own.host()).map(|until| until + Duration::from_secs(1));
-        let issued = after.map_or(now, |after| after.max(now));
-        if let Err(error) = sign_own(cluster, tls, own.host(), (issued, lifetime)) {
+        if let Err(error) = sign_own(cluster, tls, &own, lifetime) {
             tracing::warn!("cannot renew the certificate of this signer: {error}");
         }
     }
     let identity = Identity::load(tls)?;
+    identity.follow()?;
     let is_member = matches!(cluster.key(), Ok(Some(_)));
     match (Identity::verify_own(tls), identity.validity().expiry(now)) {
         (Err(_), Expiry::Ended) if is_member => tracing::warn!(
             "the certificate of this host has ended: no other host accepts it until a signer has \
              renewed it"
+        ),
+        (Err(_), Expiry::Early) if is_member => tracing::warn!(
+            "the certificate of this host does not hold yet, by its clock: no other host accepts \
+             it until a signer has renewed it, or the clock is right"
         ),
         (verified, _) => verified?,
     }
@@ -87,7 +94,7 @@ pub(crate) fn open(config: &Config, cluster: &ClusterDir) -> Result<Identity, Tl
 /// Returns whether it is time for the next certificate. A signer, which gives this lifetime, also
 /// replaces a longer one of its own.
 fn is_due(validity: &Validity, now: SystemTime, gives: Option<Duration>) -> bool {
-    now >= validity.renewal_at() || gives.is_some_and(|gives| validity.lifetime() > gives + SLACK)
+    validity.is_due(now) || gives.is_some_and(|gives| validity.lifetime() > gives + SLACK)
 }
 
 impl Renewing {
@@ -161,16 +168,20 @@ impl Renewing {
         *lock(&self.failed) = failed;
     }
 
+    /// Asks one signer after the other, those first that are up.
     async fn renew(&self, signers: &BTreeSet<HostName>) -> Result<(), Problem> {
         let (admission, tls) = (self.admission.clone(), self.tls.clone());
         if admission.lifetime().is_some() {
             return blocking(move || admission.renew_own(&tls)).await;
         }
         let mut why = Problem { error: "no host that admits others is up".to_owned(), help: None };
-        for signer in signers {
-            match self.ask(signer).await {
-                Ok(()) => return Ok(()),
-                Err(problem) => why = problem,
+        let up = self.peers.status().into_iter().filter(|peer| peer.standing == Standing::Up);
+        let up: BTreeSet<_> = up.map(|peer| peer.host).collect();
+        for signer in signers.intersection(&up).chain(signers.difference(&up)) {
+            match timeout(SIGNER_TIMEOUT, self.ask(signer)).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(problem)) => why = problem,
+                Err(_) => why = problem(format!("{signer} does not answer")),
             }
         }
         Err(why)
@@ -181,7 +192,14 @@ impl Renewing {
         let renewal = blocking(move || Renewal::prepare(&tls, &host).map_err(problem)).await?;
         let next = NextCertificate { request: BASE64_STANDARD.encode(renewal.der()) };
         let signed = self.peers.ask::<SignedCertificate>(signer, path::CERTIFICATE, &next).await?;
-        blocking(move || renewal.keep(&signed.certificate).map_err(problem)).await
+        let identity = self.identity.clone();
+        let keep = move || {
+            renewal.keep(&signed.certificate).map_err(problem)?;
+            identity.refresh();
+            Ok(())
+        };
+        // Also if the time is up: half kept, it would be of no use.
+        tokio::spawn(blocking(keep)).await.map_err(problem)?
     }
 }
 
@@ -198,6 +216,7 @@ pub fn describe(validity: &Validity, now: SystemTime, failed: Option<String>) ->
     let ends = validity.ends.duration_since(UNIX_EPOCH).unwrap_or_default();
     Certificate {
         state: match validity.expiry(now) {
+            Expiry::Early => CertificateState::Early,
             Expiry::Good => CertificateState::Good,
             Expiry::Ending => CertificateState::Ending,
             Expiry::Ended => CertificateState::Ended,
@@ -210,12 +229,12 @@ pub fn describe(validity: &Validity, now: SystemTime, failed: Option<String>) ->
     }
 }
 
-fn problem(error: impl std::fmt::Display) -> Problem {
+pub(super) fn problem(error: impl std::fmt::Display) -> Problem {
     Problem { error: error.to_string(), help: None }
 }
 
 /// Does what waits for the disk.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
     tokio::task::spawn_blocking(work).await.map_err(problem)?

@@ -1,9 +1,13 @@
 //! How all hosts learn within seconds that a host may not be in the cluster any more.
 //!
 //! A signer ends the host's certificates and changes the key of the gossip: it signs both with the
-//! authority's key, so that no other host can. It calls all hosts that it knows. Gossip tells a
-//! digest of what each host knows, and a host that sees another digest asks. A host that was away
-//! hears no gossip, since the key has changed; it calls the hosts that it knows, until one answers.
+//! authority's key, so that no other host can. It calls all hosts that it knows, and then frees the
+//! name. Gossip tells a digest of what each host knows, and a host that sees another digest asks. A
+//! host that was away hears no gossip, since the key has changed; it calls the hosts that it knows,
+//! until one answers.
+//!
+//! Each host first ends connections, then records the revocation, then frees the host's leases, and
+//! changes the key last: a new machine of that name is heard only under the new key.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,14 +18,16 @@ use aquifer_api::order::{Forget, Forgotten};
 use aquifer_api::status::Standing;
 use aquifer_api::{Done, Problem, path};
 use aquifer_page::{HostName, lock};
-use aquifer_transport::tls::{Identity, Revocation, Validity};
-use tokio::sync::watch;
+use aquifer_transport::tls::{self, Identity, Revocation, Validity};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::admitting::Ended;
+use super::renewing::{blocking, problem};
 use super::{Admission, ClusterDir, Gossip, Key};
 use crate::driver::{Command, Handle};
-use crate::peers::Peers;
+use crate::peers::{AskError, Peers};
 
 /// The time between two looks at what gossip tells.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,14 +35,14 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The time between two calls to hosts that gossip says nothing of.
 const CALL_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Timeout of a question to one host.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Timeout of a call that tells one host.
 const TELL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a host that leaves can still tell the others.
-const FAREWELL: Duration = Duration::from_secs(2);
-
 /// The largest answer with revocations, in bytes.
-const LARGEST: usize = 8 << 20;
+pub(super) const LARGEST: usize = 8 << 20;
 
 /// This host's part in telling of revoked hosts.
 #[derive(Clone, Debug)]
@@ -51,8 +57,10 @@ struct Inner {
     agent: Handle,
     /// Counts the changes.
     changes: watch::Sender<u64>,
-    /// One change at a time.
-    changing: Mutex<()>,
+    /// The revocations that all parts of the agent act on.
+    applied: AsyncMutex<tls::Revocations>,
+    /// The latest key of the gossip. Held while it changes.
+    key: Mutex<Option<GossipKey>>,
 }
 
 /// Returns the bytes that the authority signs of a key.
@@ -66,8 +74,10 @@ pub(super) fn last_life(until: SystemTime) -> u64 {
     u64::try_from(until.as_millis()).unwrap_or(u64::MAX) - 1
 }
 
-fn problem(error: impl std::fmt::Display) -> Problem {
-    Problem { error: error.to_string(), help: None }
+/// Returns what a host knows as a message.
+pub(super) fn to_message(identity: &Identity, key: Option<GossipKey>) -> Revocations {
+    let of = |Revocation { host, until, ends, signature }| Revoked { host, until, ends, signature };
+    Revocations { revoked: identity.revocations().list().into_iter().map(of).collect(), key }
 }
 
 impl Revoking {
@@ -79,95 +89,108 @@ impl Revoking {
         agent: Handle,
     ) -> Self {
         let changes = watch::Sender::new(0);
-        let changing = Mutex::default();
-        Self(Arc::new(Inner { identity, dir, peers, gossip, agent, changes, changing }))
+        // The former agent acted on these.
+        let applied = AsyncMutex::new(identity.revocations());
+        // Without it, this host learns it again.
+        let key = Mutex::new(dir.latest_key().unwrap_or_default());
+        Self(Arc::new(Inner { identity, dir, peers, gossip, agent, changes, applied, key }))
     }
 
     /// Returns what this host knows, for another host of the cluster.
-    ///
-    /// # Errors
-    /// If a file cannot be read.
-    pub(crate) fn known(&self) -> Result<Revocations, Problem> {
-        let revoked = self.0.identity.revocations().list().into_iter();
-        let of = |Revocation { host, until, signature }| Revoked { host, until, signature };
-        let key = self.0.dir.latest_key().map_err(problem)?;
-        Ok(Revocations { revoked: revoked.map(of).collect(), key })
+    pub(crate) fn known(&self) -> Revocations {
+        to_message(&self.0.identity, lock(&self.0.key).clone())
     }
 
     /// Takes in what the authority signed of this, wherever it comes from.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If it cannot be recorded. What this process does with it, it does nevertheless.
     pub(crate) async fn take_in(&self, told: Revocations) -> Result<(), Problem> {
         let here = self.clone();
-        let taken = tokio::task::spawn_blocking(move || here.0.take_in(told)).await;
-        let (is_new, hosts) = taken.map_err(problem)??;
-        if is_new {
-            self.apply();
+        // Also if the caller hangs up.
+        tokio::spawn(async move { here.take_in_all(told).await }).await.map_err(problem)?
+    }
+
+    async fn take_in_all(&self, told: Revocations) -> Result<(), Problem> {
+        let Revocations { revoked, key } = told;
+        let of =
+            |Revoked { host, until, ends, signature }| Revocation { host, until, ends, signature };
+        let (identity, new) = (self.0.identity.clone(), revoked.into_iter().map(of).collect());
+        let recorded = blocking(move || identity.revoke(new).map_err(problem)).await;
+        self.apply().await;
+        if let Some(key) = key {
+            self.take_key(key).await?;
         }
-        for host in hosts {
-            let _ = self.0.agent.0.send(Command::HostRevoked(host)).await;
-        }
-        Ok(())
+        recorded.map(drop)
     }
 
     /// Makes all parts of the agent act on the revocations.
-    fn apply(&self) {
+    async fn apply(&self) {
+        let mut applied = self.0.applied.lock().await;
         let known = self.0.identity.revocations();
+        let before = std::mem::replace(&mut *applied, known.clone());
         self.0.changes.send_modify(|changes| *changes += 1);
         if let Some(gossip) = &self.0.gossip {
             gossip.tell_revocations(known.digest());
         }
+        let hosts = known.list().into_iter().map(|known| known.host);
+        for host in hosts.filter(|host| known.until(host) > before.until(host)) {
+            tracing::info!(%host, "it may not be in the cluster any more");
+            let _ = self.0.agent.0.send(Command::HostRevoked(host)).await;
+        }
     }
 
-    /// Ends the membership of a host: this host is a signer. Tells all hosts that it can reach.
+    /// Changes the key of the gossip, if the authority signed a later one.
+    async fn take_key(&self, told: GossipKey) -> Result<(), Problem> {
+        let here = self.clone();
+        blocking(move || here.0.take_key(&told)).await
+    }
+
+    /// Ends the membership of a host: this host is a signer. Tells all hosts that it can reach,
+    /// before a new machine can have the name.
     ///
     /// # Errors
     /// If this host is no signer, or a file cannot be written.
     pub(crate) async fn forget(
         &self,
-        admission: &Admission,
-        Forget { host }: Forget,
+        admission: Admission,
+        order: Forget,
     ) -> Result<Forgotten, Problem> {
+        let here = self.clone();
+        // Also if the caller hangs up, as a host that leaves may.
+        tokio::spawn(async move { here.end(admission, order).await }).await.map_err(problem)?
+    }
+
+    async fn end(&self, admission: Admission, order: Forget) -> Result<Forgotten, Problem> {
+        let host = order.host.clone();
         if host == *self.0.identity.host() {
             return Err(Problem {
                 error: format!("{host} is this host"),
                 help: Some("run 'aquifer cluster leave'".to_owned()),
             });
         }
-        let (signer, gone) = (admission.clone(), host.clone());
-        let ended = tokio::task::spawn_blocking(move || signer.forget(&gone)).await;
-        self.take_in(ended.map_err(problem)??).await?;
-        let (told, untold) = self.tell_all(&host).await?;
-        Ok(Forgotten { host, told, untold })
-    }
-
-    /// A host leaves by itself. The answer reaches it before its certificates end: the connection
-    /// is closed then.
-    ///
-    /// # Errors
-    /// If this host is no signer.
-    pub(crate) fn left(&self, admission: Admission, host: HostName) -> Result<(), Problem> {
-        if admission.lifetime().is_none() {
-            return Err(problem(format!(
-                "{} does not admit hosts to the cluster",
-                self.0.identity.host()
-            )));
+        // A host of an older version would never learn another key, and would hear nobody.
+        let older = self.0.peers.without_revocations(&host);
+        let (signer, changes_key) = (admission.clone(), older.is_empty());
+        let ended = blocking(move || signer.forget(&order, changes_key)).await;
+        // Also if a part failed: what this process knows, it acts on.
+        self.apply().await;
+        let Ended { until, key } = ended?;
+        if let Some(key) = key {
+            self.take_key(key).await?;
         }
-        admission.free(&host)?;
-        let here = self.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(FAREWELL).await;
-            if let Err(error) = here.forget(&admission, Forget { host }).await {
-                tracing::warn!("cannot end the certificates of a host that left: {}", error.error);
-            }
-        });
-        Ok(())
+        let (told, untold) = self.tell_all(&host).await;
+        let gone = host.clone();
+        blocking(move || admission.free(&gone, until)).await?;
+        Ok(Forgotten { host, told, untold, older })
     }
 
     /// Tells all hosts but one; returns those that know, and those that could not be told.
-    async fn tell_all(&self, gone: &HostName) -> Result<(Vec<HostName>, Vec<HostName>), Problem> {
-        let known = Arc::new(self.known()?);
+    async fn tell_all(&self, gone: &HostName) -> (Vec<HostName>, Vec<HostName>) {
+        let mut known = self.known();
+        // All else, they learn by gossip. The message stays short.
+        known.revoked.retain(|revoked| revoked.host == *gone);
+        let known = Arc::new(known);
         let mut calls = JoinSet::new();
         for host in self.0.peers.known().into_iter().filter(|host| host != gone) {
             let (peers, known) = (self.0.peers.clone(), known.clone());
@@ -176,20 +199,18 @@ impl Revoking {
                 (matches!(timeout(TELL_TIMEOUT, told).await, Ok(Ok(_))), host)
             });
         }
-        let (told, untold): (Vec<_>, Vec<_>) =
-            calls.join_all().await.into_iter().partition(|(told, _)| *told);
-        let mut names = [told, untold].map(|hosts| {
-            let mut names: Vec<_> = hosts.into_iter().map(|(_, host)| host).collect();
-            names.sort();
-            names
-        });
-        Ok((std::mem::take(&mut names[0]), std::mem::take(&mut names[1])))
+        let mut calls = calls.join_all().await;
+        calls.sort();
+        let (told, untold): (Vec<_>, Vec<_>) = calls.into_iter().partition(|(told, _)| *told);
+        let names =
+            |calls: Vec<(bool, HostName)>| calls.into_iter().map(|(_, host)| host).collect();
+        (names(told), names(untold))
     }
 
     /// Learns from the other hosts for as long as the caller polls the future.
     pub(crate) async fn run(self) {
         // Those that the previous agent knew.
-        self.apply();
+        self.apply().await;
         let mut asked = BTreeMap::new();
         let (mut called, mut last): (Option<Instant>, _) = (None, None);
         loop {
@@ -225,8 +246,10 @@ impl Revoking {
 
     /// Asks a host for what it knows; returns whether it answered.
     async fn ask(&self, host: &HostName) -> bool {
-        let asked = self.0.peers.read::<Revocations>(host, path::REVOCATIONS, LARGEST).await;
-        match asked {
+        let asked = self.0.peers.read::<Revocations>(host, path::REVOCATIONS, LARGEST);
+        // A host that is down must not keep this one from asking others.
+        let late = |_| Err(AskError::Lost(problem("it takes too long")));
+        match timeout(ASK_TIMEOUT, asked).await.unwrap_or_else(late) {
             Ok(Some(told)) => match self.take_in(told).await {
                 Ok(()) => true,
                 Err(error) => {
@@ -243,10 +266,15 @@ impl Revoking {
         }
     }
 
+    /// Returns whether a certificate with these times is revoked.
+    pub(crate) fn is_revoked(&self, host: &HostName, validity: &Validity) -> bool {
+        self.0.identity.revocations().covers(host, validity)
+    }
+
     /// Waits until a certificate with these times is revoked.
     pub(crate) async fn revoked(&self, host: &HostName, validity: &Validity) {
         let mut changes = self.0.changes.subscribe();
-        while !self.0.identity.revocations().covers(host, validity) {
+        while !self.is_revoked(host, validity) {
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -255,33 +283,45 @@ impl Revoking {
 }
 
 impl Inner {
-    /// Returns whether anything is new, and the hosts that are newly revoked.
-    fn take_in(&self, told: Revocations) -> Result<(bool, Vec<HostName>), Problem> {
-        let _changing = lock(&self.changing);
-        let before = self.identity.revocations();
-        let of = |Revoked { host, until, signature }| Revocation { host, until, signature };
-        let new = told.revoked.into_iter().map(of).collect();
-        let is_new = self.identity.revoke(new).map_err(problem)?;
-        let key = told.key.map_or(Ok(false), |key| self.take_key(&key))?;
-        let now = self.identity.revocations().list().into_iter();
-        let hosts = now.map(|known| known.host);
-        let hosts = hosts.filter(|host| self.identity.revoked_until(host) > before.until(host));
-        Ok((is_new || key, hosts.collect()))
-    }
-
-    fn take_key(&self, told: &GossipKey) -> Result<bool, Problem> {
-        let Some(gossip) = &self.gossip else { return Ok(false) };
-        let known = self.dir.latest_key().map_err(problem)?;
-        let claim = key_claim(told.number, &told.key);
-        // Two signers may have changed it at once: all hosts agree on one of both.
-        let is_newer =
-            known.is_none_or(|known| (known.number, &known.key) < (told.number, &told.key));
-        if !is_newer || !self.identity.is_signed(&claim, &told.signature) {
-            return Ok(false);
+    fn take_key(&self, told: &GossipKey) -> Result<(), Problem> {
+        let Some(gossip) = &self.gossip else { return Ok(()) };
+        let mut known = lock(&self.key);
+        if !is_newer(known.as_ref(), told) {
+            return Ok(());
+        }
+        if !self.identity.is_signed(&key_claim(told.number, &told.key), &told.signature) {
+            return Ok(());
         }
         let key = Key::from_hex(&told.key).ok_or_else(|| problem("this is no key"))?;
+        // On the disk first: after a restart, a host with the former key would hear nobody.
         self.dir.keep_latest_key(told).map_err(problem)?;
+        *known = Some(told.clone());
         gossip.change_key(key);
-        Ok(true)
+        Ok(())
+    }
+}
+
+/// Returns whether a key replaces the one that is known. Two signers may have changed it at once:
+/// all hosts agree on one of both.
+fn is_newer(known: Option<&GossipKey>, told: &GossipKey) -> bool {
+    known.is_none_or(|known| (known.number, &known.key) < (told.number, &told.key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_hosts_agree_on_one_key() {
+        let key =
+            |number, key: &str| GossipKey { number, key: key.to_owned(), signature: String::new() };
+        let all = [key(1, "f"), key(2, "a"), key(2, "b")];
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]] {
+            let known = order.into_iter().fold(None, |known: Option<&GossipKey>, next| {
+                if is_newer(known, &all[next]) { Some(&all[next]) } else { known }
+            });
+            assert_eq!(known, Some(&all[2]));
+        }
+        assert!(!is_newer(Some(&all[0]), &all[0]), "it is known");
     }
 }

@@ -1,9 +1,11 @@
 //! A token: what a host needs to join.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use aquifer_page::HostName;
 use aquifer_transport::tls::Fingerprint;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -89,6 +91,9 @@ pub(super) struct Kept {
     id: String,
     secret: String,
     ends: u64,
+    /// The hosts that joined with it, and so know it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    known_to: BTreeSet<HostName>,
 }
 
 /// The reason why a signer refuses a proof.
@@ -113,9 +118,32 @@ impl ClusterDir {
         let token = Token { id, secret, ends: now.saturating_add(life.as_secs()), authority };
         let mut kept: Vec<Kept> = self.read(TOKENS)?;
         kept.retain(|kept| kept.ends > now);
-        kept.push(Kept { id: token.id(), secret: hex(&secret), ends: token.ends });
+        kept.push(Kept {
+            id: token.id(),
+            secret: hex(&secret),
+            ends: token.ends,
+            known_to: BTreeSet::new(),
+        });
         self.write_json(TOKENS, &kept)?;
         Ok(token)
+    }
+
+    /// Notes that a host knows a token. The caller [locks](Self::lock) the directory.
+    pub(super) fn note_token(&self, id: &str, host: &HostName) -> Result<(), ClusterError> {
+        let mut kept: Vec<Kept> = self.read(TOKENS)?;
+        let mut known = kept.iter_mut().filter(|kept| kept.id == id);
+        match known.any(|kept| kept.known_to.insert(host.clone())) {
+            true => self.write_json(TOKENS, &kept),
+            false => Ok(()),
+        }
+    }
+
+    /// Ends the tokens that a host knows. The caller [locks](Self::lock) the directory.
+    pub(super) fn end_tokens(&self, host: &HostName) -> Result<(), ClusterError> {
+        let mut kept: Vec<Kept> = self.read(TOKENS)?;
+        let before = kept.len();
+        kept.retain(|kept| !kept.known_to.contains(host));
+        if kept.len() < before { self.write_json(TOKENS, &kept) } else { Ok(()) }
     }
 
     /// Checks a proof. A wrong proof and an unknown token look alike.
@@ -189,6 +217,25 @@ mod tests {
             assert_eq!(bad.parse::<Token>(), Err(TokenError), "{bad}");
         }
         assert!(!format!("{token:?}").contains(&hex(&token.secret)));
+    }
+
+    #[test]
+    fn the_tokens_that_a_host_knows_end_with_it() {
+        let (_dir, cluster) = cluster();
+        let tokens = [(); 3].map(|()| cluster.new_token(HOUR).unwrap());
+        let hosts: [HostName; 2] = ["b", "c"].map(|name| name.parse().unwrap());
+        cluster.note_token(&tokens[0].id(), &hosts[0]).unwrap();
+        for host in &hosts {
+            cluster.note_token(&tokens[1].id(), host).unwrap();
+            cluster.note_token(&tokens[1].id(), host).unwrap();
+        }
+        cluster.end_tokens(&hosts[1]).unwrap();
+        let is_good = |token: &Token| {
+            let proof = token.proof("d", "192.0.2.1:7070", b"request");
+            let claimed = ("d", "192.0.2.1:7070", b"request".as_slice());
+            cluster.check_proof(&token.id(), claimed, &proof, SystemTime::now()).unwrap().is_ok()
+        };
+        assert_eq!(tokens.each_ref().map(is_good), [true, false, true]);
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub enum Caller {
     Local(Person),
     /// The host that the client certificate names.
     Peer(HostName),
-    /// A host whose certificate has ended, and which may only renew it.
+    /// A host whose certificate has ended or does not hold yet, and which may only renew it.
     Lapsed(HostName),
     /// A host without a certificate, which may only ask to join.
     Stranger,
@@ -297,10 +297,14 @@ impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         match parts.extensions.get::<Caller>() {
+            Some(Caller::Peer(host)) if is_revoked(parts, host) => Err(Failure::new(
+                StatusCode::FORBIDDEN,
+                format!("{host} may not be in the cluster any more"),
+            )),
             Some(Caller::Peer(host)) => Ok(Self(host.clone())),
             Some(Caller::Lapsed(host)) => Err(Failure::new(
                 StatusCode::FORBIDDEN,
-                format!("the certificate of {host} has ended: it may only renew it"),
+                format!("the certificate of {host} has lapsed: it may only renew it"),
             )),
             _ => Err(Failure::new(
                 StatusCode::FORBIDDEN,
@@ -308,6 +312,15 @@ impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
             )),
         }
     }
+}
+
+/// Returns whether a host was revoked since it connected: its connection is about to end.
+fn is_revoked(parts: &Parts, host: &HostName) -> bool {
+    let certified = parts.extensions.get::<Certified>();
+    let revoking = parts.extensions.get::<Revoking>();
+    certified
+        .zip(revoking)
+        .is_none_or(|(certified, revoking)| revoking.is_revoked(host, &certified.validity))
 }
 
 /// A caller on this host with the role 'read'; the extractor refuses other callers.
@@ -359,7 +372,7 @@ fn require(parts: &Parts, role: Role) -> Result<(), Failure> {
     }
 }
 
-/// The certificate of the calling host, which may have ended; the extractor refuses other callers.
+/// The certificate of the calling host, which may have lapsed; the extractor refuses other callers.
 struct WithCertificate(Certified);
 
 impl<S: Send + Sync> FromRequestParts<S> for WithCertificate {

@@ -202,7 +202,7 @@ pub(super) async fn forget(
     _: Administrator,
     Body(order): Body<Forget>,
 ) -> Result<Json<Forgotten>, Failure> {
-    Ok(Json(revoking.forget(&admission, order).await?))
+    Ok(Json(revoking.forget(admission, order).await?))
 }
 
 /// Leaves the cluster for good. The agent then ends.

@@ -7,7 +7,7 @@ use aquifer_api::message::{
     Access, Arrive, Awaits, Join, Joined, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq,
     MemLenFin, NextCertificate, Offer, Permit, Renew, Renewed, Revocations, SignedCertificate,
 };
-use aquifer_api::order::Leave;
+use aquifer_api::order::{Forget, Leave};
 use aquifer_api::{Done, Threshold, schema};
 use aquifer_control::Message;
 use aquifer_page::LeaseId;
@@ -247,7 +247,7 @@ pub(super) async fn revocations(
     State(revoking): State<Revoking>,
     FromPeer(_): FromPeer,
 ) -> Result<Json<Revocations>, Failure> {
-    Ok(Json(revoking.known()?))
+    Ok(Json(revoking.known()))
 }
 
 /// Takes in what the authority signed of hosts that may not be in the cluster any more.
@@ -262,7 +262,7 @@ pub(super) async fn revoke(
     Ok(Json(Done {}))
 }
 
-/// A host leaves the cluster: its name is free, and its certificates end.
+/// A host leaves the cluster: its certificates end, and its name is free.
 #[utoipa::path(post, path = "/v1/left", tag = "peers", request_body = Leave,
     responses((status = 200, description = "The agent accepted it.", body = Done), Refusals))]
 pub(super) async fn left(
@@ -271,6 +271,7 @@ pub(super) async fn left(
     FromPeer(from): FromPeer,
     Body(_): Body<Leave>,
 ) -> Answer {
-    revoking.left(admission, from)?;
+    let order = Forget { host: from, force: false };
+    revoking.forget(admission, order).await?;
     Ok(Json(Done {}))
 }

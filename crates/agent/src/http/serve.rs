@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aquifer_page::HostName;
 use aquifer_transport::{accepting, tls};
@@ -111,14 +112,12 @@ impl Endpoints {
                 Some((stream, host, certificate)) = strangers.next() => {
                     let validity = certificate.validity;
                     let router = router.clone().layer(Extension(certificate));
+                    let router = router.layer(Extension(revoking.clone()));
                     let revoking = revoking.clone();
                     connections.spawn(async move {
-                        tokio::select! {
-                            () = converse(stream, router, Caller::Peer(host.clone())) => {}
-                            () = revoking.revoked(&host, &validity) => {
-                                tracing::warn!(%host, "closed the connection of a revoked host");
-                            }
-                        }
+                        let revoked = async { revoking.revoked(&host, &validity).await };
+                        let caller = Caller::Peer(host.clone());
+                        converse_until(stream, router, caller, revoked).await;
                     });
                 }
                 Some(_) = connections.join_next() => {}
@@ -200,7 +199,7 @@ impl Drop for Endpoints {
 }
 
 /// Completes the TLS handshake; returns a host of the cluster. Serves a caller without a
-/// certificate here, if it may call, and one whose certificate has ended.
+/// certificate here, if it may call, and one whose certificate has lapsed.
 async fn welcome(
     stream: TcpStream,
     from: SocketAddr,
@@ -227,13 +226,12 @@ async fn welcome(
     };
     let named = tls::host_name(&certificate).and_then(|host| {
         let validity = tls::Validity::of(&certificate)?;
-        let has_ended = validity.left(SystemTime::now()).is_zero();
-        Ok((host, Certified { certificate, validity, has_ended }))
+        Ok((host, Certified { certificate, validity }))
     });
     match named {
-        Ok((host, certified)) if !certified.has_ended => Some((stream, host, certified)),
+        Ok((host, certified)) if !certified.is_lapsed() => Some((stream, host, certified)),
         Ok((host, certified)) => {
-            tracing::info!(%from, %host, "the certificate of a caller has ended");
+            tracing::info!(%from, %host, "the certificate of a caller has lapsed");
             let router = router.layer(Extension(certified));
             let lapsed = converse(stream, router, Caller::Lapsed(host));
             let _ = tokio::time::timeout(TIMEOUT, lapsed).await;
@@ -251,12 +249,36 @@ async fn converse(
     router: Router,
     caller: Caller,
 ) {
+    converse_until(stream, router, caller, std::future::pending()).await;
+}
+
+/// Answers requests until the caller ends the connection or is revoked. A host that leaves is
+/// revoked by its own request: it gets the answer, and none to another request.
+async fn converse_until(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    router: Router,
+    caller: Caller,
+    revoked: impl Future<Output = ()>,
+) {
+    let host = match &caller {
+        Caller::Peer(host) => Some(host.clone()),
+        _ => None,
+    };
     let service = TowerToHyperService::new(router.layer(Extension(caller)));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = connection.await {
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = revoked => {
+            tracing::warn!(?host, "ends the connection of a revoked host");
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(TIMEOUT, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = ended {
         tracing::debug!("a connection ended early: {error}");
     }
 }

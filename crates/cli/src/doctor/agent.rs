@@ -104,6 +104,10 @@ fn expiry(name: &str, certificate: &Certificate) -> Option<Check> {
     let days = certificate.lifetime_s / 86_400;
     match certificate.state {
         CertificateState::Good => None,
+        CertificateState::Early => {
+            let found = "it does not hold yet: the clock of this host or of the signer was wrong";
+            Some(fault(name, found, format!("set the clocks right; {SIGNER}")))
+        }
         CertificateState::Ending => {
             let found = format!("{} of {days} days: no signer renews it", certificate.left());
             Some(Check::warn(name, found, SIGNER))

@@ -96,14 +96,20 @@ impl Authority {
         Self { lifetime, ..self }
     }
 
-    /// Ends all certificates of a host that were issued until a time, to the second.
+    /// Ends all certificates of a host that were issued until a time, to the second. After `ends`,
+    /// hosts forget the revocation: the caller knows that none of these certificates holds then.
     ///
     /// # Errors
     /// [`TlsError::Issue`] if the key cannot sign.
-    pub fn revoke(&self, host: &HostName, until: SystemTime) -> Result<Revocation, TlsError> {
-        let until = revocation::seconds(until);
-        let signature = self.sign_text(&revocation::claim(host, until))?;
-        Ok(Revocation { host: host.clone(), until, signature })
+    pub fn revoke(
+        &self,
+        host: &HostName,
+        until: SystemTime,
+        ends: SystemTime,
+    ) -> Result<Revocation, TlsError> {
+        let (until, ends) = (revocation::seconds(until), revocation::seconds(ends));
+        let signature = self.sign_text(&revocation::claim(host, until, ends))?;
+        Ok(Revocation { host: host.clone(), until, ends, signature })
     }
 
     /// Signs bytes that no certificate begins with; returns the signature as hexadecimal digits.
@@ -260,7 +266,8 @@ pub(super) fn read_file(path: &Path) -> Result<String, TlsError> {
     fs::read_to_string(path).map_err(|source| TlsError::file("read", path, source))
 }
 
-/// Writes the file atomically: a reader never sees half a key, and a crash leaves the old file.
+/// Writes the file atomically: a reader never sees half a key, and a crash leaves the old file. The
+/// new file survives a loss of power.
 pub(super) fn write_file(
     path: &Path,
     text: &[u8],
@@ -272,7 +279,9 @@ pub(super) fn write_file(
     let draft = Path::new(&draft);
     let written = write_draft(draft, text, mode).and_then(|()| {
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-        rustix::fs::renameat_with(CWD, draft, CWD, path, flags).map_err(io::Error::from)
+        rustix::fs::renameat_with(CWD, draft, CWD, path, flags).map_err(io::Error::from)?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        File::open(dir.unwrap_or(Path::new("."))).and_then(|dir| dir.sync_all())
     });
     written.map_err(|source| {
         let _ = fs::remove_file(draft);

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use aquifer_page::HostName;
 use rustls::client::danger::ServerCertVerifier;
@@ -35,6 +34,7 @@ pub struct Identity {
     server: Arc<ServerConfig>,
     admitting: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
+    listening: Arc<ClientConfig>,
 }
 
 /// A server's configuration, for [`accept`](super::accept).
@@ -102,19 +102,39 @@ impl Identity {
         let server = serve(verifier(), false)?;
         let admitting = serve(verifier().allow_unauthenticated(), true)?;
 
-        let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
-        let inner = inner.map_err(|error| failed(&error))?;
-        let verifier =
-            Verifies::<dyn ServerCertVerifier> { live: live.clone(), lapsed_pass: false, inner };
-        let mut client = ClientConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| failed(&error))?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_client_cert_resolver(Arc::new(Shows { live: live.clone(), introduces: false }));
-        client.resumption = Resumption::disabled();
-        client.enable_secret_extraction = true;
-        Ok(Self { live, server, admitting, client: Arc::new(client) })
+        let call = |lapsed_pass: bool| {
+            let inner =
+                WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone());
+            let inner = inner.build().map_err(|error| failed(&error))?;
+            let live = live.clone();
+            let verifier =
+                Verifies::<dyn ServerCertVerifier> { live: live.clone(), lapsed_pass, inner };
+            let mut client = ClientConfig::builder_with_provider(provider.clone())
+                .with_protocol_versions(&[&TLS13])
+                .map_err(|error| failed(&error))?
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(verifier))
+                .with_client_cert_resolver(Arc::new(Shows { live, introduces: false }));
+            client.resumption = Resumption::disabled();
+            client.enable_secret_extraction = true;
+            Ok::<_, TlsError>(Arc::new(client))
+        };
+        let (client, listening) = (call(false)?, call(true)?);
+        Ok(Self { live, server, admitting, client, listening })
+    }
+
+    /// Makes a thread look for changes of the files for as long as the identity lives. Handshakes
+    /// then read no file, as async code needs.
+    ///
+    /// # Errors
+    /// [`TlsError::Io`] if the thread cannot start.
+    pub fn follow(&self) -> Result<(), TlsError> {
+        self.live.follow()
+    }
+
+    /// Reads the files now, if they changed.
+    pub fn refresh(&self) {
+        self.live.refreshed();
     }
 
     /// Checks that peers will trust the certificate in `dir`: the authority beside it has signed
@@ -132,21 +152,24 @@ impl Identity {
         &self.live.host
     }
 
-    /// Returns the times of this host's certificate, which the function reads again if it changed.
+    /// Returns the times of this host's certificate. The function reads the certificate again if
+    /// it changed, unless [a thread](Self::follow) does.
     pub fn validity(&self) -> Validity {
-        self.live.refreshed().validity
+        self.live.current().own.validity
     }
 
-    /// Returns the revocations that this host knows.
+    /// Returns the revocations that this host knows. The function reads them again if they changed,
+    /// unless [a thread](Self::follow) does.
     pub fn revocations(&self) -> Revocations {
-        self.live.refreshed().revoked.clone()
+        (*self.live.current().revoked).clone()
     }
 
     /// Takes in those revocations that the authority signed, for all processes of this host, and
     /// ends the connections that they concern. Returns whether any is new.
     ///
     /// # Errors
-    /// [`TlsError::File`] if they cannot be recorded.
+    /// [`TlsError::File`] if they cannot be recorded. They hold in this process nevertheless, and
+    /// the next call records them.
     pub fn revoke(&self, new: Vec<Revocation>) -> Result<bool, TlsError> {
         self.live.revoke(new)
     }
@@ -155,11 +178,6 @@ impl Identity {
     /// [`Authority::sign_text`](super::Authority::sign_text).
     pub fn is_signed(&self, content: &[u8], signature: &str) -> bool {
         self.live.is_signed(content, signature)
-    }
-
-    /// Returns until when the certificates of a host are revoked.
-    pub fn revoked_until(&self, host: &HostName) -> Option<SystemTime> {
-        self.live.revoked_until(host)
     }
 
     /// Returns the server's configuration for [`accept`](super::accept), which ends connections
@@ -180,9 +198,16 @@ impl Identity {
         self.server.clone()
     }
 
+    /// Returns a client's configuration for questions whose answers the authority signed: a server's
+    /// certificate may have ended, or not hold yet, as for [`Identity::admitting_config`].
+    pub fn listening_config(&self) -> Arc<ClientConfig> {
+        self.listening.clone()
+    }
+
     /// Returns the configuration of a server that also serves hosts without a certificate, which
     /// want to join. It shows them the authority's certificate. A client's certificate may have
-    /// ended less than [`GRACE`](super::GRACE) ago: the caller must let it do nothing but renew.
+    /// ended less than [`GRACE`](super::GRACE) ago, or not hold yet: the caller must let it do
+    /// nothing but renew.
     pub fn admitting_config(&self) -> Arc<ServerConfig> {
         self.admitting.clone()
     }

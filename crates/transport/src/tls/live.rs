@@ -2,12 +2,15 @@
 //! runs, and none of its connections ends because of a renewal.
 //!
 //! Each handshake compares the files with what is known. While connections are open, a thread does
-//! the same, and ends those whose peer was revoked.
+//! the same, and ends those whose peer was revoked. A process whose handshakes may not wait for
+//! the disk has a thread that always does so. A process never forgets a revocation because of what
+//! a file says.
 
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -35,25 +38,43 @@ pub(super) struct Live {
     pub(super) host: HostName,
     dir: PathBuf,
     authorities: Vec<CertificateDer<'static>>,
-    state: RwLock<Arc<State>>,
-    /// The files that the state is of.
-    read: Mutex<Stamps>,
+    state: RwLock<State>,
+    /// The files that the state is of. Held during each change of the state.
+    read: Mutex<Read>,
     open: Mutex<Open>,
+    /// Whether a thread looks at the files for as long as this lives.
+    is_followed: AtomicBool,
 }
 
-/// What the files say.
-#[derive(Debug)]
+/// What the files say, at one moment.
+#[derive(Clone, Debug)]
 pub(super) struct State {
-    own: Arc<CertifiedKey>,
+    pub(super) own: Arc<Own>,
+    pub(super) revoked: Arc<Revocations>,
+}
+
+/// This host's certificate.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) validity: Validity,
+    shown: Arc<CertifiedKey>,
     /// The same, with the authority's certificate after the host's.
     introduced: Arc<CertifiedKey>,
-    pub(super) validity: Validity,
-    pub(super) revoked: Revocations,
 }
 
 /// Tells whether a file was replaced.
 type Stamp = Option<(u64, i64, i64, u64)>;
-type Stamps = [Stamp; 2];
+
+/// The files as they were read.
+#[derive(Debug)]
+struct Read {
+    certificate: Stamp,
+    revocations: Stamp,
+    /// Whether the last attempt to read or write them failed: the log shows the first of a row.
+    fails: bool,
+    /// Whether the process knows revocations that the file lacks, because a write failed.
+    is_unsaved: bool,
+}
 
 /// Connections with other hosts.
 #[derive(Debug, Default)]
@@ -63,11 +84,9 @@ struct Open {
     is_watched: bool,
 }
 
-fn stamps(dir: &Path) -> Stamps {
-    [HOST_CERTIFICATE, REVOCATIONS].map(|file| {
-        let file = fs::metadata(dir.join(file)).ok()?;
-        Some((file.ino(), file.mtime(), file.mtime_nsec(), file.size()))
-    })
+fn stamp(dir: &Path, file: &str) -> Stamp {
+    let file = fs::metadata(dir.join(file)).ok()?;
+    Some((file.ino(), file.mtime(), file.mtime_nsec(), file.size()))
 }
 
 /// Reads a host's certificate and key. The file of a renewed certificate also has its key, so that
@@ -83,71 +102,131 @@ pub(super) fn own(dir: &Path) -> Result<CertifiedKey, TlsError> {
         .map_err(|error| TlsError::certificate(&path, error))
 }
 
-fn read(dir: &Path, authorities: &[CertificateDer<'static>]) -> Result<State, TlsError> {
-    let own = own(dir)?;
-    let chain = [&own.cert[..], authorities].concat();
-    let introduced = Arc::new(CertifiedKey { cert: chain, ..own.clone() });
-    let validity = Validity::of(&own.cert[0])?;
-    let revoked = Revocations::load(dir, authorities)?;
-    Ok(State { own: Arc::new(own), introduced, validity, revoked })
+impl Own {
+    fn read(dir: &Path, authorities: &[CertificateDer<'static>]) -> Result<Self, TlsError> {
+        let own = own(dir)?;
+        let chain = [&own.cert[..], authorities].concat();
+        let introduced = Arc::new(CertifiedKey { cert: chain, ..own.clone() });
+        let validity = Validity::of(&own.cert[0])?;
+        Ok(Self { validity, shown: Arc::new(own), introduced })
+    }
+
+    fn host(&self) -> Result<HostName, TlsError> {
+        host_name(&self.shown.cert[0])
+    }
 }
 
 impl Live {
     pub(super) fn load(dir: &Path) -> Result<Self, TlsError> {
         let path = dir.join(HOST_CERTIFICATE);
-        let host = host_name(&certificates(&path)?[0])
-            .map_err(|error| TlsError::certificate(&path, error))?;
+        certificates(&path)?;
         let authorities = certificates(&dir.join(CA_CERTIFICATE))?;
-        let stamps = stamps(dir);
+        // Before the files are read: a change meanwhile has them read again.
+        let (certificate, revocations) = (stamp(dir, HOST_CERTIFICATE), stamp(dir, REVOCATIONS));
+        let own = Own::read(dir, &authorities)?;
+        let host = own.host().map_err(|error| TlsError::certificate(&path, error))?;
+        let revoked = Revocations::load(dir, &authorities)?;
+        let state = State { own: Arc::new(own), revoked: Arc::new(revoked) };
         Ok(Self {
             host,
             dir: dir.to_owned(),
-            state: RwLock::new(Arc::new(read(dir, &authorities)?)),
             authorities,
-            read: Mutex::new(stamps),
+            state: RwLock::new(state),
+            read: Mutex::new(Read { certificate, revocations, fails: false, is_unsaved: false }),
             open: Mutex::default(),
+            is_followed: AtomicBool::new(false),
         })
     }
 
-    pub(super) fn state(&self) -> Arc<State> {
+    /// Returns what is known, and reads no file.
+    pub(super) fn state(&self) -> State {
         self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the files if they changed, ends the connections with hosts that are revoked, and
-    /// returns the state.
-    pub(super) fn refreshed(&self) -> Arc<State> {
-        let mut known = lock(&self.read);
-        let found = stamps(&self.dir);
-        if *known != found {
-            match self.read_again() {
-                Ok(state) => *self.state.write().unwrap_or_else(PoisonError::into_inner) = state,
-                Err(error) => tracing::warn!("goes on with the former certificate: {error}"),
-            }
-            *known = found;
-            self.end_revoked();
+    /// Returns the state for a handshake: a thread has read the files, or this call does.
+    pub(super) fn current(&self) -> State {
+        match self.is_followed.load(Ordering::Relaxed) {
+            true => self.state(),
+            false => self.refreshed(),
         }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Reads the files if they changed, ends the connections with hosts that are revoked, and
+    /// returns the state. A file that cannot be read is read again by the next call, and what is
+    /// known of it stays.
+    pub(super) fn refreshed(&self) -> State {
+        let mut read = lock(&self.read);
+        let certificate = self.read_certificate(&mut read);
+        let revocations = self.read_revocations(&mut read);
+        match certificate.and(revocations) {
+            Ok(()) => read.fails = false,
+            Err(error) if !std::mem::replace(&mut read.fails, true) => {
+                tracing::warn!("goes on with what is known of certificates: {error}");
+            }
+            Err(_) => {}
+        }
+        drop(read);
         self.state()
     }
 
-    fn read_again(&self) -> Result<Arc<State>, TlsError> {
-        let state = read(&self.dir, &self.authorities)?;
-        let named = host_name(&state.own.cert[0])?;
+    fn read_certificate(&self, read: &mut Read) -> Result<(), TlsError> {
+        let found = stamp(&self.dir, HOST_CERTIFICATE);
+        if read.certificate == found {
+            return Ok(());
+        }
+        let own = Own::read(&self.dir, &self.authorities)?;
+        let named = own.host()?;
         if named != self.host {
             let path = self.dir.join(HOST_CERTIFICATE);
             return Err(TlsError::certificate(&path, format!("it names host {named} now")));
         }
-        Ok(Arc::new(state))
+        self.change(|state| state.own = Arc::new(own));
+        read.certificate = found;
+        Ok(())
     }
 
-    /// Takes in revocations, for all processes of this host; returns whether any is new.
-    pub(super) fn revoke(&self, new: Vec<Revocation>) -> Result<bool, TlsError> {
-        let mut known = self.refreshed().revoked.clone();
-        if !known.merge(new, &self.authorities) {
-            return Ok(false);
+    fn read_revocations(&self, read: &mut Read) -> Result<(), TlsError> {
+        let found = stamp(&self.dir, REVOCATIONS);
+        if read.revocations == found {
+            return Ok(());
         }
-        known.store(&self.dir)?;
-        self.refreshed();
-        Ok(true)
+        let new = Revocations::load(&self.dir, &self.authorities)?;
+        self.learn(new.list());
+        read.revocations = found;
+        Ok(())
+    }
+
+    /// Adds to what this process knows, and ends connections at once. Returns whether any is new.
+    fn learn(&self, new: Vec<Revocation>) -> bool {
+        let mut known = (*self.state().revoked).clone();
+        let is_new = known.merge(new, &self.authorities, SystemTime::now());
+        self.change(|state| state.revoked = Arc::new(known));
+        if is_new {
+            self.end_revoked();
+        }
+        is_new
+    }
+
+    /// Takes in revocations, for all processes of this host; returns whether any is new. They hold
+    /// in this process even if the file cannot be written; the next call then writes it.
+    pub(super) fn revoke(&self, new: Vec<Revocation>) -> Result<bool, TlsError> {
+        let mut read = lock(&self.read);
+        let is_new = self.learn(new);
+        if is_new || read.is_unsaved {
+            read.is_unsaved = true;
+            // What another process recorded meanwhile stays in the file; what is damaged does not.
+            if let Err(error) = self.read_revocations(&mut read) {
+                tracing::warn!("replaces what cannot be read: {error}");
+            }
+            self.state().revoked.store(&self.dir)?;
+            read.revocations = stamp(&self.dir, REVOCATIONS);
+            read.is_unsaved = false;
+        }
+        Ok(is_new)
     }
 
     pub(super) fn is_signed(&self, content: &[u8], signature: &str) -> bool {
@@ -165,14 +244,29 @@ impl Live {
         open.connections.retain(|(_, _, socket)| socket.strong_count() > 0);
         open.connections.push((peer.clone(), validity, socket.weak()));
         if !open.is_watched {
-            let live = Arc::downgrade(self);
+            // The thread keeps what it looks at: the connection may outlive all else of it.
+            let live = self.clone();
             let named = thread::Builder::new().name("certificates".to_owned());
-            named.spawn(move || follow(&live))?;
+            named.spawn(move || watch_files(&live))?;
             open.is_watched = true;
         }
         drop(open);
         // It may have been revoked during the handshake.
         self.end_revoked();
+        Ok(())
+    }
+
+    /// Makes a thread look at the files for as long as this lives.
+    pub(super) fn follow(self: &Arc<Self>) -> Result<(), TlsError> {
+        let mut open = lock(&self.open);
+        if self.is_followed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let live = Arc::downgrade(self);
+        let named = thread::Builder::new().name("certificates".to_owned());
+        named.spawn(move || follow_files(&live))?;
+        open.is_watched = true;
+        self.is_followed.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -192,33 +286,36 @@ impl Live {
     fn is_in_use(&self) -> bool {
         let mut open = lock(&self.open);
         open.connections.retain(|(_, _, socket)| socket.strong_count() > 0);
-        open.is_watched = !open.connections.is_empty();
-        open.is_watched
+        open.is_watched = !open.connections.is_empty() || self.is_followed.load(Ordering::Relaxed);
+        !open.connections.is_empty()
     }
 
     pub(super) fn is_revoked(&self, certificate: &CertificateDer<'_>) -> bool {
-        let state = self.refreshed();
+        let state = self.current();
         match (host_name(certificate), Validity::of(certificate)) {
             (Ok(host), Ok(validity)) => state.revoked.covers(&host, &validity),
             // No host at all: others refuse it.
             _ => false,
         }
     }
-
-    /// Returns until when the certificates of a host are revoked.
-    pub(super) fn revoked_until(&self, host: &HostName) -> Option<SystemTime> {
-        self.state().revoked.until(host)
-    }
 }
 
-fn follow(live: &Weak<Live>) {
+fn watch_files(live: &Live) {
     loop {
         thread::sleep(LOOK);
-        let Some(live) = live.upgrade() else { return };
         live.refreshed();
         if !live.is_in_use() {
             return;
         }
+    }
+}
+
+fn follow_files(live: &Weak<Live>) {
+    while let Some(live) = live.upgrade() {
+        live.refreshed();
+        // The thread must not keep it.
+        drop(live);
+        thread::sleep(LOOK);
     }
 }
 
@@ -232,14 +329,14 @@ pub(super) struct Shows {
 
 impl ResolvesServerCert for Shows {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let state = self.live.refreshed();
-        Some(if self.introduces { state.introduced.clone() } else { state.own.clone() })
+        let own = self.live.current().own;
+        Some(if self.introduces { own.introduced.clone() } else { own.shown.clone() })
     }
 }
 
 impl ResolvesClientCert for Shows {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        Some(self.live.refreshed().own.clone())
+        Some(self.live.current().own.shown.clone())
     }
 
     fn has_certs(&self) -> bool {

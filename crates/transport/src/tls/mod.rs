@@ -29,8 +29,8 @@ pub use authority::{Authority, CA_CERTIFICATE, CA_KEY, HOST_CERTIFICATE, HOST_KE
 pub use handshake::{accept, connect};
 pub use identity::{Client, Identity, Server, host_name};
 pub use joining::{Fingerprint, Request, fingerprint, joining_config, same_key};
-pub use renewing::{Renewal, other_names, own_certificate};
-pub use revocation::{REVOCATIONS, Revocation, Revocations};
+pub use renewing::{Renewal, have_same_key, other_names, own_certificate};
+pub use revocation::{REVOCATIONS, Revocation, Revocations, keep_revocations};
 pub use stream::TlsStream;
 pub use validity::{
     Expiry, GRACE, LIFETIME, LONGEST_LIFETIME, SHORTEST_DRILL, SHORTEST_LIFETIME, Validity,

@@ -77,6 +77,15 @@ pub fn own_certificate(dir: &Path) -> Result<CertificateDer<'static>, TlsError> 
     Ok(certificates(&dir.join(HOST_CERTIFICATE))?.swap_remove(0))
 }
 
+/// Returns whether two certificates are for one key.
+pub fn have_same_key(one: &CertificateDer<'_>, other: &CertificateDer<'_>) -> bool {
+    let key = |der: &CertificateDer<'_>| {
+        let (_, parsed) = X509Certificate::from_der(der).ok()?;
+        Some(parsed.public_key().raw.to_vec())
+    };
+    key(one).is_some_and(|one| Some(one) == key(other))
+}
+
 /// Returns the names of a certificate besides that of its host: those by which programs reach it.
 ///
 /// # Errors

@@ -2,7 +2,8 @@
 //!
 //! A revocation names a host and a time, and ends all its certificates that were issued until then.
 //! So it also ends those that the signer has no record of, and a new machine can have the name.
-//! Revocations merge in any order: of two for one host, the later holds.
+//! Revocations merge in any order: of two for one host, the later holds. A revocation says when the
+//! last of these certificates ends, so that hosts can forget it and the list stays short.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::authority::write_file;
+use super::joining::certificate;
 use super::{TlsError, Validity};
 
 /// The file of the revocations that a host knows, beside its certificate.
@@ -28,6 +30,8 @@ pub struct Revocation {
     pub host: HostName,
     /// Seconds since 1970. Certificates issued until then are revoked.
     pub until: u64,
+    /// Seconds since 1970. Then all these certificates have ended, and nobody renews them.
+    pub ends: u64,
     /// The authority's signature (ECDSA P-256, SHA-256, ASN.1 DER) as hexadecimal digits.
     pub signature: String,
 }
@@ -38,8 +42,8 @@ pub struct Revocations(BTreeMap<HostName, Revocation>);
 
 /// Returns the bytes that the authority signs. A certificate begins otherwise, and a name has no
 /// zero byte.
-pub(super) fn claim(host: &HostName, until: u64) -> Vec<u8> {
-    format!("aquifer revoke\0{host}\0{until}").into_bytes()
+pub(super) fn claim(host: &HostName, until: u64, ends: u64) -> Vec<u8> {
+    format!("aquifer revoke\0{host}\0{until}\0{ends}").into_bytes()
 }
 
 pub(super) fn seconds(time: SystemTime) -> u64 {
@@ -72,9 +76,28 @@ pub(super) fn is_signed(
     })
 }
 
+/// Records revocations beside the certificate that a host is about to get: those that the authority
+/// (PEM) signed.
+///
+/// # Errors
+/// [`TlsError::Peer`] if the authority's certificate is malformed, [`TlsError::File`] if the file
+/// cannot be read or written.
+pub fn keep_revocations(
+    dir: &Path,
+    new: Vec<Revocation>,
+    authority_pem: &str,
+) -> Result<(), TlsError> {
+    let authorities = [certificate(authority_pem)?];
+    let mut known = Revocations::load(dir, &authorities)?;
+    match known.merge(new, &authorities, SystemTime::now()) {
+        true => known.store(dir),
+        false => Ok(()),
+    }
+}
+
 impl Revocation {
     fn is_of(&self, authorities: &[CertificateDer<'_>]) -> bool {
-        is_signed(&claim(&self.host, self.until), &self.signature, authorities)
+        is_signed(&claim(&self.host, self.until, self.ends), &self.signature, authorities)
     }
 }
 
@@ -92,7 +115,7 @@ impl Revocations {
         let read: Vec<Revocation> = serde_json::from_slice(&text)
             .map_err(|error| TlsError::file("read", &path, error.into()))?;
         let mut known = Self::default();
-        known.merge(read, authorities);
+        known.merge(read, authorities, SystemTime::now());
         Ok(known)
     }
 
@@ -103,14 +126,18 @@ impl Revocations {
         write_file(&path, &text, 0o644, true)
     }
 
-    /// Takes in the revocations that an authority signed; returns whether any is new.
+    /// Takes in the revocations that an authority signed, and forgets those that are over; returns
+    /// whether any is new.
     pub(super) fn merge(
         &mut self,
         others: impl IntoIterator<Item = Revocation>,
         authorities: &[CertificateDer<'_>],
+        now: SystemTime,
     ) -> bool {
+        let now = seconds(now);
+        self.0.retain(|_, known| known.ends >= now);
         let mut is_new = false;
-        for other in others {
+        for other in others.into_iter().filter(|other| other.ends >= now) {
             let known = self.0.get(&other.host).map(|known| known.until);
             if known.is_none_or(|known| known < other.until) && other.is_of(authorities) {
                 self.0.insert(other.host.clone(), other);
@@ -130,6 +157,11 @@ impl Revocations {
         self.0.get(host).map(|known| UNIX_EPOCH + Duration::from_secs(known.until))
     }
 
+    /// Returns when the revocation of a host is over.
+    pub fn ends(&self, host: &HostName) -> Option<SystemTime> {
+        self.0.get(host).map(|known| UNIX_EPOCH + Duration::from_secs(known.ends))
+    }
+
     /// Returns whether a certificate of this host, with these times, is revoked.
     pub fn covers(&self, host: &HostName, validity: &Validity) -> bool {
         self.until(host).is_some_and(|until| validity.issued <= until)
@@ -141,8 +173,8 @@ impl Revocations {
             return 0;
         }
         let mut digest = Context::new(&SHA256);
-        for Revocation { host, until, .. } in self.0.values() {
-            digest.update(&claim(host, *until));
+        for Revocation { host, until, ends, .. } in self.0.values() {
+            digest.update(&claim(host, *until, *ends));
             digest.update(b"\0");
         }
         let mut first = [0; 8];
@@ -163,6 +195,9 @@ mod tests {
         (authority, CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap())
     }
 
+    /// Seconds since 1970, far in the future.
+    const FAR: u64 = 9_000_000_000;
+
     fn at(seconds: u64) -> SystemTime {
         UNIX_EPOCH + Duration::from_secs(seconds)
     }
@@ -173,14 +208,17 @@ mod tests {
         let (authority_a, a) = authority(&dir.path().join("a"));
         let (authority_b, b) = authority(&dir.path().join("b"));
         let host: HostName = "c".parse().unwrap();
-        let good = authority_a.revoke(&host, at(1000)).unwrap();
-        let foreign = authority_b.revoke(&host, at(2000)).unwrap();
+        let good = authority_a.revoke(&host, at(1000), at(FAR)).unwrap();
+        let foreign = authority_b.revoke(&host, at(2000), at(FAR)).unwrap();
         let later = Revocation { until: 3000, ..good.clone() };
+        let longer = Revocation { ends: FAR + 1, ..good.clone() };
         let other = Revocation { host: "d".parse().unwrap(), ..good.clone() };
         let mut known = Revocations::default();
-        assert!(!known.merge([foreign.clone(), later, other], &[a.clone()]));
+        let false_ones = [foreign.clone(), later, longer, other];
+        assert!(!known.merge(false_ones, std::slice::from_ref(&a), at(0)));
         assert_eq!(known.digest(), 0);
-        assert!(known.merge([good.clone()], &[a.clone()]) && !known.merge([good], &[a.clone()]));
+        assert!(known.merge([good.clone()], std::slice::from_ref(&a), at(0)));
+        assert!(!known.merge([good], std::slice::from_ref(&a), at(0)));
         let of = |issued| Validity { issued: at(issued), ends: at(9000) };
         assert!(known.covers(&host, &of(1000)) && known.covers(&host, &of(0)));
         assert!(!known.covers(&host, &of(1001)), "a new machine has the name");
@@ -194,11 +232,13 @@ mod tests {
     fn revocations_merge_alike_in_any_order() {
         let dir = tempfile::tempdir().unwrap();
         let (authority, a) = authority(dir.path());
-        let one = |name: &str, until| authority.revoke(&name.parse().unwrap(), at(until)).unwrap();
+        let one = |name: &str, until| {
+            authority.revoke(&name.parse().unwrap(), at(until), at(FAR)).unwrap()
+        };
         let all = [one("c", 5), one("c", 9), one("d", 1), one("c", 7)];
         let merged = |order: [usize; 4]| {
             let mut known = Revocations::default();
-            known.merge(order.map(|index| all[index].clone()), std::slice::from_ref(&a));
+            known.merge(order.map(|index| all[index].clone()), std::slice::from_ref(&a), at(0));
             known
         };
         let first = merged([0, 1, 2, 3]);
@@ -207,5 +247,35 @@ mod tests {
             assert_eq!(merged(order).list().len(), 2);
             assert_eq!(merged(order).digest(), first.digest());
         }
+    }
+
+    #[test]
+    fn a_revocation_is_forgotten_when_its_certificates_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (authority, a) = authority(dir.path());
+        let one =
+            |name: &str, ends| authority.revoke(&name.parse().unwrap(), at(10), at(ends)).unwrap();
+        let authorities = std::slice::from_ref(&a);
+        let mut known = Revocations::default();
+        assert!(known.merge([one("c", 100), one("d", 200)], authorities, at(50)));
+        assert!(!known.merge([], authorities, at(100)), "nothing is new");
+        assert_eq!(known.list().len(), 2);
+        assert!(!known.merge([one("c", 100)], authorities, at(101)), "a host that is behind");
+        assert_eq!(known.list().iter().map(|known| known.host.as_str()).collect::<Vec<_>>(), ["d"]);
+    }
+
+    #[test]
+    fn a_new_member_begins_with_the_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let (authority, a) = authority(&dir.path().join("ca"));
+        let (other, _) = self::authority(&dir.path().join("other"));
+        let host: HostName = "c".parse().unwrap();
+        let list = vec![
+            authority.revoke(&host, at(10), at(FAR)).unwrap(),
+            other.revoke(&"d".parse().unwrap(), at(10), at(FAR)).unwrap(),
+        ];
+        keep_revocations(dir.path(), list, &authority.certificate().unwrap()).unwrap();
+        let known = Revocations::load(dir.path(), &[a]).unwrap();
+        assert_eq!((known.list().len(), known.until(&host)), (1, Some(at(10))));
     }
 }

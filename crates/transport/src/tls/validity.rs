@@ -24,6 +24,9 @@ pub const LONGEST_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The time after its end in which a certificate can still be renewed, and nothing else.
 pub const GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// How far in the future a certificate may have been issued: the clocks of hosts differ.
+const AHEAD: Duration = Duration::from_secs(10 * 60);
+
 /// The time between two attempts to renew doubles from the first of these to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
 
@@ -39,6 +42,9 @@ pub struct Validity {
 /// What a certificate's remaining time calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
+    /// It does not hold yet: the clock of a signer was wrong. It can be renewed, and opens nothing
+    /// else.
+    Early,
     /// More than a third of its lifetime is left.
     Good,
     /// Less than a third is left: renewal fails, or the agent does not run.
@@ -88,14 +94,32 @@ impl Validity {
     /// so that a signer can be down for two thirds. A certificate from before lifetimes were short
     /// is renewed at once.
     pub fn renewal_at(&self) -> SystemTime {
-        let lifetime = self.lifetime();
-        if lifetime > LONGEST_LIFETIME + DAY { self.issued } else { self.issued + lifetime / 3 }
+        if self.is_long() { self.issued } else { self.issued + self.lifetime() / 3 }
+    }
+
+    /// Returns whether the host asks for the next certificate now. It also does so if this one is
+    /// of the future, because the clock of a signer was wrong.
+    pub fn is_due(&self, now: SystemTime) -> bool {
+        now >= self.renewal_at() || self.issued > now + AHEAD
+    }
+
+    /// Returns whether the certificate lives longer than any that a signer gives now: it is from
+    /// before certificates were short.
+    pub fn is_long(&self) -> bool {
+        self.lifetime() > LONGEST_LIFETIME + DAY
+    }
+
+    /// Returns whether peers accept the certificate at this time.
+    pub fn holds(&self, now: SystemTime) -> bool {
+        now < self.ends && now + CLOCK_SKEW >= self.issued
     }
 
     /// Says what the remaining time calls for.
     pub fn expiry(&self, now: SystemTime) -> Expiry {
         let left = self.left(now);
-        if now.duration_since(self.ends).is_ok_and(|ended| ended > GRACE) {
+        if now + CLOCK_SKEW < self.issued {
+            Expiry::Early
+        } else if now.duration_since(self.ends).is_ok_and(|ended| ended > GRACE) {
             Expiry::Lost
         } else if left.is_zero() {
             Expiry::Ended
@@ -138,9 +162,19 @@ mod tests {
         ] {
             assert_eq!(week.expiry(week.issued + after), expiry, "{after:?}");
         }
-        // A clock that was set back finds a certificate of the future, which is good.
-        assert_eq!(week.expiry(week.issued - HOUR), Expiry::Good);
-        assert!(week.renewal_at() > week.issued - HOUR);
+    }
+
+    #[test]
+    fn a_certificate_of_the_future_is_renewed_at_once() {
+        let week = lasting(LIFETIME);
+        let set_back = |by: Duration| week.issued - by;
+        assert_eq!(week.expiry(set_back(HOUR)), Expiry::Good);
+        assert!(week.holds(set_back(HOUR)) && week.is_due(set_back(HOUR)));
+        assert!(!week.is_due(set_back(AHEAD)), "clocks differ");
+        assert_eq!(week.expiry(set_back(DAY * 2)), Expiry::Early);
+        assert!(!week.holds(set_back(DAY * 2)) && week.is_due(set_back(DAY * 2)));
+        assert!(!week.is_due(week.issued) && week.is_due(week.issued + LIFETIME / 2));
+        assert!(week.holds(week.issued) && !week.holds(week.ends));
     }
 
     #[test]

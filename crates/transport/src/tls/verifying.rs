@@ -1,7 +1,7 @@
 //! What a host demands of its peers' certificates: webpki's checks, and that nobody revoked them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -15,8 +15,8 @@ use super::validity::{GRACE, Validity};
 #[derive(Debug)]
 pub(super) struct Verifies<T: ?Sized> {
     pub(super) live: Arc<Live>,
-    /// Whether a certificate that ended not long ago passes. The server then serves nothing but its
-    /// renewal.
+    /// Whether a certificate passes that ended not long ago, or does not hold yet. A server then
+    /// serves nothing but its renewal. A client then believes only what the authority signed.
     pub(super) lapsed_pass: bool,
     pub(super) inner: Arc<T>,
 }
@@ -30,12 +30,33 @@ impl<T: ?Sized> Verifies<T> {
     }
 }
 
-/// Returns the time at which a certificate that ended not long ago was valid for the last time.
-fn last_moment(certificate: &CertificateDer<'_>, now: UnixTime) -> Option<UnixTime> {
-    let ends = Validity::of(certificate).ok()?.ends;
-    let ends = ends.duration_since(std::time::UNIX_EPOCH).ok()?;
-    let is_recent = Duration::from_secs(now.as_secs()) < ends + GRACE;
-    is_recent.then(|| UnixTime::since_unix_epoch(ends - Duration::from_secs(1)))
+/// Returns the last moment of a certificate that ended not long ago, and the time of issue of one
+/// that does not hold yet.
+fn valid_moment(certificate: &CertificateDer<'_>, now: UnixTime) -> Option<UnixTime> {
+    let since_1970 = |time: SystemTime| time.duration_since(UNIX_EPOCH).ok();
+    let Validity { issued, ends } = Validity::of(certificate).ok()?;
+    let (issued, ends) = (since_1970(issued)?, since_1970(ends)?);
+    let now = Duration::from_secs(now.as_secs());
+    let moment = if now < issued { issued } else { ends.checked_sub(Duration::from_secs(1))? };
+    (now < ends + GRACE).then(|| UnixTime::since_unix_epoch(moment))
+}
+
+/// Verifies a certificate now. If it only does not hold now, and may pass nevertheless, verifies
+/// it at a time when it holds.
+fn verify<V>(
+    (certificate, now): (&CertificateDer<'_>, UnixTime),
+    lapsed_pass: bool,
+    verify: impl Fn(UnixTime) -> Result<V, Error>,
+) -> Result<V, Error> {
+    verify(now).or_else(|error| match error {
+        Error::InvalidCertificate(
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. },
+        ) if lapsed_pass => valid_moment(certificate, now).map_or(Err(error), verify),
+        _ => Err(error),
+    })
 }
 
 impl ClientCertVerifier for Verifies<dyn ClientCertVerifier> {
@@ -57,12 +78,8 @@ impl ClientCertVerifier for Verifies<dyn ClientCertVerifier> {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verify = |at| self.inner.verify_client_cert(end_entity, intermediates, at);
-        let verified = verify(now).or_else(|error| match error {
-            Error::InvalidCertificate(
-                CertificateError::Expired | CertificateError::ExpiredContext { .. },
-            ) if self.lapsed_pass => last_moment(end_entity, now).map_or(Err(error), verify),
-            _ => Err(error),
+        let verified = verify((end_entity, now), self.lapsed_pass, |at| {
+            self.inner.verify_client_cert(end_entity, intermediates, at)
         })?;
         self.refuse_revoked(end_entity)?;
         Ok(verified)
@@ -100,7 +117,9 @@ impl ServerCertVerifier for Verifies<dyn ServerCertVerifier> {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let verified = self.inner.verify_server_cert(end_entity, intermediates, name, ocsp, now)?;
+        let verified = verify((end_entity, now), self.lapsed_pass, |at| {
+            self.inner.verify_server_cert(end_entity, intermediates, name, ocsp, at)
+        })?;
         self.refuse_revoked(end_entity)?;
         Ok(verified)
     }

@@ -34,7 +34,7 @@ pub struct Forget {
     /// Shut out a host that is up
     ///
     /// Its pages at other hosts are lost to it, and the pages that it lends are lost to others,
-    /// except those with a second copy.
+    /// except those with a second copy. The tokens that it knows end, too.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -52,7 +52,8 @@ pub(super) const MANUAL: Manual = Manual {
     notes: &[(
         "Security",
         "The signer signs the end of all certificates that the host has until now, and a new key \
-         for the gossip. Nothing takes that back: to return, the host must join again.",
+         for the gossip. Nothing takes that back: to return, the host must join again. With --force, \
+         the tokens end by which the host joined.",
     )],
     see_also: &["aquifer-cluster-leave(1)", "aquifer-cluster-join(1)"],
     ..Manual::NONE
@@ -77,12 +78,12 @@ impl Forget {
             let help = "run 'aquifer cluster leave' there, or shut it out with --force";
             return Err(Failure::new(what, why).help(help));
         }
-        let _locked = cluster.lock().or_fail(|| what)?;
+        // The agent locks the directory: it alone changes what is there.
         if !self.force && !cluster.admitted().or_fail(|| what)?.contains(&self.name) {
             let why = format!("no host {} has joined, or it has left: the name is free", self.name);
             return Err(Failure::new(what, why).help("'aquifer cluster status' lists the hosts"));
         }
-        let order = Order { host: self.name };
+        let order = Order { host: self.name, force: self.force };
         let forgotten: Forgotten =
             agent.call(what, LIMIT, async |client| client.post(path::FORGET, &order).await)?;
         output::answer(common.json, &forgotten, text)?;
@@ -90,7 +91,7 @@ impl Forget {
     }
 }
 
-fn text(Forgotten { host, told, untold }: &Forgotten) -> String {
+fn text(Forgotten { host, told, untold, older }: &Forgotten) -> String {
     let names =
         |hosts: &[HostName]| hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let mut text =
@@ -100,6 +101,12 @@ fn text(Forgotten { host, told, untold }: &Forgotten) -> String {
     }
     if !untold.is_empty() {
         text += &format!("\nnot yet known to {}: they learn it when they are back", names(untold));
+    }
+    if !older.is_empty() {
+        text += &format!(
+            "\n{host} can still hear gossip: {} must first run this version of aquifer",
+            names(older)
+        );
     }
     text
 }

@@ -9,10 +9,10 @@ use std::time::SystemTime;
 
 use aquifer_agent::cluster::{Key, Token};
 use aquifer_api::client::{CallError, Client};
-use aquifer_api::message::{Join as Message, Joined};
+use aquifer_api::message::{Join as Message, Joined, Revoked};
 use aquifer_api::path;
 use aquifer_page::HostName;
-use aquifer_transport::tls::{Request, joining_config};
+use aquifer_transport::tls::{Request, Revocation, joining_config, keep_revocations};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use clap::Args;
@@ -111,10 +111,15 @@ impl Join {
         })?;
         let members = joined.members.into_iter().map(|member| (member.host, member.address));
         let members: BTreeMap<_, _> = members.filter(|(name, _)| *name != host.name).collect();
-        host.cluster.join(&key, &members, joined.life).or_fail(|| WHAT)?;
+        let known = joined.revocations.unwrap_or_default();
+        host.cluster.join(&key, &members, joined.life, known.key.as_ref()).or_fail(|| WHAT)?;
         host.configure()?;
         // The certificate is last: with it, this host belongs to the cluster.
         let authority = self.token.authority();
+        let of =
+            |Revoked { host, until, ends, signature }| Revocation { host, until, ends, signature };
+        let revoked = known.revoked.into_iter().map(of).collect();
+        keep_revocations(&host.tls, revoked, &joined.authority).or_fail(|| WHAT)?;
         request
             .keep(&host.name, &joined.certificate, &joined.authority, authority)
             .or_fail(|| WHAT)?;

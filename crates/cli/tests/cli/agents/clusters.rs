@@ -112,18 +112,18 @@ fn a_host_that_stops_says_so() {
 }
 
 /// A host that is not in the cluster yet.
-struct Outsider<'a> {
+pub(super) struct Outsider<'a> {
     cluster: &'a Cluster,
     dir: PathBuf,
     address: Ipv4Addr,
 }
 
 impl<'a> Outsider<'a> {
-    fn new(cluster: &'a Cluster, dir: &str) -> Self {
+    pub(super) fn new(cluster: &'a Cluster, dir: &str) -> Self {
         Self { cluster, dir: cluster.dir().join(dir), address: address() }
     }
 
-    fn join(&self, through: &Host, token: &str, name: &str) -> Answer {
+    pub(super) fn join(&self, through: &Host, token: &str, name: &str) -> Answer {
         let signer = through.api().to_string();
         let mut command = binary().command(self.cluster.dir());
         command.args(["cluster", "join", &signer, "--token", token, "--host", name]);

@@ -1,12 +1,15 @@
 //! Tests of hosts that are shut out of their cluster. None of these tests swaps.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use aquifer_api::path;
 use aquifer_api::status::Standing;
 use aquifer_page::Bytes;
+use aquifer_transport::tls;
 
 use super::certificates::{Open, can_lend, knows, with_program};
+use super::clusters::Outsider;
 use super::framework::{Answer, Cluster, Host, Identity, Spec, lacks_rights, wait_until};
 
 /// The time in which all hosts that are up must shut a host out: the requirement says seconds.
@@ -79,6 +82,11 @@ fn a_host_that_is_forgotten_is_shut_out_for_good() {
     c.kill_agent();
     let _ = Answer::of(&mut c.aquifer(&["region", "rm", "items"]));
     cluster.forget("c");
+    // The former one knew the first token, which has ended.
+    let outsider = Outsider::new(&cluster, "outsider");
+    let refused = outsider.join(&cluster["a"], cluster.token(), "c");
+    refused.must_fail(1, &["does not know this token"]);
+    cluster.make_token();
     cluster.join(keeps("c"));
     let (b, c) = (&cluster["b"], &cluster["c"]);
     wait_until("b knows the new c", || knows(b, "c", Standing::Up));
@@ -105,4 +113,71 @@ fn a_borrower_closes_its_connections_to_a_revoked_lender() {
     assert!(begun.elapsed() < SECONDS, "{:?}", begun.elapsed());
     drop(program);
     let _ = Answer::of(&mut b.aquifer(&["region", "rm", "items"]));
+}
+
+#[test]
+fn a_host_that_leaves_and_joins_at_once_is_a_member() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created(keeps("a"));
+    cluster.join(keeps("b"));
+    cluster.join(keeps("c"));
+    wait_until("b knows c", || knows(&cluster["b"], "c", Standing::Up));
+    let kept = cluster.dir().join("kept");
+    fs::create_dir(&kept).unwrap();
+    for file in ["ca.pem", "host.pem", "host.key"] {
+        fs::copy(cluster["c"].tls().join(file), kept.join(file)).unwrap();
+    }
+    let former = Identity::load(&kept);
+    let mut leave = cluster["c"].aquifer(&["cluster", "leave", "--config"]);
+    assert_eq!(Answer::of(leave.arg(cluster["c"].config())).code, Some(0));
+    wait_until("the agent of c ends", || cluster["c"].ended().is_some());
+    cluster.forget("c");
+    cluster.join(keeps("c"));
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    // It begins with what the others know.
+    let known = tls::Identity::load(&c.tls()).unwrap().revocations();
+    assert!(known.until(&c.host_name()).is_some());
+    wait_until("b knows the new c", || knows(b, "c", Standing::Up));
+    let since = Instant::now();
+    wait_until("some seconds have passed", || {
+        assert_eq!(Identity::load(&c.tls()).get(b, path::OFFER).unwrap()["host"], "b");
+        assert_eq!(Identity::load(&c.tls()).get(a, path::OFFER).unwrap()["host"], "a");
+        since.elapsed() > Duration::from_secs(4)
+    });
+    for host in [a, b] {
+        let error = former.get(host, path::OFFER).map_err(|error| error.to_string()).unwrap_err();
+        assert!(error.contains("CertificateRevoked"), "{error}");
+    }
+}
+
+#[test]
+fn a_signer_from_an_older_copy_hears_of_revocations() {
+    if lacks_rights() {
+        return;
+    }
+    let mut cluster = Cluster::created(keeps("a"));
+    cluster.join(keeps("b"));
+    cluster.join(keeps("c"));
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    wait_until("all know each other", || {
+        knows(a, "c", Standing::Up) && knows(a, "b", Standing::Up) && knows(b, "c", Standing::Up)
+    });
+    let record = a.cluster().join("hosts/c.pem");
+    let copy = fs::read(&record).unwrap();
+    let former = Identity::load(&c.tls());
+    assert_eq!(forget(a, &["c", "--force"]).code, Some(0));
+    a.kill_agent();
+    fs::write(&record, copy).unwrap();
+    fs::remove_file(a.tls().join("revoked.json")).unwrap();
+    fs::remove_file(a.cluster().join("gossip.latest.json")).unwrap();
+    a.restart();
+    wait_until("a knows that c is revoked", || {
+        let known = tls::Identity::load(&a.tls()).unwrap().revocations();
+        known.until(&c.host_name()).is_some()
+    });
+    let error = former.get(a, path::OFFER).map_err(|error| error.to_string()).unwrap_err();
+    assert!(error.contains("CertificateRevoked"), "{error}");
+    wait_until("a hears gossip under the present key", || knows(a, "b", Standing::Up));
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use tempfile::TempDir;
 
-use super::{Host, Spec, Stranger};
+use super::{Answer, Host, Spec, Stranger};
 use crate::common::binary;
 
 /// Some hosts that `aquifer cluster init` admitted; their drop ends them and removes all their
@@ -98,6 +98,14 @@ impl Cluster {
     /// Returns the token of a cluster that was [`created`](Self::created).
     pub fn token(&self) -> &str {
         self.token.as_deref().unwrap()
+    }
+
+    /// Makes another token, for hosts that [`join`](Self::join) from now on.
+    pub fn make_token(&mut self) {
+        let signer = self.hosts.first().unwrap();
+        let mut token = signer.aquifer(&["cluster", "token", "--json", "--config"]);
+        let made: serde_json::Value = Answer::of(token.arg(signer.config())).json();
+        self.token = made["token"].as_str().map(str::to_owned);
     }
 
     fn start(&self) {
