@@ -434,12 +434,11 @@ impl Peers {
         known.filter_map(|(host, peer)| Some((host, peer.last().revocations?))).collect()
     }
 
-    /// Returns the hosts besides `gone` that are up and tell nothing of revocations: those of an
-    /// older version.
-    pub(crate) fn without_revocations(&self, gone: &HostName) -> Vec<HostName> {
+    /// Returns the hosts that are up and have told nothing of revocations: those of an older
+    /// version, and those that have told nothing at all yet.
+    pub(crate) fn without_revocations(&self) -> BTreeSet<HostName> {
         let up = self.all().into_iter().filter(|(_, peer)| peer.standing == Standing::Up);
-        let silent = up.filter(|(host, peer)| host != gone && peer.last().revocations.is_none());
-        silent.map(|(host, _)| host).collect()
+        up.filter(|(_, peer)| peer.last().revocations.is_none()).map(|(host, _)| host).collect()
     }
 
     /// Tells `to` that this host still needs these leases; returns those that `to` does not have.

@@ -161,23 +161,11 @@ impl Admission {
     }
 }
 
-/// What [`Admission::forget`] signed.
-#[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) until: SystemTime,
-    /// The key of the gossip from now on, if it changes.
-    pub(super) key: Option<GossipKey>,
-}
-
 impl Admission {
     /// Ends the certificates of a host, and makes this host know it, before any other call here
-    /// signs. If the host is hostile, ends the tokens that it knows. The name stays taken: see
-    /// [`Self::free`].
-    pub(super) fn forget(
-        &self,
-        Forget { host, force }: &Forget,
-        changes_key: bool,
-    ) -> Result<Ended, Problem> {
+    /// signs. If the host is hostile, ends the tokens that it knows. Returns until when its
+    /// certificates are revoked. The name stays taken: see [`Self::free`].
+    pub(super) fn forget(&self, Forget { host, force }: &Forget) -> Result<SystemTime, Problem> {
         let Some(signer) = &self.signer else { return Err(self.no_signer()) };
         let dir = lock(&signer.dir);
         let tls = |error: TlsError| failed(error.into());
@@ -194,8 +182,20 @@ impl Admission {
             dir.end_tokens(host).map_err(failed)?;
             drop(locked);
         }
-        let key = changes_key.then(|| next_key(&dir, &authority)).transpose()?;
-        Ok(Ended { until, key })
+        Ok(until)
+    }
+
+    /// Makes the cluster's next key for gossip.
+    pub(super) fn next_key(&self) -> Result<GossipKey, Problem> {
+        let Some(signer) = &self.signer else { return Err(self.no_signer()) };
+        let dir = lock(&signer.dir);
+        let authority = Authority::load(dir.path()).map_err(|error| failed(error.into()))?;
+        let former = dir.latest_key().map_err(failed)?;
+        let number = former.map_or(1, |former| former.number.saturating_add(1));
+        let key = Key::random().map_err(|_| failed(ClusterError::Random))?.to_hex();
+        let signature = authority.sign_text(&key_claim(number, &key));
+        let signature = signature.map_err(|error| failed(error.into()))?;
+        Ok(GossipKey { number, key, signature })
     }
 
     /// Frees the name of a host whose certificates ended, once all hosts that can be told know it.
@@ -230,16 +230,6 @@ fn revocation_times(
     // Clocks differ.
     let ends = longest + GRACE + Duration::from_secs(24 * 3600);
     (until, known.ends(host).map_or(ends, |known| known.max(ends)))
-}
-
-/// Makes the cluster's next key for gossip.
-fn next_key(dir: &ClusterDir, authority: &Authority) -> Result<GossipKey, Problem> {
-    let former = dir.latest_key().map_err(failed)?;
-    let number = former.map_or(1, |former| former.number.saturating_add(1));
-    let key = Key::random().map_err(|_| failed(ClusterError::Random))?.to_hex();
-    let signature = authority.sign_text(&key_claim(number, &key));
-    let signature = signature.map_err(|error| failed(error.into()))?;
-    Ok(GossipKey { number, key, signature })
 }
 
 impl Signer {

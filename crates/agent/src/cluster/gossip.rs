@@ -240,7 +240,8 @@ impl Started {
                 Ok(()) = self.inbox.revocations.changed() => {
                     let digest = *self.inbox.revocations.borrow_and_update();
                     let now = self.now();
-                    digest.map(|digest| self.machine.tell_revocations(digest, now)).unwrap_or_default()
+                    let told = digest.map(|digest| self.machine.tell_revocations(digest, now));
+                    told.unwrap_or_default()
                 }
                 Ok(()) = self.inbox.keys.changed() => {
                     let key = self.inbox.keys.borrow_and_update().clone();

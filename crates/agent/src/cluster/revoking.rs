@@ -23,7 +23,6 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::admitting::Ended;
 use super::renewing::{blocking, problem};
 use super::{Admission, ClusterDir, Gossip, Key};
 use crate::driver::{Command, Handle};
@@ -169,42 +168,55 @@ impl Revoking {
                 help: Some("run 'aquifer cluster leave'".to_owned()),
             });
         }
-        // A host of an older version would never learn another key, and would hear nobody.
-        let older = self.0.peers.without_revocations(&host);
-        let (signer, changes_key) = (admission.clone(), older.is_empty());
-        let ended = blocking(move || signer.forget(&order, changes_key)).await;
+        let signer = admission.clone();
+        let ended = blocking(move || signer.forget(&order)).await;
         // Also if a part failed: what this process knows, it acts on.
         self.apply().await;
-        let Ended { until, key } = ended?;
-        if let Some(key) = key {
-            self.take_key(key).await?;
+        let until = ended?;
+        let mut calls = self.tell_all(&host).await;
+        let older = names(&calls, &Heard::Older);
+        // A host of an older version would never learn another key, and would hear nobody.
+        if older.is_empty() {
+            let signer = admission.clone();
+            self.take_key(blocking(move || signer.next_key()).await?).await?;
+            let hosts = names(&calls, &Heard::Knows);
+            calls.retain(|(_, heard)| *heard != Heard::Knows);
+            calls.extend(self.tell(hosts, &host).await);
         }
-        let (told, untold) = self.tell_all(&host).await;
         let gone = host.clone();
         blocking(move || admission.free(&gone, until)).await?;
-        Ok(Forgotten { host, told, untold, older })
+        let untold = [names(&calls, &Heard::Nothing), older.clone()].concat();
+        Ok(Forgotten { host, told: names(&calls, &Heard::Knows), untold, older })
     }
 
-    /// Tells all hosts but one; returns those that know, and those that could not be told.
-    async fn tell_all(&self, gone: &HostName) -> (Vec<HostName>, Vec<HostName>) {
+    /// Tells all hosts but one.
+    async fn tell_all(&self, gone: &HostName) -> Vec<(HostName, Heard)> {
+        let hosts = self.0.peers.known().into_iter().filter(|host| host != gone);
+        let silent = self.0.peers.without_revocations();
+        let mut calls = self.tell(hosts.collect(), gone).await;
+        for (host, heard) in &mut calls {
+            if *heard == Heard::Nothing && silent.contains(host) {
+                *heard = Heard::Older;
+            }
+        }
+        calls
+    }
+
+    /// Tells these hosts that one is gone, and the key of the gossip.
+    async fn tell(&self, hosts: Vec<HostName>, gone: &HostName) -> Vec<(HostName, Heard)> {
         let mut known = self.known();
         // All else, they learn by gossip. The message stays short.
         known.revoked.retain(|revoked| revoked.host == *gone);
         let known = Arc::new(known);
         let mut calls = JoinSet::new();
-        for host in self.0.peers.known().into_iter().filter(|host| host != gone) {
+        for host in hosts {
             let (peers, known) = (self.0.peers.clone(), known.clone());
             calls.spawn(async move {
-                let told = peers.ask::<Done>(&host, path::REVOCATIONS, &*known);
-                (matches!(timeout(TELL_TIMEOUT, told).await, Ok(Ok(_))), host)
+                let heard = timeout(TELL_TIMEOUT, tell(&peers, &host, &known)).await;
+                (host, heard.unwrap_or(Heard::Nothing))
             });
         }
-        let mut calls = calls.join_all().await;
-        calls.sort();
-        let (told, untold): (Vec<_>, Vec<_>) = calls.into_iter().partition(|(told, _)| *told);
-        let names =
-            |calls: Vec<(bool, HostName)>| calls.into_iter().map(|(_, host)| host).collect();
-        (names(told), names(untold))
+        calls.join_all().await
     }
 
     /// Learns from the other hosts for as long as the caller polls the future.
@@ -282,6 +294,38 @@ impl Revoking {
     }
 }
 
+/// What a host knows after it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    /// All of it.
+    Knows,
+    /// Nothing yet.
+    Nothing,
+    /// Nothing: it runs an older version.
+    Older,
+}
+
+async fn tell(peers: &Peers, host: &HostName, known: &Revocations) -> Heard {
+    match peers.ask::<Done>(host, path::REVOCATIONS, known).await {
+        Ok(Done {}) => Heard::Knows,
+        Err(AskError::Lost(_)) => Heard::Nothing,
+        Err(AskError::Refused(_)) => {
+            match peers.read::<Revocations>(host, path::REVOCATIONS, LARGEST).await {
+                Ok(None) => Heard::Older,
+                _ => Heard::Nothing,
+            }
+        }
+    }
+}
+
+/// Returns the names of the hosts that heard this, in their order.
+fn names(calls: &[(HostName, Heard)], heard: &Heard) -> Vec<HostName> {
+    let hosts = calls.iter().filter(|(_, found)| found == heard).map(|(host, _)| host.clone());
+    let mut hosts: Vec<_> = hosts.collect();
+    hosts.sort();
+    hosts
+}
+
 impl Inner {
     fn take_key(&self, told: &GossipKey) -> Result<(), Problem> {
         let Some(gossip) = &self.gossip else { return Ok(()) };
@@ -309,7 +353,55 @@ fn is_newer(known: Option<&GossipKey>, told: &GossipKey) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
     use super::*;
+    use crate::config::PeerConfig;
+    use crate::events::Events;
+
+    /// Answers each request as agents of an older version do, or not at all.
+    async fn answer(listener: TcpListener, identity: Identity, is_silent: bool) {
+        let acceptor = TlsAcceptor::from(identity.server_config());
+        let mut kept = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut request = [0; 4096];
+            if !is_silent && stream.read(&mut request).await.is_ok() {
+                let body = r#"{"error":"there is no such path"}"#;
+                let head = "HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\n";
+                let length = body.len();
+                let text = format!("{head}content-length: {length}\r\n\r\n{body}");
+                let _ = stream.write_all(text.as_bytes()).await;
+            }
+            kept.push(stream);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_host_of_an_older_version_is_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = tls::Authority::create(&dir.path().join("ca"), "test").unwrap();
+        let identity = |name: &str| {
+            let at = dir.path().join(name);
+            authority.issue(&at, &name.parse().unwrap(), &[], false).unwrap();
+            Identity::load(&at).unwrap()
+        };
+        let mut listed = Vec::new();
+        for (name, is_silent) in [("old", false), ("silent", true)] {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            listed.push(PeerConfig { name: name.parse().unwrap(), address });
+            tokio::spawn(answer(listener, identity(name), is_silent));
+        }
+        let (own, config) = ("own".parse().unwrap(), identity("own").client_config());
+        let peers = Peers::new(&own, &listed, BTreeMap::new(), &config, Events::default());
+        let known = Revocations::default();
+        let calls = async |name: &str| tell(&peers, &name.parse().unwrap(), &known).await;
+        assert_eq!(calls("old").await, Heard::Older);
+        timeout(Duration::from_millis(500), calls("silent")).await.unwrap_err();
+    }
 
     #[test]
     fn all_hosts_agree_on_one_key() {

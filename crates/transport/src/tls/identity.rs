@@ -198,8 +198,8 @@ impl Identity {
         self.server.clone()
     }
 
-    /// Returns a client's configuration for questions whose answers the authority signed: a server's
-    /// certificate may have ended, or not hold yet, as for [`Identity::admitting_config`].
+    /// Returns a client's configuration for questions whose answers the authority signed. The
+    /// server's certificate may have ended, or not hold yet, as for [`Identity::admitting_config`].
     pub fn listening_config(&self) -> Arc<ClientConfig> {
         self.listening.clone()
     }

@@ -122,7 +122,7 @@ impl Cluster {
     fn forget(&self, host: &str, force: bool) -> SystemTime {
         let host: HostName = host.parse().unwrap();
         let order = Forget { host: host.clone(), force };
-        let until = self.admission.forget(&order, true).unwrap().until;
+        let until = self.admission.forget(&order).unwrap();
         self.admission.free(&host, until).unwrap();
         until
     }
@@ -143,7 +143,7 @@ fn a_revoked_host_renews_nothing_over_an_open_connection() {
     let cluster = Cluster::new();
     let first = cluster.join("one", "b");
     let second = cluster.renew(&first).unwrap();
-    cluster.admission.forget(&Forget { host: "b".parse().unwrap(), force: true }, true).unwrap();
+    cluster.admission.forget(&Forget { host: "b".parse().unwrap(), force: true }).unwrap();
     for shown in [&first, &second] {
         let error = cluster.renew(shown).unwrap_err();
         assert!(error.contains("the certificates of b are revoked"), "{error}");

@@ -52,8 +52,8 @@ pub(super) const MANUAL: Manual = Manual {
     notes: &[(
         "Security",
         "The signer signs the end of all certificates that the host has until now, and a new key \
-         for the gossip. Nothing takes that back: to return, the host must join again. With --force, \
-         the tokens end by which the host joined.",
+         for the gossip. Nothing takes that back: to return, the host must join again. With \
+         --force, the tokens end by which the host joined.",
     )],
     see_also: &["aquifer-cluster-leave(1)", "aquifer-cluster-join(1)"],
     ..Manual::NONE
