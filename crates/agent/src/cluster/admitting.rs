@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -20,6 +19,8 @@ use aquifer_transport::tls::{
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::CertificateDer;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::record::Record;
 use super::revoking::{key_claim, last_life, to_message};
@@ -27,6 +28,9 @@ use super::token::Refusal;
 use super::{ClusterDir, ClusterError, Gossip, Key};
 use crate::config::Config;
 use crate::peers::Peers;
+
+/// How long a renewal waits for a signer that has just started: less than the caller does.
+const HEARING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This host's part in the admission of others.
 #[derive(Clone, Debug)]
@@ -45,7 +49,7 @@ struct Signer {
     dir: Arc<Mutex<ClusterDir>>,
     lifetime: Duration,
     /// Whether this signer has heard from the other hosts which of them are revoked.
-    has_heard: Arc<AtomicBool>,
+    has_heard: Arc<watch::Sender<bool>>,
 }
 
 /// A host that asks for its next certificate, as its present one says.
@@ -86,7 +90,7 @@ impl Admission {
         let signer = dir.admits().then(|| Signer {
             dir: Arc::new(Mutex::new(dir)),
             lifetime,
-            has_heard: Arc::default(),
+            has_heard: Arc::new(watch::Sender::new(false)),
         });
         Self { signer, host: config.host.clone(), own: config.listen, identity, peers, gossip }
     }
@@ -99,7 +103,16 @@ impl Admission {
     /// Lets this host renew certificates of others: it has heard which hosts are revoked.
     pub(crate) fn allow_renewals(&self) {
         if let Some(signer) = &self.signer {
-            signer.has_heard.store(true, Ordering::Relaxed);
+            signer.has_heard.send_replace(true);
+        }
+    }
+
+    /// Waits for some seconds until this host may renew certificates of others.
+    pub(crate) async fn wait_to_renew(&self) {
+        if let Some(signer) = &self.signer {
+            let mut has_heard = signer.has_heard.subscribe();
+            // If it takes longer, the renewal says so.
+            let _ = timeout(HEARING_TIMEOUT, has_heard.wait_for(|heard| *heard)).await;
         }
     }
 
@@ -133,7 +146,7 @@ impl Admission {
     /// may still be open then.
     pub(crate) fn renew(&self, from: &Certified, request: &str) -> Result<String, Problem> {
         let Some(signer) = &self.signer else { return Err(self.no_signer()) };
-        if !signer.has_heard.load(Ordering::Relaxed) {
+        if !*signer.has_heard.borrow() {
             return Err(refused(
                 format!("{} asks the other hosts first which of them are revoked", self.host),
                 "try again in some seconds, or start the agents of more hosts",

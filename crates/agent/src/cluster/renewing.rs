@@ -142,13 +142,11 @@ impl Renewing {
         }
     }
 
-    /// Returns the hosts that may sign. Those of the configuration say nothing by
+    /// Returns the hosts that are up and may sign. Those of the configuration say nothing by
     /// gossip.
     fn signers(&self) -> BTreeSet<HostName> {
         let says = self.peers.status().into_iter().filter(|peer| peer.admits);
-        let signers: BTreeSet<_> = says.map(|peer| peer.host).chain(self.peers.listed()).collect();
-        // A host that lost the others' gossip finds the signer among all.
-        if signers.is_empty() { self.peers.known() } else { signers }
+        says.map(|peer| peer.host).chain(self.peers.listed()).collect()
     }
 
     async fn attempt(&self, attempts: &mut Attempts, signers: BTreeSet<HostName>) {
@@ -175,9 +173,11 @@ impl Renewing {
             return blocking(move || admission.renew_own(&tls)).await;
         }
         let mut why = Problem { error: "no host that admits others is up".to_owned(), help: None };
+        // A host that lost the others' gossip finds the signer among all.
+        let all = if signers.is_empty() { self.peers.known() } else { signers.clone() };
         let up = self.peers.status().into_iter().filter(|peer| peer.standing == Standing::Up);
         let up: BTreeSet<_> = up.map(|peer| peer.host).collect();
-        for signer in signers.intersection(&up).chain(signers.difference(&up)) {
+        for signer in all.intersection(&up).chain(all.difference(&up)) {
             match timeout(SIGNER_TIMEOUT, self.ask(signer)).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(problem)) => why = problem,
@@ -254,6 +254,9 @@ mod tests {
         attempts = Attempts { failures: 20, last: Some(Instant::now()), asked: hosts(&["a"]) };
         assert!(!attempts.is_turn(&week, &hosts(&["a"])) && !attempts.is_turn(&week, &hosts(&[])));
         assert!(attempts.is_turn(&week, &hosts(&["a", "b"])));
+        // While it was down, others were asked in vain.
+        attempts = Attempts { failures: 20, last: Some(Instant::now()), asked: hosts(&[]) };
+        assert!(attempts.is_turn(&week, &hosts(&["a"])));
     }
 
     #[test]

@@ -234,6 +234,7 @@ pub(super) async fn certificate(
     WithCertificate(from): WithCertificate,
     Body(next): Body<NextCertificate>,
 ) -> Result<Json<SignedCertificate>, Failure> {
+    admission.wait_to_renew().await;
     // It waits for the disk.
     let renewed = tokio::task::spawn_blocking(move || admission.renew(&from, &next.request)).await;
     let failed = |error| Failure::new(StatusCode::CONFLICT, format!("cannot sign: {error}"));

@@ -71,7 +71,7 @@ fn signer(cluster: &ClusterDir) -> Signer {
     Signer {
         dir: Arc::new(Mutex::new(cluster.clone())),
         lifetime: LIFETIME,
-        has_heard: Arc::new(AtomicBool::new(true)),
+        has_heard: Arc::new(watch::Sender::new(true)),
     }
 }
 
@@ -255,7 +255,7 @@ fn pem_of(certified: &Certified) -> String {
 fn a_signer_hears_of_revocations_before_it_renews() {
     let cluster = Cluster::new();
     let first = cluster.join("one", "b");
-    cluster.admission.signer.as_ref().unwrap().has_heard.store(false, Ordering::Relaxed);
+    cluster.admission.signer.as_ref().unwrap().has_heard.send_replace(false);
     let error = cluster.renew(&first).unwrap_err();
     assert!(error.contains("asks the other hosts first"), "{error}");
     cluster.admission.allow_renewals();
