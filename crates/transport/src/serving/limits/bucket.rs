@@ -51,6 +51,12 @@ impl Bucket {
         self.nanos -= i128::from(tokens) * NANO;
     }
 
+    /// Returns the time in which time refills this many tokens.
+    pub(super) fn time_for(&self, tokens: u64) -> Duration {
+        let nanos = i128::from(tokens) * NANO / i128::from(self.rate);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
     /// Sets the rate. A debt stays, and a balance shrinks to the new burst.
     pub(super) fn set_rate(&mut self, rate: u64, now: Duration) {
         self.refill(now);

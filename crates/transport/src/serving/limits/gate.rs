@@ -1,21 +1,25 @@
 //! The gate that all connections of a lender's servers pass, each request in its turn.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, LeaseId, lock};
 
+use super::books::{Books, LeaseCounters, LeaseTraffic, Traffic};
 use super::ledger::{Ledger, Member, Queued, Verdict};
-use super::{Borrower, ByteRate, LendingLimits, Limit, LimitReached};
+use super::{Borrower, ByteRate, LendingLimits, LimitReached};
 
 /// The longest time that a request waits before it asks again: a connection that ends meanwhile, or
 /// a limit that is lifted, is seen within it.
 const SLICE: Duration = Duration::from_millis(50);
 /// The shortest: below it, sleeping costs more than it waits.
 const LEAST_SLICE: Duration = Duration::from_micros(100);
+/// Freed bytes that cost a lender as much as one byte that it sends or receives.
+const FREED_PER_BYTE: u64 = 16;
+/// The most that one discard counts, in bytes: its pages may have been free before.
+const MOST_FREED: u64 = 1 << 20;
 
 /// The limits of one lender, for all servers of its leases.
 ///
@@ -24,80 +28,19 @@ const LEAST_SLICE: Duration = Duration::from_micros(100);
 pub struct Gate {
     /// Whether a request may have to wait.
     is_active: AtomicBool,
-    books: Mutex<Books>,
-    traffic: Counters,
+    state: Mutex<State>,
     clock: Box<dyn Fn() -> Duration + Send + Sync>,
 }
 
 #[derive(Debug)]
-struct Books {
+struct State {
     ledger: Ledger,
-    leases: BTreeMap<Member, Arc<LeaseCounters>>,
-}
-
-/// Bytes that borrowers wrote and read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Bytes that borrowers wrote.
-    pub received: Bytes,
-    /// Bytes that borrowers read.
-    pub sent: Bytes,
-}
-
-/// What a borrower did with one lease, and how long it waited.
-#[derive(Clone, Debug)]
-pub struct LeaseTraffic {
-    /// The host.
-    pub borrower: Borrower,
-    /// The lease.
-    pub lease: LeaseId,
-    /// Bytes since its first connection.
-    pub traffic: Traffic,
-    /// The time that its requests waited because of limits, all connections together.
-    pub waited: Duration,
-    /// Its connections whose request waits now.
-    pub waiting: u64,
-    /// The limit for which a request waited last; `None` if none did.
-    pub limit: Option<Limit>,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    received: AtomicU64,
-    sent: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct LeaseCounters {
-    traffic: Counters,
-    waited_ns: AtomicU64,
-    waiting: AtomicU64,
-    /// The last limit, as an index of [`LIMITS`] plus 1.
-    limit: AtomicU64,
-}
-
-const LIMITS: [Limit; 5] =
-    [Limit::LeaseBytes, Limit::LeaseRequests, Limit::HostBytes, Limit::HostRequests, Limit::Total];
-
-impl Counters {
-    fn add(&self, traffic: Traffic) {
-        // An addition of zero would take the cache line from other connections.
-        for (counter, bytes) in [(&self.received, traffic.received), (&self.sent, traffic.sent)] {
-            if bytes > Bytes::ZERO {
-                counter.fetch_add(bytes.0, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn get(&self) -> Traffic {
-        let get = |counter: &AtomicU64| Bytes(counter.load(Ordering::Relaxed));
-        Traffic { received: get(&self.received), sent: get(&self.sent) }
-    }
+    books: Books,
 }
 
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("books", &self.books).finish_non_exhaustive()
+        f.debug_struct("Gate").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -116,17 +59,16 @@ impl Gate {
         let ledger = Ledger::new(limits);
         Arc::new(Self {
             is_active: AtomicBool::new(ledger.can_wait()),
-            books: Mutex::new(Books { ledger, leases: BTreeMap::new() }),
-            traffic: Counters::default(),
+            state: Mutex::new(State { ledger, books: Books::default() }),
             clock: Box::new(clock),
         })
     }
 
     /// Sets the rate that all borrowers share; `None` for no limit.
     pub fn set_total(&self, rate: Option<ByteRate>) {
-        let mut books = self.books();
-        books.ledger.set_total(rate, (self.clock)());
-        self.is_active.store(books.ledger.can_wait(), Ordering::Relaxed);
+        let mut state = self.state();
+        state.ledger.set_total(rate, (self.clock)());
+        self.is_active.store(state.ledger.can_wait(), Ordering::Relaxed);
     }
 
     /// Checks whether [`enter`](Self::enter) would admit a connection now.
@@ -134,7 +76,7 @@ impl Gate {
     /// # Errors
     /// [`LimitReached`], which names the limit and its value.
     pub fn check(&self, borrower: &Borrower, lease: LeaseId) -> Result<(), LimitReached> {
-        self.books().ledger.check(&Member { borrower: borrower.clone(), lease })
+        self.state().ledger.check(&Member { borrower: borrower.clone(), lease })
     }
 
     /// Admits a connection to a lease.
@@ -147,42 +89,34 @@ impl Gate {
         lease: LeaseId,
     ) -> Result<Pass, LimitReached> {
         let member = Member { borrower, lease };
-        let mut books = self.books();
-        books.ledger.join(&member, (self.clock)())?;
-        let counters = Arc::clone(books.leases.entry(member.clone()).or_default());
-        drop(books);
-        let (gate, queued, traffic) = (Arc::clone(self), Queued::No, Traffic::default());
+        let mut state = self.state();
+        state.ledger.join(&member, (self.clock)())?;
+        let counters = state.books.of(&member);
+        drop(state);
+        let (gate, queued, traffic) = (Arc::clone(self), Queued::default(), Traffic::default());
         Ok(Pass { gate, member, counters, queued, since: None, traffic })
     }
 
     /// Forgets what borrowers did with a lease that is gone.
     pub fn forget(&self, lease: LeaseId) {
-        self.books().leases.retain(|member, _| member.lease != lease);
+        self.state().books.forget(lease);
     }
 
-    /// Returns the bytes of all borrowers since the start.
+    /// Returns the bytes of all borrowers since the start. What a connection moves after its lease
+    /// was [forgotten](Self::forget) does not count.
     pub fn traffic(&self) -> Traffic {
-        self.traffic.get()
+        self.state().books.traffic()
     }
 
-    /// Returns what each borrower did with each lease.
+    /// Returns what each borrower did with each lease. Of those that have left, only the last few
+    /// hundred are told apart: others are summed up for each lease as [`Borrower::Former`].
     pub fn by_lease(&self) -> Vec<LeaseTraffic> {
-        let report = |(member, counters): (&Member, &Arc<LeaseCounters>)| LeaseTraffic {
-            borrower: member.borrower.clone(),
-            lease: member.lease,
-            traffic: counters.traffic.get(),
-            waited: Duration::from_nanos(counters.waited_ns.load(Ordering::Relaxed)),
-            waiting: counters.waiting.load(Ordering::Relaxed),
-            limit: (counters.limit.load(Ordering::Relaxed) as usize)
-                .checked_sub(1)
-                .and_then(|index| LIMITS.get(index).copied()),
-        };
-        self.books().leases.iter().map(report).collect()
+        self.state().books.by_lease()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // No change can panic half way.
-        lock(&self.books)
+        lock(&self.state)
     }
 }
 
@@ -218,7 +152,7 @@ impl Pass {
         let bytes = traffic.sent.0.saturating_add(traffic.received.0);
         if self.ask(bytes).is_some() {
             // A borrower that reads no replies can block here. Nobody may wait for its turn.
-            self.gate.books().ledger.unqueue(&self.member, &mut self.queued);
+            self.gate.state().ledger.unqueue(&self.member, &mut self.queued);
             prepare(connection)?;
             while let Some(time) = self.ask(bytes) {
                 pause(connection, time)?;
@@ -229,6 +163,15 @@ impl Pass {
         Ok(())
     }
 
+    /// Charges the borrower for a discard of so many bytes, after its [`wait`](Self::wait): a
+    /// sixteenth of them, but at most 1 MiB. Later requests wait for it.
+    pub fn freed(&mut self, bytes: Bytes) {
+        let charge = (bytes.0 / FREED_PER_BYTE).min(MOST_FREED);
+        if charge > 0 && self.gate.is_active.load(Ordering::Relaxed) {
+            self.gate.state().ledger.charge(&self.member, charge);
+        }
+    }
+
     /// Asks for a turn for a request of so many bytes. Returns the time to wait before the next
     /// question, if it has to wait.
     fn ask(&mut self, bytes: u64) -> Option<Duration> {
@@ -236,7 +179,7 @@ impl Pass {
             return None;
         }
         let now = (self.gate.clock)();
-        let verdict = self.gate.books().ledger.ask(&self.member, &mut self.queued, bytes, now);
+        let verdict = self.gate.state().ledger.ask(&self.member, &mut self.queued, bytes, now);
         match verdict {
             Verdict::Pass => {
                 self.end_wait(now);
@@ -246,10 +189,9 @@ impl Pass {
                 if self.since.is_none() {
                     self.since = Some(now);
                     self.tell_traffic();
-                    self.counters.waiting.fetch_add(1, Ordering::Relaxed);
+                    self.counters.begin_wait();
                 }
-                let index = LIMITS.iter().position(|one| *one == limit).map_or(0, |at| at + 1);
-                self.counters.limit.store(index as u64, Ordering::Relaxed);
+                self.counters.waits_for(limit);
                 Some(wait.clamp(LEAST_SLICE, SLICE))
             }
         }
@@ -259,30 +201,32 @@ impl Pass {
     pub fn tell_traffic(&mut self) {
         let traffic = std::mem::take(&mut self.traffic);
         self.counters.traffic.add(traffic);
-        self.gate.traffic.add(traffic);
     }
 
     fn end_wait(&mut self, now: Duration) {
         if let Some(since) = self.since.take() {
-            let waited = now.saturating_sub(since).as_nanos() as u64;
-            self.counters.waited_ns.fetch_add(waited, Ordering::Relaxed);
-            self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.counters.end_wait(now.saturating_sub(since));
         }
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
+        let now = (self.gate.clock)();
         self.tell_traffic();
-        self.end_wait((self.gate.clock)());
-        self.gate.books().ledger.leave(&self.member, &mut self.queued);
+        self.end_wait(now);
+        self.counters.leave(now);
+        self.gate.state().ledger.leave(&self.member, &mut self.queued);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use aquifer_page::HostName;
 
+    use super::super::books::FORMER_APART;
     use super::*;
 
     const PAGE: Traffic = Traffic { sent: Bytes(4096), received: Bytes::ZERO };
@@ -310,5 +254,38 @@ mod tests {
         let block =
             |_: &mut u32| (0..50).try_for_each(|_| other.wait(PAGE, &mut 0, |_| Ok(()), later));
         lazy.wait(PAGE, &mut 0, block, later).expect("the other host goes on");
+    }
+
+    #[test]
+    fn strangers_without_end_leave_few_entries_and_right_sums() {
+        let time = Arc::new(AtomicU64::new(0));
+        let clock = Arc::clone(&time);
+        let now = move || Duration::from_nanos(clock.fetch_add(1, Ordering::SeqCst));
+        let gate = Gate::with_clock(LendingLimits::default(), now);
+        let use_once = |number: u32, lease| {
+            let borrower = Borrower::Address(std::net::Ipv4Addr::from_bits(number).into());
+            let mut pass = gate.enter(borrower, LeaseId(lease)).expect("no limit is reached");
+            let done = pass.wait(PAGE, &mut (), |_| Ok(()), |_, _| Err("no request waits"));
+            assert_eq!(done, Ok(()));
+            pass
+        };
+        let stays = use_once(0, 1);
+        let others = 4 * FORMER_APART as u32;
+        (1..others).for_each(|number| drop(use_once(number, u128::from(number % 2))));
+        drop(use_once(others - 1, 1));
+        let all = gate.by_lease();
+        // One that has a connection, and for each lease one of all that have left.
+        assert_eq!(all.len(), FORMER_APART + 3);
+        let sum = all.iter().map(|one| one.traffic.sent).sum::<Bytes>();
+        // The connection that stays tells its bytes when it waits for requests.
+        assert_eq!(sum, Bytes(PAGE.sent.0 * u64::from(others)));
+        assert_eq!(gate.traffic(), Traffic { sent: sum, received: Bytes::ZERO });
+        let last = Borrower::Address(std::net::Ipv4Addr::from_bits(others - 1).into());
+        assert!(all.iter().any(|one| one.borrower == last), "the last ones are told apart");
+        gate.forget(LeaseId(0));
+        assert!(gate.by_lease().iter().all(|one| one.lease == LeaseId(1)));
+        assert_eq!(gate.traffic().sent, sum, "a lease that is gone has had its bytes");
+        drop(stays);
+        assert_eq!(gate.traffic().sent, sum.saturating_add(PAGE.sent));
     }
 }

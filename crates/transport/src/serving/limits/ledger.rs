@@ -6,11 +6,13 @@ use std::time::Duration;
 use aquifer_page::LeaseId;
 
 use super::bucket::{Bucket, as_pages};
-use super::turns::Turn;
+use super::turns::{Ahead, Line, Turn};
 use super::{Allowance, Borrower, ByteRate, LendingLimits, Limit, LimitReached};
 
-/// Time after which a request whose turn has not come asks again.
+/// The least time after which a request whose turn has not come asks again.
 const TURN: Duration = Duration::from_micros(200);
+/// The longest time that a request sleeps for those before it, as they may end at any moment.
+const LONGEST_TURN: Duration = Duration::from_millis(50);
 
 /// A connection's key: its host, then its lease.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,16 +21,33 @@ pub(super) struct Member {
     pub(super) lease: LeaseId,
 }
 
-/// Where a connection's request is queued.
+/// Where others have to wait for a connection's request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Queued {
-    /// Nowhere: no other borrower has to wait for it.
+pub(super) enum Queue {
+    /// Nowhere: it waits for its own lease's rates, or not at all.
     #[default]
-    No,
+    None,
     /// Among the leases of its host.
     AtHost,
     /// There, and its host among all hosts.
     AtTotal,
+}
+
+/// A connection's place among those that wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Queued {
+    queue: Queue,
+    /// The bytes that its request is queued with.
+    bytes: u64,
+    /// Its place in the line of its lease; `None` if its request does not wait.
+    place: Option<Place>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    number: u64,
+    /// Its number among all requests that began to wait.
+    arrival: u64,
 }
 
 /// The answer to a request.
@@ -47,6 +66,8 @@ pub(super) struct Ledger {
     total: Option<Bucket>,
     /// Where hosts start that were idle.
     floor: u64,
+    /// The number of the next request that begins to wait.
+    arrivals: u64,
     hosts: BTreeMap<Borrower, Host>,
 }
 
@@ -64,6 +85,8 @@ struct Account {
     requests: Option<Bucket>,
     connections: u32,
     turn: Turn,
+    /// The requests that wait; used for leases only.
+    line: Line,
 }
 
 impl Account {
@@ -73,6 +96,7 @@ impl Account {
             requests: allowance.requests.map(|rate| Bucket::new(rate.0.into(), now)),
             connections: 0,
             turn: Turn::default(),
+            line: Line::default(),
         }
     }
 
@@ -86,13 +110,25 @@ impl Account {
         (!longest.is_zero()).then_some((longest, bytes >= requests))
     }
 
-    fn pay(&mut self, bytes: u64) {
+    /// Takes bytes, into debt if need be.
+    fn charge(&mut self, bytes: u64) {
         if let Some(bucket) = &mut self.bytes {
             bucket.take(bytes);
         }
+    }
+
+    fn pay(&mut self, bytes: u64) {
+        self.charge(bytes);
         if let Some(bucket) = &mut self.requests {
             bucket.take(1);
         }
+    }
+
+    /// Returns how long the account's rates need for these requests; `None` without a rate.
+    fn time_for(&self, ahead: Ahead) -> Option<Duration> {
+        let of =
+            |bucket: &Option<Bucket>, tokens| bucket.as_ref().map(|bucket| bucket.time_for(tokens));
+        of(&self.bytes, ahead.bytes).max(of(&self.requests, ahead.requests))
     }
 
     /// Returns what the account may take in a millisecond, if it has a rate.
@@ -112,7 +148,7 @@ impl Account {
 
 impl Ledger {
     pub(super) fn new(limits: LendingLimits) -> Self {
-        Self { limits, total: None, floor: 0, hosts: BTreeMap::new() }
+        Self { limits, total: None, floor: 0, arrivals: 0, hosts: BTreeMap::new() }
     }
 
     /// Sets the bytes a second of all borrowers together.
@@ -193,22 +229,34 @@ impl Ledger {
 
     /// Gives up a connection's place among those that wait.
     pub(super) fn unqueue(&mut self, member: &Member, queued: &mut Queued) {
-        let was = std::mem::take(queued);
-        let Some(host) = self.hosts.get_mut(&member.borrower) else { return };
-        if was != Queued::No
+        self.step_out(member, queued);
+        if queued.place.take().is_some()
+            && let Some(host) = self.hosts.get_mut(&member.borrower)
             && let Some(lease) = host.leases.get_mut(&member.lease)
         {
-            lease.turn.unqueue();
+            lease.line.leave();
         }
-        if was == Queued::AtTotal {
-            host.account.turn.unqueue();
+    }
+
+    /// Takes a connection out of its queues. Its place in the line of its lease stays.
+    fn step_out(&mut self, member: &Member, queued: &mut Queued) {
+        let (was, bytes) = (std::mem::take(&mut queued.queue), queued.bytes);
+        let Some(host) = self.hosts.get_mut(&member.borrower) else { return };
+        if was != Queue::None
+            && let Some(lease) = host.leases.get_mut(&member.lease)
+        {
+            lease.turn.unqueue(bytes);
+        }
+        if was == Queue::AtTotal {
+            host.account.turn.unqueue(bytes);
         }
     }
 
     /// Decides about a connection's next request, of `bytes` bytes of data. Allocates nothing.
     ///
     /// A request must pass its lease's rates, then its host's, then the rate of all. Where it waits
-    /// for a rate that it shares, it takes turns with the others that wait there.
+    /// for a rate that it shares, it takes turns with the others that wait there. It sleeps until
+    /// the tokens suffice for those before it, so that of many only those next in turn ask often.
     pub(super) fn ask(
         &mut self,
         member: &Member,
@@ -217,51 +265,98 @@ impl Ledger {
         now: Duration,
     ) -> Verdict {
         self.wake(member);
-        self.unqueue(member, queued);
-        let least_host = self.hosts.values().filter_map(|host| host.account.turn.waits_at()).min();
-        let Self { total, floor, hosts, .. } = self;
+        self.step_out(member, queued);
+        let Some(around) = self.around(member, queued, bytes) else { return Verdict::Pass };
+        let Self { total, floor, arrivals, hosts, .. } = self;
         let Some(host) = hosts.get_mut(&member.borrower) else { return Verdict::Pass };
-        let least_lease = host.leases.values().filter_map(|lease| lease.turn.waits_at()).min();
         let Some(lease) = host.leases.get_mut(&member.lease) else { return Verdict::Pass };
+        let mut line_up = |lease: &mut Account, queued: &mut Queued| {
+            if queued.place.is_none() {
+                lease.line.join();
+                *arrivals += 1;
+            }
+            (queued.bytes, queued.place) = (bytes, Some(around.place));
+        };
 
-        if let Some((wait, bytes)) = lease.wait(now) {
-            let limit = if bytes { Limit::LeaseBytes } else { Limit::LeaseRequests };
-            return Verdict::Wait(wait, limit);
+        if let Some((wait, is_bytes)) = lease.wait(now) {
+            line_up(lease, queued);
+            let limit = if is_bytes { Limit::LeaseBytes } else { Limit::LeaseRequests };
+            return Verdict::Wait(wait + bounded(lease.time_for(around.in_line)), limit);
         }
         let of_total = total.as_ref().map_or(u64::MAX, Bucket::per_millisecond);
         let of_host = host.account.quantum().unwrap_or(of_total);
-        let its_turn = lease.turn.may_pass(least_lease, of_host);
+        let its_turn = lease.turn.may_pass(around.least_lease, of_host);
         let of_host_waits = host.account.wait(now);
         if of_host_waits.is_some() || !its_turn {
-            lease.turn.queue();
-            *queued = Queued::AtHost;
-            let (wait, bytes) = of_host_waits.unwrap_or((TURN, host.account.bytes.is_some()));
-            let limited = host.account.quantum().is_some();
-            return Verdict::Wait(
-                wait,
-                match (limited, bytes) {
-                    (false, _) => Limit::Total,
-                    (_, true) => Limit::HostBytes,
-                    (_, false) => Limit::HostRequests,
-                },
-            );
+            line_up(lease, queued);
+            lease.turn.queue(bytes, around.place.arrival);
+            queued.queue = Queue::AtHost;
+            let own = host.account.time_for(around.in_host);
+            let of_all = || total.as_ref().map(|total| total.time_for(around.in_host.bytes));
+            let rest = bounded(own.or_else(of_all));
+            let (wait, is_bytes) =
+                of_host_waits.unwrap_or((Duration::ZERO, host.account.bytes.is_some()));
+            let limit = match (own.is_some(), is_bytes) {
+                (false, _) => Limit::Total,
+                (_, true) => Limit::HostBytes,
+                (_, false) => Limit::HostRequests,
+            };
+            let least = if of_host_waits.is_some() { Duration::ZERO } else { TURN };
+            return Verdict::Wait((wait + rest).max(least), limit);
         }
         if let Some(total) = total {
             let wait = total.wait(now);
-            let its_turn = host.account.turn.may_pass(least_host, total.per_millisecond());
+            let its_turn = host.account.turn.may_pass(around.least_host, total.per_millisecond());
             if !wait.is_zero() || !its_turn {
-                lease.turn.queue();
-                host.account.turn.queue();
-                *queued = Queued::AtTotal;
-                return Verdict::Wait(wait.max(TURN), Limit::Total);
+                line_up(lease, queued);
+                lease.turn.queue(bytes, around.place.arrival);
+                host.account.turn.queue(bytes, around.place.arrival);
+                queued.queue = Queue::AtTotal;
+                let rest = bounded(Some(total.time_for(around.in_all.bytes)));
+                return Verdict::Wait((wait + rest).max(TURN), Limit::Total);
             }
             total.take(bytes);
+        }
+        if queued.place.take().is_some() {
+            lease.line.leave();
         }
         lease.pay(bytes);
         host.account.pay(bytes);
         lease.turn.pass(&mut host.floor, of_host, bytes);
         host.account.turn.pass(floor, of_total, bytes);
         Verdict::Pass
+    }
+
+    /// Charges a connection for work that its request turned out to take, as if it were bytes.
+    pub(super) fn charge(&mut self, member: &Member, bytes: u64) {
+        if let Some(total) = &mut self.total {
+            total.take(bytes);
+        }
+        if let Some(host) = self.hosts.get_mut(&member.borrower) {
+            let lease = host.leases.get_mut(&member.lease);
+            for account in lease.into_iter().chain([&mut host.account]) {
+                account.charge(bytes);
+                account.turn.charge(bytes);
+            }
+        }
+    }
+
+    /// Returns what waits around a connection; `None` if it has not joined.
+    fn around(&self, member: &Member, queued: &Queued, bytes: u64) -> Option<Around> {
+        let host = self.hosts.get(&member.borrower)?;
+        let lease = host.leases.get(&member.lease)?;
+        let new = || Place { number: lease.line.next(), arrival: self.arrivals };
+        let place = queued.place.unwrap_or_else(new);
+        let in_line = lease.line.before(place.number, bytes);
+        let leases = host.leases.values().map(|lease| &lease.turn);
+        let mut in_host = in_line;
+        let least_lease = lease.turn.among(leases, place.arrival, &mut in_host);
+        // Hosts take turns at the rate of all only.
+        let hosts = self.hosts.values().filter(|_| self.total.is_some());
+        let hosts = hosts.map(|host| &host.account.turn);
+        let mut in_all = in_host;
+        let least_host = host.account.turn.among(hosts, place.arrival, &mut in_all);
+        Some(Around { place, least_lease, least_host, in_line, in_host, in_all })
     }
 
     /// Moves a host and a lease that were idle up to those that were not.
@@ -273,6 +368,25 @@ impl Ledger {
             }
         }
     }
+}
+
+/// What waits around a connection.
+struct Around {
+    place: Place,
+    /// What the waiting lease of its host got that got least.
+    least_lease: Option<u64>,
+    /// What the waiting host got that got least.
+    least_host: Option<u64>,
+    /// Requests before it at its own lease.
+    in_line: Ahead,
+    /// These, and those of its host's other leases.
+    in_host: Ahead,
+    /// All of them, also of other hosts.
+    in_all: Ahead,
+}
+
+fn bounded(time: Option<Duration>) -> Duration {
+    time.unwrap_or_default().min(LONGEST_TURN)
 }
 
 #[cfg(test)]

@@ -1,21 +1,24 @@
 //! A lender's limits: connections, requests and bytes a second, by host and by lease.
 //!
 //! `bucket` and `turns` are the policy's parts. `ledger` is the policy: which request passes now,
-//! and which waits how long, for which limit. `gate` is the mechanism, which connections share. A
-//! request over a rate gets no error: it waits, and its connection reads nothing meanwhile.
+//! and which waits how long, for which limit. `books` counts what each borrower moved. `gate` is
+//! the mechanism, which connections share. A request over a rate gets no error: it waits, and its
+//! connection reads nothing meanwhile.
 
+mod books;
 mod bucket;
 mod gate;
 mod ledger;
 mod turns;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use aquifer_page::{Bytes, HostName, LeaseId};
 use serde::Deserialize;
 
-pub use gate::{Gate, LeaseTraffic, Pass, Traffic};
+pub use books::{LeaseTraffic, Traffic};
+pub use gate::{Gate, Pass};
 
 /// Bytes a second; at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -101,10 +104,13 @@ impl LendingLimits {
 pub enum Borrower {
     /// A host of the cluster, by its certificate or by the record of its lease.
     Host(HostName),
-    /// A host without a proven name.
+    /// A host without a proven name. Of an IPv6 address only the first 64 bits count, as one host
+    /// can have all addresses of its network.
     Address(IpAddr),
     /// A process of this host, on a unix socket.
     Local,
+    /// Several of these that have no connection any more.
+    Former,
 }
 
 impl Borrower {
@@ -112,9 +118,17 @@ impl Borrower {
     pub fn new(host: Option<HostName>, ip: Option<IpAddr>) -> Self {
         match (host, ip) {
             (Some(host), _) => Self::Host(host),
-            (None, Some(ip)) => Self::Address(ip.to_canonical()),
+            (None, Some(ip)) => Self::Address(network(ip.to_canonical())),
             (None, None) => Self::Local,
         }
+    }
+}
+
+/// Returns the network whose addresses one host can have: an IPv4 address, or 64 bits of IPv6.
+fn network(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(ip) if !ip.is_loopback() => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        ip => ip,
     }
 }
 
@@ -122,8 +136,12 @@ impl fmt::Display for Borrower {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host(host) => write!(f, "host {host}"),
+            Self::Address(IpAddr::V6(ip)) if !ip.is_loopback() => {
+                write!(f, "the host at {ip}/64")
+            }
             Self::Address(ip) => write!(f, "the host at {ip}"),
             Self::Local => f.write_str("this host"),
+            Self::Former => f.write_str("former borrowers"),
         }
     }
 }
@@ -195,5 +213,10 @@ mod tests {
         let borrower = Borrower::new(None, Some(mapped));
         assert_eq!(borrower, Borrower::Address(IpAddr::from([10, 0, 0, 1])));
         assert_eq!(borrower.to_string(), "the host at 10.0.0.1");
+        let of = |ip: &str| Borrower::new(None, Some(ip.parse().unwrap()));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"), "one host can have both");
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("2001:db8::1").to_string(), "the host at 2001:db8::/64");
+        assert_eq!(of("::1").to_string(), "the host at ::1");
     }
 }

@@ -42,7 +42,7 @@ struct Client {
 
 impl Client {
     fn new(member: Member, bytes: u64, pause: Duration) -> Self {
-        let (queued, passed, asked) = (Queued::No, Vec::new(), Duration::ZERO);
+        let (queued, passed, asked) = (Queued::default(), Vec::new(), Duration::ZERO);
         Self { member, bytes, pause, queued, passed, asked, longest: Duration::ZERO }
     }
 
@@ -51,8 +51,9 @@ impl Client {
     }
 }
 
-/// Runs clients against a ledger until `end`.
-fn run(ledger: &mut Ledger, clients: &mut [Client], end: Duration) {
+/// Runs clients against a ledger until `end`. Returns how often they asked.
+fn run(ledger: &mut Ledger, clients: &mut [Client], end: Duration) -> u64 {
+    let mut asked = 0;
     for client in &*clients {
         ledger.join(&client.member, Duration::ZERO).unwrap();
     }
@@ -60,6 +61,7 @@ fn run(ledger: &mut Ledger, clients: &mut [Client], end: Duration) {
         (0..clients.len()).map(|index| Reverse((Duration::ZERO, index))).collect();
     while let Some(Reverse((now, index))) = next.pop().filter(|Reverse((now, _))| *now < end) {
         let client = &mut clients[index];
+        asked += 1;
         let then = match ledger.ask(&client.member, &mut client.queued, client.bytes, now) {
             Verdict::Pass => {
                 client.passed.push(now);
@@ -71,12 +73,13 @@ fn run(ledger: &mut Ledger, clients: &mut [Client], end: Duration) {
         };
         next.push(Reverse((then, index)));
     }
+    asked
 }
 
 #[test]
 fn no_request_waits_where_no_limit_is_set() {
     let mut ledger = Ledger::new(none());
-    let (one, mut queued) = (member("b", 1), Queued::No);
+    let (one, mut queued) = (member("b", 1), Queued::default());
     ledger.join(&one, Duration::ZERO).unwrap();
     assert!(!ledger.can_wait());
     for _ in 0..1000 {
@@ -96,7 +99,7 @@ fn a_verdict_names_the_limit_for_which_a_request_waits() {
     for (limits, limit) in limits {
         let mut ledger = Ledger::new(limits);
         assert!(ledger.can_wait());
-        let (one, mut queued) = (member("b", 1), Queued::No);
+        let (one, mut queued) = (member("b", 1), Queued::default());
         ledger.join(&one, Duration::ZERO).unwrap();
         let mut ask = || ledger.ask(&one, &mut queued, PAGE, Duration::ZERO);
         assert_eq!(ask(), Verdict::Pass);
@@ -146,6 +149,46 @@ fn a_modest_host_waits_for_one_turn_at_most() {
     assert!(modest.passed.len() >= 125, "{}", modest.passed.len());
 }
 
+/// Runs 1,000 clients in so many hosts and leases of a host. Returns how often they asked, and what
+/// each got.
+fn crowd(limits: LendingLimits, total: Option<u64>, hosts: u32, leases: u32) -> (u64, Vec<u64>) {
+    let mut ledger = Ledger::new(limits);
+    ledger.set_total(total.map(|rate| ByteRate(Bytes(rate))), Duration::ZERO);
+    let client = |number: u32| {
+        let (host, lease) = (number % hosts, number / hosts % leases);
+        let member = member(&format!("h{host}"), u128::from(host * leases + lease));
+        Client::new(member, PAGE, Duration::from_nanos(1))
+    };
+    let mut clients: Vec<_> = (0..1000).map(client).collect();
+    let asked = run(&mut ledger, &mut clients, SECOND);
+    (asked, clients.iter().map(|client| client.passed.len() as u64).collect())
+}
+
+#[test]
+fn of_1000_that_wait_only_the_next_ones_ask_often() {
+    for rate in [1 << 20, 100 << 20] {
+        let own = bytes(rate);
+        let shared = [(1, 1), (1, 40), (10, 10), (1000, 1)];
+        let of_total = shared.map(|shape| (none(), Some(rate), shape));
+        let of_host =
+            [(1, 1), (1, 40)].map(|shape| (LendingLimits { host: own, ..none() }, None, shape));
+        let of_lease = (LendingLimits { lease: own, ..none() }, None, (1, 1));
+        for (limits, total, (hosts, leases)) in
+            of_total.into_iter().chain(of_host).chain([of_lease])
+        {
+            let (asked, got) = crowd(limits, total, hosts, leases);
+            let passed: u64 = got.iter().sum();
+            let what = format!("{rate} B/s, {hosts} hosts, {leases} leases, {limits:?}");
+            // A burst of a tenth of a second, and at least one request.
+            assert!(passed * PAGE >= rate * 104 / 100, "{what}: {passed} passed");
+            // Each asks 20 times a second at least, and more often as its turn comes near.
+            assert!(asked <= 25_000 + 5 * passed, "{what}: {asked} asked for {passed}");
+            let most = got.iter().max().unwrap();
+            assert!(*most <= 2 * passed / 1000 + 40, "{what}: one got {most} of {passed}");
+        }
+    }
+}
+
 #[test]
 fn leases_of_a_host_take_turns_too() {
     let mut ledger = Ledger::new(LendingLimits { host: requests(10_000), ..none() });
@@ -174,7 +217,7 @@ fn what_hosts_got_before_a_limit_does_not_count() {
 #[test]
 fn a_client_that_reconnects_still_owes() {
     let mut ledger = Ledger::new(LendingLimits { lease: bytes(1000), ..none() });
-    let (one, mut queued) = (member("b", 1), Queued::No);
+    let (one, mut queued) = (member("b", 1), Queued::default());
     for now in [Duration::ZERO, SECOND, SECOND * 2] {
         ledger.join(&one, now).unwrap();
         let passes = ledger.ask(&one, &mut queued, PAGE, now) == Verdict::Pass;
@@ -190,12 +233,12 @@ fn a_client_that_leaves_its_queue_holds_up_nobody() {
     let mut ledger = Ledger::new(none());
     ledger.set_total(Some(ByteRate(Bytes(PAGE * 10))), Duration::ZERO);
     let (one, two) = (member("b", 1), member("c", 2));
-    let (mut first, mut second) = (Queued::No, Queued::No);
+    let (mut first, mut second) = (Queued::default(), Queued::default());
     ledger.join(&one, Duration::ZERO).unwrap();
     ledger.join(&two, Duration::ZERO).unwrap();
     assert_eq!(ledger.ask(&one, &mut first, PAGE, Duration::ZERO), Verdict::Pass);
     assert_ne!(ledger.ask(&two, &mut second, PAGE, Duration::ZERO), Verdict::Pass);
-    assert_eq!(second, Queued::AtTotal);
+    assert_eq!(second.queue, Queue::AtTotal);
     // The third request of the first host would be ahead of the second host's turn.
     let later = Duration::from_millis(200);
     assert_eq!(ledger.ask(&one, &mut first, 2 * PAGE, later), Verdict::Pass);
@@ -217,7 +260,7 @@ fn connections_over_a_limit_are_refused_by_name() {
     let full = join(&two).unwrap_err();
     assert_eq!(full.to_string(), "host b has 3 connections here, the lender's limit for a host");
     assert_eq!(join(&member("c", 3)), Ok(()), "another host has its own");
-    ledger.leave(&one, &mut Queued::No);
+    ledger.leave(&one, &mut Queued::default());
     assert_eq!(ledger.join(&two, Duration::ZERO), Ok(()));
 }
 
