@@ -51,7 +51,11 @@ impl Admission {
             _ => Traffic::default(),
         };
         let prepare = |channel: &mut &mut dyn Channel| outbox.flush(&mut **channel);
-        pass.wait(traffic, &mut { channel }, prepare, |channel, time| channel.pause(time))
+        pass.wait(traffic, &mut { channel }, prepare, |channel, time| channel.pause(time))?;
+        if matches!(request.command.get(), command::TRIM | command::WRITE_ZEROES) {
+            pass.freed(Bytes(request.length.get().into()));
+        }
+        Ok(())
     }
 
     /// Adds what the connection transferred to its lease's figures.

@@ -67,6 +67,13 @@ impl Admission {
         pass.wait(traffic, link, |link| Ok(link.flush()?), pause)
     }
 
+    /// Charges the host for blocks that it freed.
+    pub(super) fn freed(&mut self, bytes: u64) {
+        if let Some(pass) = &mut self.0 {
+            pass.freed(Bytes(bytes));
+        }
+    }
+
     /// Adds what the queue transferred to its lease's figures.
     pub(super) fn tell_traffic(&mut self) {
         if let Some(pass) = &mut self.0 {

@@ -63,6 +63,13 @@ impl<'a> IoQueue<'a> {
     /// Executes commands until the host ends the queue. Sends the answers when no received command
     /// is left.
     pub(super) fn run(&mut self) -> Result<(), Broken> {
+        let done = self.serve();
+        // What came last counts, too.
+        self.tell_tally();
+        done
+    }
+
+    fn serve(&mut self) -> Result<(), Broken> {
         loop {
             while let Some(pdu) = self.link.next()? {
                 let step = match pdu {
@@ -196,7 +203,7 @@ impl<'a> IoQueue<'a> {
         if let Some(transfer) = self.transfers.finish(data.tag.get()) {
             let Transfer { command, mut status, gathered, .. } = transfer;
             if let (Some(ranges), true) = (gathered, status.is_success()) {
-                status = self.deallocate(&ranges);
+                status = deallocate(&self.namespace, &mut self.admission, &ranges);
             }
             self.link.complete(command.id.get(), status, 0)?;
         }
@@ -204,13 +211,14 @@ impl<'a> IoQueue<'a> {
     }
 
     /// Makes blocks zero and frees their RAM, whether the host asks for deallocation or not.
-    fn write_zeroes(&self, command: &Command) -> NvmeStatus {
+    fn write_zeroes(&mut self, command: &Command) -> NvmeStatus {
         let checked = check_flags(command).and_then(|()| {
             self.check_namespace(command)?;
             range(&self.namespace, command.start_block(), command.blocks().into())
         });
         match checked {
             Ok((offset, length)) if command.dword(12) & control::PROTECTION == 0 => {
+                self.admission.freed(length);
                 blocks::discard(&self.namespace, offset, length)
             }
             Ok(_) => NvmeStatus::INVALID_FIELD.final_(),
@@ -231,33 +239,16 @@ impl<'a> IoQueue<'a> {
             Err(status) => Ok(Some(status)),
             // The other attributes are hints, which this target ignores.
             Ok(_) if command.dword(11) & DSM_DEALLOCATE == 0 => Ok(Some(NvmeStatus::SUCCESS)),
-            Ok(Source::Here(payload)) => Ok(Some(self.deallocate(self.link.data(payload)))),
+            Ok(Source::Here(payload)) => {
+                let ranges = self.link.data(payload);
+                Ok(Some(deallocate(&self.namespace, &mut self.admission, ranges)))
+            }
             Ok(Source::There) => {
                 let tag = self.transfers.begin(command, length as u32, true)?;
                 self.link.ask(command.id.get(), tag, length as u32)?;
                 Ok(None)
             }
         }
-    }
-
-    fn deallocate(&self, ranges: &[u8]) -> NvmeStatus {
-        // The length is a multiple of a range's size, and ranges need no alignment.
-        let Ok(ranges) = <[DsmRange]>::ref_from_bytes(ranges) else {
-            return NvmeStatus::DATA_LENGTH_INVALID.final_();
-        };
-        let found =
-            |one: &DsmRange| range(&self.namespace, one.start.get(), one.blocks.get().into());
-        // Checks all ranges first, so that a failed command deallocates none.
-        if let Some(status) = ranges.iter().find_map(|one| found(one).err()) {
-            return status;
-        }
-        ranges.iter().filter_map(|one| found(one).ok()).fold(
-            NvmeStatus::SUCCESS,
-            |before, (offset, length)| {
-                let status = blocks::discard(&self.namespace, offset, length);
-                if before.is_success() { status } else { before }
-            },
-        )
     }
 
     fn flush(&self, command: &Command) -> NvmeStatus {
@@ -306,4 +297,25 @@ impl<'a> IoQueue<'a> {
             all.blocks_written.fetch_add(blocks_written, Ordering::Relaxed);
         }
     }
+}
+
+/// Makes ranges of blocks zero, and frees their RAM.
+fn deallocate(namespace: &Namespace, admission: &mut Admission, ranges: &[u8]) -> NvmeStatus {
+    // The length is a multiple of a range's size, and ranges need no alignment.
+    let Ok(ranges) = <[DsmRange]>::ref_from_bytes(ranges) else {
+        return NvmeStatus::DATA_LENGTH_INVALID.final_();
+    };
+    let found = |one: &DsmRange| range(namespace, one.start.get(), one.blocks.get().into());
+    // Checks all ranges first, so that a failed command deallocates none.
+    if let Some(status) = ranges.iter().find_map(|one| found(one).err()) {
+        return status;
+    }
+    ranges.iter().filter_map(|one| found(one).ok()).fold(
+        NvmeStatus::SUCCESS,
+        |before, (offset, length)| {
+            admission.freed(length);
+            let status = blocks::discard(namespace, offset, length);
+            if before.is_success() { status } else { before }
+        },
+    )
 }
