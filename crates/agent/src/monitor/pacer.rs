@@ -22,7 +22,9 @@ const SHORTEST: Duration = Duration::from_millis(200);
 pub struct Pacer {
     /// `/`, or in tests a directory that imitates it.
     root: PathBuf,
-    /// The interface to the borrowers; `None` for loopback.
+    /// The address of the pages.
+    pages: IpAddr,
+    /// The interface to the borrowers at the last call; `None` for loopback.
     interface: Option<String>,
     share: f64,
     pace: Pace,
@@ -54,7 +56,8 @@ impl Pacer {
     fn at(root: &Path, pages: IpAddr, share: f64) -> Self {
         Self {
             root: root.to_owned(),
-            interface: network::interface_to(&Root::at(root), pages),
+            pages,
+            interface: None,
             share,
             pace: Pace::new(share),
             last: None,
@@ -77,8 +80,14 @@ impl Pacer {
             self.last = None;
             return None;
         }
-        // A network may come up, or renegotiate its speed, at any time.
-        self.speed = self.speed();
+        // A network may come up, or change its route or its speed, at any time.
+        let interface = self.interface();
+        if interface != self.interface {
+            self.interface = interface;
+            // The counters of another interface say nothing about this one.
+            self.last = None;
+        }
+        self.speed = self.speed(self.interface.as_deref());
         let sample = self.sample(now, gate);
         let last = self.last.replace(sample)?;
         let (link, processors) = self.loads(&last)?;
@@ -91,18 +100,20 @@ impl Pacer {
 
     /// Returns the state for people and programs.
     pub fn status(&self) -> LendingLink {
+        let interface = self.interface();
+        let speed = self.speed(interface.as_deref());
         LendingLink {
-            interface: self.interface.clone(),
-            speed: self.speed(),
+            speed,
             share: self.share,
             rate: self.rate.map(|(rate, _)| rate),
-            why: self.why(),
+            why: self.why(interface.as_deref(), speed),
+            interface,
         }
     }
 
-    fn why(&self) -> String {
-        let interface = self.interface.as_deref().unwrap_or("loopback");
-        match (self.rate, self.speed()) {
+    fn why(&self, interface: Option<&str>, speed: Option<Bytes>) -> String {
+        let interface = interface.unwrap_or("loopback");
+        match (self.rate, speed) {
             (Some((_, Short::Network)), _) => {
                 format!("this host's own programs use {interface}, too")
             }
@@ -119,25 +130,28 @@ impl Pacer {
 
     fn change(&self, link: Option<&LinkLoad>, processors: &ProcessorLoad) -> String {
         let lent = processors.lent;
+        let why = self.why(self.interface.as_deref(), self.speed);
         match (self.rate, link) {
             (Some((rate, Short::Network)), Some(LinkLoad { speed, all, .. })) => {
                 let all = all.sent.max(all.received);
-                let why = self.why();
                 format!(
                     "limits its borrowers to {rate}/s together: {why}; it carries {all}/s of \
                      {speed}/s"
                 )
             }
-            (Some((rate, _)), _) => format!(
-                "limits its borrowers to {rate}/s together, in turns: {} at {lent}/s",
-                self.why()
-            ),
-            (None, _) => format!("no longer limits its borrowers' common rate: {}", self.why()),
+            (Some((rate, _)), _) => {
+                format!("limits its borrowers to {rate}/s together, in turns: {why} at {lent}/s")
+            }
+            (None, _) => format!("no longer limits its borrowers' common rate: {why}"),
         }
     }
 
-    fn speed(&self) -> Option<Bytes> {
-        let path = format!("sys/class/net/{}/speed", self.interface.as_deref()?);
+    fn interface(&self) -> Option<String> {
+        network::interface_to(&Root::at(&self.root), self.pages)
+    }
+
+    fn speed(&self, interface: Option<&str>) -> Option<Bytes> {
+        let path = format!("sys/class/net/{}/speed", interface?);
         // Reading fails for interfaces without a speed.
         link_speed(&std::fs::read_to_string(self.root.join(path)).ok()?)
     }
@@ -145,7 +159,7 @@ impl Pacer {
     fn sample(&self, at: Instant, gate: &Gate) -> Sample {
         let read = |path: &str| aquifer_procfs::read(self.root.join(path)).unwrap_or_default();
         let mut by_host = BTreeMap::<_, Bytes>::new();
-        for one in gate.by_lease() {
+        for one in gate.by_lease().into_iter().filter(|one| one.borrower != Borrower::Former) {
             let sum = by_host.entry(one.borrower).or_default();
             *sum = sum.saturating_add(one.traffic.sent).saturating_add(one.traffic.received);
         }
@@ -249,7 +263,8 @@ mod tests {
             self.pass.wait(sent, &mut (), |_| Ok(()), |_, _| Ok::<_, ()>(())).unwrap();
             self.pass.tell_traffic();
             self.sent += (lent + own) * seconds;
-            let dev = format!("  eth0: 0 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n", self.sent);
+            let of = |name| format!("  {name}: 0 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n", self.sent);
+            let dev = of("eth0") + &of("eth1");
             self.write("proc/self/net/dev", &dev);
             if let Some(last) = &mut pacer.last {
                 last.at -= TIME;
@@ -287,6 +302,26 @@ mod tests {
         let status = pacer.status();
         assert_eq!((status.interface.as_deref(), status.speed), (Some("eth0"), None));
         assert_eq!(status.why, "the speed of eth0 is unknown, so network_share has no effect");
+    }
+
+    #[test]
+    fn a_route_that_changes_is_followed() {
+        let mut host = Imitated::new("10000\n");
+        let mut pacer = host.pacer();
+        host.tick(&mut pacer, 0, 0);
+        host.tick(&mut pacer, 900, 200);
+        host.tick(&mut pacer, 900, 200).expect("a decision about eth0");
+        host.write("proc/net/route", &ROUTE.replace("eth0", "eth1"));
+        host.write("sys/class/net/eth1/speed", "40000\n");
+        let status = pacer.status();
+        assert_eq!(status.interface.as_deref(), Some("eth1"), "also between two measurements");
+        assert_eq!(status.speed, Some(Bytes(5_000_000_000)));
+        let why = host.tick(&mut pacer, 900, 200);
+        assert_eq!(why, None, "the counters of two interfaces are not compared");
+        assert_eq!(pacer.interface.as_deref(), Some("eth1"));
+        let ends: Vec<_> = (0..40).filter_map(|_| host.tick(&mut pacer, 900, 200)).collect();
+        assert_eq!(ends.len(), 1, "{ends:?}");
+        assert!(ends[0].starts_with("no longer limits"), "{ends:?}");
     }
 
     #[test]
