@@ -2,14 +2,20 @@
 """Replaces the agent of each host in turn while the load runs, as an upgrade does.
 
 Four hosts have agents. One borrows for the load's region. Each agent gets SIGTERM, and the next one
-takes over. Then each gets SIGKILL, which is an upgrade that went wrong.
+takes over. Then each gets SIGKILL, which is an upgrade that went wrong. The load must keep the
+leases that it had.
 """
 
 import signal
 
+from scene import Failed
 from scene.agents import cluster
 from scene.load import Load
 from scene.row import Row, start
+
+
+def leases(load) -> set:
+    return {(lease["lease"], lease["lender"], lease["state"]) for lease in load.leases()}
 
 
 def drill(_scene) -> Row:
@@ -17,14 +23,18 @@ def drill(_scene) -> Row:
     load = Load(hosts.hosts[0], [], 64, cache_mib=8)
     load.settle()
     load.run(1)
-    lenders = {lease["lender"] for lease in load.leases()}
+    before = leases(load)
     for kind in (signal.SIGTERM, signal.SIGKILL):
         for host in hosts.hosts:
             host.restart(kind)
             load.run(1)
     load.verify()
+    after = leases(load)
+    if after != before:
+        raise Failed(f"the load had the leases {sorted(before)}, and now {sorted(after)}")
+    lenders = ", ".join(sorted(lender for _, lender, _ in before))
     return Row("4 agents are replaced in turn, twice, one copy", load,
-               f"no page was away for good; lender: {', '.join(sorted(lenders))}")
+               f"no page was away for good; the same leases; lender: {lenders}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ which is 76 leases of a region: hence four borrowers. The lender comes back afte
 
 import time
 
+from scene import Failed
 from scene.load import Load, Sum
 from scene.row import Row, start
 
@@ -32,6 +33,8 @@ def drill(scene) -> Row:
     for load in loads:
         load.verify()
     used = sum(lease["used_extents"] for load in loads for lease in load.leases())
+    if used != LEASES * len(loads):
+        raise Failed(f"{used} of {LEASES * len(loads)} leases are in use")
     return Row("a lender of 200 leases is killed, and back after 2 s", Sum(loads),
                f"{used} leases in use, all served again")
 

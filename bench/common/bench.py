@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -215,15 +216,29 @@ def spread_text(of: dict, digits: int = 2) -> str:
 
 
 class MemoryCgroup:
-    """A memory cgroup, of version 1 or 2, with a limit in bytes."""
+    """A memory cgroup, of version 1 or 2, with a limit in bytes. Without `may_swap`, memory beyond
+    the limit is not swapped either."""
 
-    def __init__(self, name: str, limit: int):
-        self.path = MEMORY_CGROUPS / f"aquifer-bench-{os.getpid()}-{name}"
+    def __init__(self, name: str, limit: int, may_swap: bool = True):
+        # Process ids repeat: drills have PID namespaces, and all share the tree of cgroups.
+        self.path = MEMORY_CGROUPS / f"aquifer-bench-{secrets.token_hex(4)}-{name}"
         if not CGROUP_V1:
             (MEMORY_CGROUPS / "cgroup.subtree_control").write_text("+memory")
         self.path.mkdir()
         file = "memory.limit_in_bytes" if CGROUP_V1 else "memory.max"
         (self.path / file).write_text(str(limit))
+        if not may_swap:
+            self.forbid_swap(limit)
+
+    def forbid_swap(self, limit: int) -> None:
+        if not CGROUP_V1:
+            (self.path / "memory.swap.max").write_text("0")
+            return
+        (self.path / "memory.swappiness").write_text("0")
+        both = self.path / "memory.memsw.limit_in_bytes"
+        # Kernels without swap accounting lack it.
+        if both.exists():
+            both.write_text(str(limit))
 
     def enter(self) -> None:
         """Moves the calling process into the cgroup."""

@@ -12,6 +12,9 @@ from scene import wait
 class Trap(MemoryCgroup):
     """A cgroup; what runs in it gets no memory beyond the limit, and no swap."""
 
+    def __init__(self, name: str, limit: int):
+        super().__init__(name, limit, may_swap=False)
+
     def __enter__(self) -> "Trap":
         return self
 
