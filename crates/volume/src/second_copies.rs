@@ -10,7 +10,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::Happening;
-use crate::holder::{Copy, Holder as _, RemoteHolder, Second};
+use crate::holder::{Copy, Holder, Second};
 use crate::lease::Lease;
 use crate::lock;
 use crate::mover::{self, REST};
@@ -37,7 +37,33 @@ impl Volume {
     ) -> Result<(), E> {
         let _adding = lock(&self.adding_lease);
         self.check_copy(of, &target)?;
-        let (mut target, holder, _) = self.prepare(target)?;
+        let (target, holder, _) = self.prepare(target)?;
+        self.begin_new_copy(of, target, Box::new(holder), record)
+    }
+
+    /// Begins a second copy as [`add_copy`](Self::add_copy) does, on a holder that the caller made.
+    ///
+    /// # Errors
+    /// As [`add_copy`](Self::add_copy).
+    pub fn add_copy_holder<E: From<VolumeError>>(
+        &self,
+        of: LeaseId,
+        target: LeaseTarget,
+        holder: Box<dyn Holder>,
+        record: impl FnOnce(&LeaseTarget) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _adding = lock(&self.adding_lease);
+        self.check_copy(of, &target)?;
+        self.begin_new_copy(of, target, holder, record)
+    }
+
+    fn begin_new_copy<E: From<VolumeError>>(
+        &self,
+        of: LeaseId,
+        mut target: LeaseTarget,
+        holder: Box<dyn Holder>,
+        record: impl FnOnce(&LeaseTarget) -> Result<(), E>,
+    ) -> Result<(), E> {
         // The same key, so that one encryption does for both copies.
         target.encryption = self.encryption_of(of);
         self.forget_tags(target.lease);
@@ -59,6 +85,23 @@ impl Volume {
         let _adding = lock(&self.adding_lease);
         self.check_copy(of, &target)?;
         let holder = self.unconnected(&target)?;
+        let tags = self.lease_tags(&target, false)?;
+        self.begin_copy(of, target, Box::new(holder), tags)
+    }
+
+    /// Continues a second copy as [`resume_copy`](Self::resume_copy) does, on a holder that the
+    /// caller made.
+    ///
+    /// # Errors
+    /// As [`resume_copy`](Self::resume_copy).
+    pub fn resume_copy_holder(
+        &self,
+        of: LeaseId,
+        target: LeaseTarget,
+        holder: Box<dyn Holder>,
+    ) -> Result<(), VolumeError> {
+        let _adding = lock(&self.adding_lease);
+        self.check_copy(of, &target)?;
         let tags = self.lease_tags(&target, false)?;
         self.begin_copy(of, target, holder, tags)
     }
@@ -89,7 +132,7 @@ impl Volume {
         &self,
         of: LeaseId,
         target: LeaseTarget,
-        holder: RemoteHolder,
+        holder: Box<dyn Holder>,
         tags: Tags,
     ) -> Result<(), VolumeError> {
         let Some(lease) = self.leases.find(of) else {
@@ -100,7 +143,7 @@ impl Volume {
         let key_of = if shares_cipher { of } else { target.lease };
         let encryption = target.encryption.as_ref();
         let cipher = encryption.map(|encryption| PageCipher::new(encryption, key_of));
-        let copy: Copy = self.verified(Some(target), Box::new(holder), cipher, tags);
+        let copy: Copy = self.verified(Some(target), holder, cipher, tags);
         lease.holder.begin_second(Arc::new(Second {
             copy,
             shares_cipher,
@@ -114,7 +157,8 @@ impl Volume {
     }
 
     /// Verifies some pages of each second copy and its first one. Returns whether there are some.
-    pub(crate) fn scrub_copies(&self) -> bool {
+    /// [`Upkeep`](crate::Upkeep) does so, too.
+    pub fn scrub_copies(&self) -> bool {
         let leases: Vec<_> = self.leases.list().clone();
         let copied: Vec<_> =
             leases.iter().filter(|lease| lease.holder.second().is_some()).collect();
@@ -191,8 +235,9 @@ impl Volume {
     }
 
     /// Copies what one of two copies lacks, if its lender answers. Returns whether all copies are
-    /// whole.
-    pub(crate) fn repair_copies(&self, mut go_on: impl FnMut() -> bool) -> bool {
+    /// whole. Stops after a while, or once `go_on` returns false. [`Upkeep`](crate::Upkeep) does
+    /// so, too.
+    pub fn repair_copies(&self, mut go_on: impl FnMut() -> bool) -> bool {
         let leases: Vec<_> = self.leases.list().clone();
         let mut all_whole = true;
         let mut buffer = None;

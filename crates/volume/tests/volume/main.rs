@@ -15,5 +15,6 @@ mod losses;
 mod model;
 mod moves;
 mod our_lender;
+mod pairs;
 mod upkeep;
 mod volume;
