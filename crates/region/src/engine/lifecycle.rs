@@ -86,9 +86,11 @@ impl Engine {
             open_spill(&volume, spill, &extent_map);
         }
         add_copies(&volume, &config.copies, resumes)?;
+        let volume_copies = volume.copies();
         let spill = config.spill.iter().map(|spill| spill.lease);
         let leases = volume.targets().into_iter().map(|target| target.lease).chain(spill);
-        let leases = leases.chain(config.copies.iter().map(|(_, copy)| copy.lease));
+        let copies = config.copies.iter().chain(&volume_copies);
+        let leases = leases.chain(copies.map(|(_, copy)| copy.lease));
         let fail = RegionError::io("cannot remove the tags of earlier leases");
         extent_map.keep_tags(leases).map_err(fail)?;
         if resumes && !config.foreign {

@@ -30,6 +30,7 @@ fn play(seed: u64) -> (u64, u64) {
         scheme: Scheme::OnDemand,
         shares: false,
         moves: false,
+        copies: false,
     };
     let world = World::new(shape, Random::new(seed), true);
     let to = world.new_host();

@@ -14,6 +14,10 @@ use crate::handover::{Frame, Round};
 impl World {
     /// Hands the region over. Pages left behind follow later.
     pub(super) fn migrate(&self) {
+        // Each host has second copies of its own, so the leases must have all pages.
+        if self.shape.copies {
+            self.mend();
+        }
         let kind = if self.one_in(3) { Round::Clean } else { Round::Copy };
         let rounds = vec![kind; self.below(4) as usize];
         let last = if self.one_in(2) { Round::Leave } else { Round::Last };
@@ -172,6 +176,7 @@ impl World {
         if next.is_empty() {
             if all {
                 self.say("all has come");
+                self.remove_copies(&from);
                 self.other.replace(None);
             }
             return all;
@@ -198,7 +203,7 @@ impl World {
 }
 
 impl Engine {
-    fn is_being_sent(&self) -> bool {
+    pub(super) fn is_being_sent(&self) -> bool {
         crate::lock(&self.cache).outgoing.is_some()
     }
 }

@@ -1,7 +1,8 @@
 //! A harness that kills engines at any point and then checks the content of the region.
 //!
 //! A seed determines a schedule. Programs read, write, discard and die. Engines evict, persist and
-//! hand the region over, and leases come and go. The harness kills some engines meanwhile, and
+//! hand the region over. Leases and second copies come and go. Lenders of copies die, and come back
+//! with their pages, with old ones, or with none. The harness kills some engines meanwhile, and
 //! another continues after each. A model checks every read byte by byte. The engine's code is the
 //! real one, over a file on a tmpfs, real page tables and real userfaultfds. Only lenders are
 //! simulated, by a map that outlives engines.
@@ -23,6 +24,7 @@
 //!
 //! `AQUIFER_SCHEDULES` is the number of schedules, `AQUIFER_SEED` the seed of the first.
 
+mod copies;
 mod hostile;
 mod leases;
 mod lender;

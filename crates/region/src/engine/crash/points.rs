@@ -19,21 +19,41 @@ const SHAPE: Shape = Shape {
     scheme: Scheme::OnDemand,
     shares: true,
     moves: true,
+    copies: false,
 };
+
+/// Leases with second copies.
+const COPIED: Shape = Shape { copies: true, ..SHAPE };
 
 /// Runs `what` in a region, and checks all pages afterwards. Returns whether an engine was killed.
 #[track_caller]
 fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World)) -> bool {
-    let world = World::new(SHAPE, Random::new(1), true);
+    scene_of(SHAPE, killed_at, before, what)
+}
+
+#[track_caller]
+fn scene_of(
+    shape: Shape,
+    killed_at: Option<u64>,
+    before: &dyn Fn(&World),
+    what: &dyn Fn(&World),
+) -> bool {
+    let world = World::new(shape, Random::new(1), true);
     let done = catch_unwind(AssertUnwindSafe(|| {
         before(&world);
         world.schedule.fuse.set(killed_at);
         what(&world);
         let was_killed = world.schedule.fuse.take().is_none();
+        if shape.copies {
+            read_from_either(&world);
+        }
         while !world.fetch_postcopy(true) {}
         world.read_all();
         world.evict_all();
         world.read_all();
+        if shape.copies {
+            world.mend();
+        }
         world.migrate_by(&[Round::Copy], Round::Last, || {});
         world.read_all();
         assert!(
@@ -52,8 +72,13 @@ fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World))
 /// Runs the scene once for each point of `what`, and kills the running engine there.
 #[track_caller]
 fn at_each_point(before: impl Fn(&World), what: impl Fn(&World)) {
+    at_each_point_of(SHAPE, before, what);
+}
+
+#[track_caller]
+fn at_each_point_of(shape: Shape, before: impl Fn(&World), what: impl Fn(&World)) {
     let mut point = 0;
-    while scene(Some(point), &before, &what) {
+    while scene_of(shape, Some(point), &before, &what) {
         point += 1;
     }
     assert!(point > 0, "nothing was killed");
@@ -275,4 +300,85 @@ fn writes_of_one_of_two_programs_survive_its_death() {
             world.evict_all();
         });
     }
+}
+
+fn pair(world: &World) -> Option<(LeaseId, LeaseId)> {
+    world.host().copies.borrow().first_key_value().map(|(of, copy)| (*of, *copy))
+}
+
+/// Makes a second copy that has all pages.
+fn with_copy(world: &World) {
+    some_of_each(world);
+    world.begin_copy();
+    world.mend();
+}
+
+/// Reads all pages while each lender of the pair in turn is dead.
+fn read_from_either(world: &World) {
+    for is_first in [true, false] {
+        world.mend();
+        let Some((of, copy)) = pair(world) else { return };
+        world.lender.kill(if is_first { of } else { copy });
+        write(world, [5, 6]);
+        world.evict_all();
+        world.read_all();
+    }
+    world.mend();
+}
+
+#[test]
+fn an_engine_killed_while_it_begins_a_copy_loses_nothing() {
+    at_each_point_of(COPIED, some_of_each, |world| {
+        world.begin_copy();
+        world.evict_all();
+    });
+}
+
+#[test]
+fn an_engine_killed_while_it_writes_two_copies_loses_nothing() {
+    at_each_point_of(COPIED, with_copy, |world| {
+        world.discard(2, 4);
+        world.persist();
+        write(world, [3, 9]);
+        world.evict_all();
+    });
+}
+
+#[test]
+fn an_engine_killed_while_it_repairs_a_copy_loses_nothing() {
+    for is_first in [true, false] {
+        let before = |world: &World| {
+            with_copy(world);
+            let (of, copy) = pair(world).expect("a copy");
+            world.lender.kill(if is_first { of } else { copy });
+            write(world, 3..9);
+            world.discard(10, 3);
+            world.persist();
+        };
+        at_each_point_of(COPIED, before, World::mend);
+    }
+}
+
+#[test]
+fn an_engine_killed_while_it_ends_a_copy_loses_nothing() {
+    at_each_point_of(COPIED, with_copy, |world| {
+        world.end_copy();
+        write(world, [3, 9]);
+        world.evict_all();
+    });
+}
+
+#[test]
+fn an_engine_killed_while_it_leaves_a_dead_lender_loses_nothing() {
+    let before = |world: &World| {
+        with_copy(world);
+        world.lender.lose(LeaseId(1));
+        write(world, 3..9);
+    };
+    at_each_point_of(COPIED, before, |world| {
+        world.mend();
+        assert!(!world.host().leases.borrow().contains(&LeaseId(1)));
+        write(world, [3, 9]);
+        world.evict_all();
+    });
 }

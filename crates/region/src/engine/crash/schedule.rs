@@ -21,7 +21,8 @@ impl World {
             0..8 => self.touch(&host, page, false),
             8..18 => self.touch(&host, page, true),
             18 => self.discard(page, 1 + self.below(4)),
-            19 | 20 => self.persist(),
+            19 | 20 => _ = self.persist(),
+            23 if self.shape.copies => self.change_copies(),
             21..24 => self.evict(1 + self.below(6)),
             24 => self.read_all(),
             25 => _ = self.fetch_postcopy(true),
@@ -31,6 +32,7 @@ impl World {
             29 => self.drop_entries(page, 1 + self.below(4)),
             30 if self.shape.shares => self.share(page, 1 + self.below(6)),
             31 if self.shape.moves => self.change_leases(),
+            _ if self.shape.copies && self.one_in(2) => self.change_copies(),
             _ => self.touch(&host, page, true),
         }
         if host.programs.borrow().is_empty() {
@@ -41,12 +43,15 @@ impl World {
         }
     }
 
-    pub(super) fn persist(&self) {
+    /// Writes all dirty pages. Returns false if the engine died meanwhile.
+    pub(super) fn persist(&self) -> bool {
         let host = self.host();
-        match self.run(&host, "persist", Engine::persist) {
-            Some(done) => _ = expect("persist", done),
+        let done = self.run(&host, "persist", Engine::persist);
+        match &done {
+            Some(done) => _ = expect("persist", done.as_ref()),
             None => self.restart(&host),
         }
+        done.is_some()
     }
 
     pub(super) fn evict(&self, count: u64) {
@@ -141,6 +146,9 @@ impl World {
     /// Checks all pages: as they are, after full eviction, or on another host.
     fn check_all(&self) {
         while !self.fetch_postcopy(true) {}
+        if self.shape.copies && self.one_in(2) {
+            self.mend();
+        }
         match self.below(3) {
             0 => {}
             1 => self.evict_all(),
@@ -151,8 +159,8 @@ impl World {
     }
 }
 
-/// Seeds up to this one share nothing and keep their lease, so that the seeds named below keep
-/// their schedules.
+/// Seeds up to this one share nothing, and keep their lease and one copy of each page. So the seeds
+/// named below keep their schedules.
 const SHARES_NOTHING: u64 = 4000;
 
 fn shape(seed: u64, random: &mut Random) -> Shape {
@@ -161,7 +169,8 @@ fn shape(seed: u64, random: &mut Random) -> Shape {
     let scheme = if random.below(2) == 0 { Scheme::OnDemand } else { Scheme::PreEvict };
     let shares = seed > SHARES_NOTHING && seed % 2 == 1;
     let moves = seed > SHARES_NOTHING && seed % 3 != 0;
-    Shape { pages, frames, policy, scheme, shares, moves }
+    let copies = seed > SHARES_NOTHING && seed % 5 < 3;
+    Shape { pages, frames, policy, scheme, shares, moves, copies }
 }
 
 /// Runs a schedule. On failure returns its log and the reason.

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -14,13 +14,13 @@ use std::sync::Arc;
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
 use aquifer_region_client::{Fault, Listener};
 use aquifer_transport::Address;
-use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
+use aquifer_volume::{Encryption, LeaseTarget, Protocol, Volume, VolumeConfig};
 use rustix::fs::SeekFrom;
 use tempfile::TempDir;
 
 use super::super::fault::FaultRequest;
 use super::super::{Engine, EngineConfig, Paging, Scheme};
-use super::lender::{CrashLender, Pages};
+use super::lender::Pages;
 use super::program::{CELLS, Program};
 use crate::effect;
 use crate::lock;
@@ -44,6 +44,8 @@ pub(super) struct Shape {
     pub(super) shares: bool,
     /// Whether leases come and go.
     pub(super) moves: bool,
+    /// Whether second copies come and go, and their lenders.
+    pub(super) copies: bool,
 }
 
 /// A random sequence that depends only on its seed.
@@ -70,6 +72,8 @@ pub(super) struct Host {
     pub(super) foreign: Cell<bool>,
     /// The region's leases on record.
     pub(super) leases: RefCell<BTreeSet<LeaseId>>,
+    /// The leases with a second copy on record, and the lease that holds it.
+    pub(super) copies: RefCell<BTreeMap<LeaseId, LeaseId>>,
     pub(super) engine: RefCell<Option<Arc<Engine>>>,
     pub(super) programs: RefCell<Vec<Rc<Program>>>,
 }
@@ -99,6 +103,12 @@ pub(super) struct Model {
 pub(super) struct World {
     pub(super) shape: Shape,
     pub(super) lender: Arc<Pages>,
+    /// The key of all leases.
+    encryption: Option<Encryption>,
+    /// Leases whose lender may have other pages than the last ones.
+    pub(super) suspects: RefCell<BTreeSet<LeaseId>>,
+    /// The number of second copies so far.
+    pub(super) copies: Cell<u64>,
     pub(super) schedule: Schedule,
     /// `here` is the host on which the programs run; `other` is the source or destination of a
     /// hand-over.
@@ -132,7 +142,7 @@ impl Host {
         );
         let region = open(directory.path().join("region"), shape.pages * PAGE_SIZE as u64);
         let listener = expect("listen", Listener::bind(&directory.path().join("programs")));
-        let (engine, programs) = (RefCell::default(), RefCell::default());
+        let (copies, engine, programs) = Default::default();
         Rc::new(Self {
             number,
             directory,
@@ -140,6 +150,7 @@ impl Host {
             listener,
             foreign: Cell::new(foreign),
             leases: RefCell::new(leases),
+            copies,
             engine,
             programs,
         })
@@ -193,6 +204,13 @@ impl Host {
         let joined = |config, _| {
             let volume = Volume::new(config)?;
             self.leases.borrow().iter().for_each(|lease| world.join(&volume, self, *lease));
+            for (of, copy) in &*self.copies.borrow() {
+                let holder = Box::new(world.holder(self, *copy));
+                // The engine goes on without a copy that it cannot use.
+                if let Err(error) = volume.resume_copy_holder(*of, world.target(*copy), holder) {
+                    world.say(format_args!("  no copy of lease {of}: {error}"));
+                }
+            }
             Ok(volume)
         };
         let names = ["region", "table", "extent_map", "sharers"];
@@ -219,18 +237,6 @@ fn open(path: PathBuf, size: u64) -> File {
     file
 }
 
-fn target(lease: LeaseId) -> LeaseTarget {
-    LeaseTarget {
-        lease,
-        lender: expect("name a lender", "lender".parse()),
-        address: Address::Unix(format!("/{lease}").into()),
-        protocol: Protocol::Nbd { export: String::new(), secure: false },
-        capacity: Bytes(2 * EXTENT_SIZE),
-        encryption: None,
-        claim: None,
-    }
-}
-
 impl World {
     /// Makes the world. With `is_told`, no engine is killed and nothing happens at random.
     pub(super) fn new(shape: Shape, random: Random, is_told: bool) -> Rc<Self> {
@@ -246,6 +252,9 @@ impl World {
         let world = Rc::new(Self {
             shape,
             lender: Arc::default(),
+            encryption: shape.copies.then(Encryption::random),
+            suspects: RefCell::default(),
+            copies: Cell::new(0),
             schedule,
             here: RefCell::new(here.clone()),
             other: RefCell::default(),
@@ -297,9 +306,21 @@ impl World {
     /// Adds a lease to a host's volume.
     pub(super) fn join(&self, volume: &Volume, host: &Host, lease: LeaseId) {
         let is_clean = self.lender.count(lease) == 0;
-        let holder = CrashLender { host: host.number, lease, pages: self.lender.clone() };
-        let added = volume.add_holder(target(lease), Box::new(holder), 2, |_| is_clean);
+        let holder = Box::new(self.holder(host, lease));
+        let added = volume.add_holder(self.target(lease), holder, 2, |_| is_clean);
         expect("add a lease", added);
+    }
+
+    pub(super) fn target(&self, lease: LeaseId) -> LeaseTarget {
+        LeaseTarget {
+            lease,
+            lender: expect("name a lender", "lender".parse()),
+            address: Address::Unix(format!("/{lease}").into()),
+            protocol: Protocol::Nbd { export: String::new(), secure: false },
+            capacity: Bytes(2 * EXTENT_SIZE),
+            encryption: self.encryption.clone(),
+            claim: None,
+        }
     }
 
     pub(super) fn own(&self, host: &Host) {
