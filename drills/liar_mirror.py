@@ -30,8 +30,9 @@ def drill(scene) -> Row:
         told += lies
         load.verify()
         load.run(1)
-        reports |= {event["number"] for event in load.events("copy_behind")}
+        reports |= reported(load)
         load.wait_until_whole()
+    find_the_rest(load, reports)
     # What the lender has now is right again: the borrower has written it anew.
     lenders[1].kill()
     load.verify()
@@ -39,6 +40,22 @@ def drill(scene) -> Row:
         raise Failed(f"{told} lies were told, and none was reported")
     return Row("one of two lenders changes all its pages, 4 times", load,
                f"{told} lies told, none shown; {len(reports)} reports", 0)
+
+
+def reported(load) -> set:
+    return {event["number"] for event in load.events("copy_behind")}
+
+
+def find_the_rest(load, reports: set) -> None:
+    """Reads all pages until two readings in turn find no lie. While the lender seems to be slow, a
+    page comes from the other one, and no read finds the lie."""
+    silent = 0
+    while silent < 2:
+        load.verify()
+        load.wait_until_whole()
+        new = reported(load) - reports
+        reports |= new
+        silent = 0 if new else silent + 1
 
 
 if __name__ == "__main__":

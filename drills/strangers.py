@@ -15,6 +15,13 @@ from scene.load import Load
 from scene.row import Row, start
 
 STRANGER = Path(__file__).parent / "scene/stranger.py"
+REFUSALS = ("needs TLS", "closed", "refused", "an empty list")
+
+
+def is_refusal(what: str, answer: str) -> bool:
+    # A lender hears of the end of leases that it does not have. The drill looks for the lease later.
+    is_ignored = what == "end of the lease" and answer == "HTTP/1.1 200 OK {}"
+    return answer in REFUSALS or answer.startswith("HTTP/1.1 403 ") or is_ignored
 
 
 def drill(_scene) -> Row:
@@ -33,7 +40,7 @@ def drill(_scene) -> Row:
     }
     for caller, answers in got.items():
         for what, answer in answers.items():
-            if '"host"' in answer or "lent" in answer:
+            if not is_refusal(what, answer):
                 raise Failed(f"the {caller} got this for '{what}': {answer}")
     load.run(1)
     load.verify()

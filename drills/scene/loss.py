@@ -3,6 +3,8 @@
 from scene import Failed
 
 EXTENT_PAGES = (64 << 20) // 4096
+# Pages that may leave RAM between the death and its notice: reads of other extents push them out.
+MOST_LATE = 512
 
 
 def lose(load, lenders: list) -> tuple[int, str]:
@@ -33,9 +35,12 @@ def lose(load, lenders: list) -> tuple[int, str]:
     expected = there & load.remote()
     if not expected >= there & remote:
         raise Failed("pages that were at the dead lenders only were read")
+    late = len(expected - remote)
+    if late > MOST_LATE:
+        raise Failed(f"{late} pages left RAM after the death, and are lost with it")
     states = ", ".join(f"{lease['lender']} is {lease['state']}" for lease in load.leases())
     return len(expected), (
-        f"extent {extent} but what was in RAM, and nothing else ({len(expected - remote)} pages "
+        f"extent {extent} but what was in RAM, and nothing else ({late} pages "
         f"left RAM after the death); an error after {away['longest_lost_ms'] / 1000:.1f} s at "
         f"most, with 128 threads; {states}"
     )
