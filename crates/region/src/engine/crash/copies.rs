@@ -81,7 +81,10 @@ impl World {
     /// Ends a second copy.
     pub(super) fn end_copy(&self) {
         let host = self.host();
-        let pairs = self.pairs(&host);
+        let mut pairs = self.pairs(&host);
+        // Only the copy may have a page whose lender has an old one, unless that was found out.
+        let is_suspect = |lease: &LeaseId| self.suspects.borrow().contains(lease);
+        pairs.retain(|(of, _)| !is_suspect(of));
         if let Some((of, copy)) = pairs.get(self.below(pairs.len().max(1) as u64) as usize) {
             self.end_this_copy(*of, *copy);
         }

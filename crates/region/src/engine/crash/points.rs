@@ -302,8 +302,10 @@ fn writes_of_one_of_two_programs_survive_its_death() {
     }
 }
 
+/// Returns a lease with a second copy that the engine uses, and the lease that holds it.
 fn pair(world: &World) -> Option<(LeaseId, LeaseId)> {
-    world.host().copies.borrow().first_key_value().map(|(of, copy)| (*of, *copy))
+    let copies = world.host().engine().volume().copies();
+    copies.first().map(|(of, copy)| (*of, copy.lease))
 }
 
 /// Makes a second copy that has all pages.
