@@ -19,7 +19,7 @@ REFUSALS = ("needs TLS", "closed", "refused", "an empty list")
 
 
 def is_refusal(what: str, answer: str) -> bool:
-    # A lender hears of the end of leases that it does not have. The drill looks for the lease later.
+    # A lender ignores the end of a lease of another host. The drill looks for the lease later.
     is_ignored = what == "end of the lease" and answer == "HTTP/1.1 200 OK {}"
     return answer in REFUSALS or answer.startswith("HTTP/1.1 403 ") or is_ignored
 
