@@ -12,7 +12,7 @@ use crate::proto::{MAX_PAYLOAD, Request, command};
 
 /// The admission of a connection to its lease; `None` if no limit can apply.
 #[derive(Debug, Default)]
-pub(super) struct Admission(Option<Pass>);
+pub(super) struct Admission(Option<Box<Pass>>);
 
 impl Admission {
     /// Admits a connection, unless it is one too many for its host or its lease.
@@ -29,7 +29,7 @@ impl Admission {
             tracing::warn!(%lease, "refused a connection from {peer}: {full}");
             Refused::Forbidden(full.to_string())
         })?;
-        Ok(Self(Some(pass)))
+        Ok(Self(Some(Box::new(pass))))
     }
 
     /// Waits until the request may go on. The replies before it are sent first.

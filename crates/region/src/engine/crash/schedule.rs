@@ -168,7 +168,7 @@ fn shape(seed: u64, random: &mut Random) -> Shape {
     let policy = PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize].0;
     let scheme = if random.below(2) == 0 { Scheme::OnDemand } else { Scheme::PreEvict };
     let shares = seed > SHARES_NOTHING && seed % 2 == 1;
-    let moves = seed > SHARES_NOTHING && seed % 3 != 0;
+    let moves = seed > SHARES_NOTHING && !seed.is_multiple_of(3);
     let copies = seed > SHARES_NOTHING && seed % 5 < 3;
     Shape { pages, frames, policy, scheme, shares, moves, copies }
 }
