@@ -4,7 +4,8 @@ dies.
 
 Two regions have all pages in their cache, one with `--protection mirror` and one without. In turns,
 a program writes every page of each, and `aquifer region persist` writes them to the lenders: one
-lender, or both. Then a region with an eighth of its pages in the cache is read and written at
+lender, or both. The same follows with `--protection disk`, for regions that fit into the ring of
+pages on their way to the disk (below $TMPDIR), which is empty before each turn. Then a region with an eighth of its pages in the cache is read and written at
 random. One of its two lenders is killed meanwhile. The script reports the longest time between two
 accesses, and verifies each page. The lender comes back, and the script waits until both copies are
 whole. Lenders are processes at loopback addresses, so pages are encrypted. Needs root. Build first:
@@ -69,6 +70,10 @@ while True:
 """
 
 
+# The most that goes into the ring before the disk has any of it.
+RING = 48 * MIB
+
+
 class Lender:
     """An export whose pages outlive its process."""
 
@@ -103,12 +108,12 @@ class Lender:
 class Region:
     """A region, and a program that maps it."""
 
-    def __init__(self, work: Path, name: str, size: int, cache: int, lenders: list, program: str):
-        self.work, self.name = work, name
+    def __init__(self, work: Path, name: str, size: int, cache: int, lenders: list, program: str,
+                 kind: str = "mirror"):
+        self.work, self.name, self.kind = work, name, kind
         uris = [word for lender in lenders for word in ("--lender", lender.uri)]
-        mirror = ["--protection", "mirror"] if len(lenders) > 1 else []
-        made = self.aquifer("region", "create", name, "--size", size, "--cache", cache, *mirror,
-                            *uris)
+        made = self.aquifer("region", "create", name, "--size", size, "--cache", cache,
+                            "--protection", kind, "--copy-dir", work / "copies", *uris)
         command = [AQUIFER, "--run-dir", work, "region", "exec", "--", "python3", "-c", program,
                    json.loads(made)["file"]]
         self.program = subprocess.Popen(
@@ -125,11 +130,11 @@ class Region:
         self.program.stdin.flush()
         return self.program.stdout.readline()
 
-    def copy(self) -> dict:
-        return json.loads(self.aquifer("region", "show", self.name))["volume"]["leases"][0]["copy"]
-
     def is_whole(self) -> bool:
-        copy = self.copy()
+        lease = json.loads(self.aquifer("region", "show", self.name))["volume"]["leases"][0]
+        if self.kind == "disk":
+            return lease["disk"]["lacks"] + lease["disk"]["in_ring"] == 0
+        copy = lease["copy"]
         return copy["answer"] == [True, True] and copy["lacks"] + copy["first_lacks"] == 0
 
     def end(self) -> None:
@@ -142,17 +147,18 @@ class Region:
         wait("the region's end", removed)
 
 
-def cost(work: Path, rounds: int, size: int) -> list:
+def cost(work: Path, rounds: int, size: int, kind: str) -> list:
     """The seconds that a region's pages take to its lenders, with one copy and with two."""
     lenders = [Lender(work, name, size) for name in ("alone", "one", "two")]
     regions: dict = {}
     found = []
     try:
-        for name, some in (("none", lenders[:1]), ("mirror", lenders[1:])):
-            regions[name] = Region(work, name, size, size, some, PROGRAM)
-        wait("whole copies", regions["mirror"].is_whole)
+        copied = lenders[1:] if kind == "mirror" else lenders[1:2]
+        for name, some in (("none", lenders[:1]), (kind, copied)):
+            regions[name] = Region(work, name, size, size, some, PROGRAM, name)
         for turn in range(rounds):
             times = {}
+            wait("whole copies", regions[kind].is_whole)
             for name in sorted(regions, reverse=turn % 2 == 0):
                 region = regions[name]
                 if region.ask(str(turn)) != "done\n":
@@ -215,24 +221,30 @@ def measure(rounds: int, size: int) -> dict:
     work = Path(tempfile.mkdtemp(prefix="aquifer-bench-"))
     Path("/dev/shm/aquifer").mkdir(exist_ok=True)
     try:
-        times = cost(work, rounds, size)
-        ratios = [time["mirror"] / time["none"] for time in times]
+        seconds = {
+            "mirror": cost(work, rounds, size, "mirror"),
+            "disk": cost(work, rounds, min(size, RING), "disk"),
+        }
         deaths = [death(work, size) for _ in range(rounds)]
         return {
-            "seconds": times,
-            "mirror_beside_none": {
-                "median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)
-            },
+            "seconds": seconds,
+            **{f"{kind}_beside_none": ratio(kind, times) for kind, times in seconds.items()},
             "deaths": deaths,
         }
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def ratio(kind: str, times: list) -> dict:
+    ratios = [time[kind] / time["none"] for time in times]
+    return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+
+
 def report(result: dict) -> None:
-    ratio = result["mirror_beside_none"]
-    print(f"two copies beside one, time of writes: {ratio['median']:.2f} "
-          f"({ratio['lowest']:.2f} to {ratio['highest']:.2f})")
+    for kind, second in (("mirror", "at a second lender"), ("disk", "on the disk")):
+        found = result[f"{kind}_beside_none"]
+        print(f"a second copy {second} beside one copy, time of writes: {found['median']:.2f} "
+              f"({found['lowest']:.2f} to {found['highest']:.2f})")
     for one in result["deaths"]:
         print(f"a lender dies: {one['stall_ms']:.0f} ms longest stall "
               f"({one['longest_before_ms']:.0f} ms before); rate {one['rate_dead']:.2f} while "

@@ -242,10 +242,11 @@ const BORROW: &[Key] = &[
     key("max", "size", "\"16G\"", "the most that the agent borrows in all"),
     key(
         "protection",
-        "`none`, `mirror` or `opportunistic`",
+        "`none`, `mirror`, `opportunistic` or `disk`",
         "\"none\"",
         "with `mirror`, a second lender keeps a copy of each page that a region has at lenders; \
-         with `opportunistic`, only while it has memory that nobody else needs",
+         with `opportunistic`, only while it has memory that nobody else needs; with `disk`, this \
+         host's disk keeps it, in the directory `spill`",
     ),
     key("protection_by_group", "table", "{}", "the same for the regions of a group: `NAME = KIND`"),
     key("protection_by_region", "table", "{}", "the same for a region or VM, before its group"),
@@ -254,7 +255,7 @@ const BORROW: &[Key] = &[
         "spill",
         "path",
         "\"/var/lib/aquifer/spill\"",
-        "directory of the file for pages that no lender has room for",
+        "directory of files for pages that no lender has room for, and for copies of pages",
     ),
     key("io_timeout", "time", "\"8s\"", "how long I/O waits for a silent lender, at least 100ms"),
     key(

@@ -161,6 +161,9 @@ impl Loans {
         let volumes = self.borrowed.iter().flat_map(|volume| &volume.leases);
         for held in volumes.chain(self.regions.iter().flat_map(|region| &region.leases)) {
             let (alone, at_copy) = match &held.copy {
+                None if held.disk.is_some() => {
+                    (held.disk.as_ref().map_or(Bytes::ZERO, |copy| copy.lacks), None)
+                }
                 None => (held.placed, None),
                 Some(copy) if !copy.answers => (held.placed, Some((copy, copy.first_lacks))),
                 Some(copy) if !copy.first_answers => (copy.lacks, Some((copy, held.placed))),
@@ -452,6 +455,34 @@ pub struct Held {
     /// The second copies of its pages, if a region has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<SecondCopy>,
+    /// The copy of its pages on this host's disk, if a region keeps one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskCopy>,
+}
+
+/// The copy of the pages in a lease on the borrower's own disk. It lags behind.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct DiskCopy {
+    /// The id that stands for the copy.
+    #[schema(value_type = schema::Id)]
+    pub lease: LeaseId,
+    /// Whether the lender answers, and has what it stored.
+    pub lender_answers: bool,
+    /// The pages that the copy has, in bytes.
+    #[schema(value_type = schema::Size)]
+    pub held: Bytes,
+    /// The pages of these that are still in memory, in bytes.
+    #[schema(value_type = schema::Size)]
+    pub in_ring: Bytes,
+    /// The pages that only the lender has, in bytes. They would be lost with it.
+    #[schema(value_type = schema::Size)]
+    pub lacks: Bytes,
+    /// The pages that only the copy has, in bytes.
+    #[schema(value_type = schema::Size)]
+    pub lender_lacks: Bytes,
+    /// Why the disk takes no pages at present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<String>,
 }
 
 /// Second copies of the pages in a lease.

@@ -1,8 +1,8 @@
 //! An agent's status as text.
 
 use aquifer_api::status::{
-    AgentProcess, AtRisk, Certificate, CertificateState, Decision, Event, GroupScanner, Held,
-    LeaseTraffic, Ledger, LeftToDrain, LendingLink, Lent, Peer, Region, SecondCopy, Standing,
+    AgentProcess, AtRisk, Certificate, CertificateState, Decision, DiskCopy, Event, GroupScanner,
+    Held, LeaseTraffic, Ledger, LeftToDrain, LendingLink, Lent, Peer, Region, SecondCopy, Standing,
     Status, Volume,
 };
 use aquifer_page::Bytes;
@@ -231,7 +231,8 @@ fn regions(regions: &[Region]) -> String {
 fn held(lease: &Held) -> String {
     let state = if lease.state == "ok" { String::new() } else { format!(" ({})", lease.state) };
     let copy = lease.copy.as_ref().map(copy).unwrap_or_default();
-    format!("{}: {} of {}{state}{copy}", lease.lender, lease.placed, lease.capacity)
+    let disk = lease.disk.as_ref().map(on_disk).unwrap_or_default();
+    format!("{}: {} of {}{state}{copy}{disk}", lease.lender, lease.placed, lease.capacity)
 }
 
 /// Describes the second copies of a lease's pages.
@@ -247,6 +248,22 @@ fn copy(copy: &SecondCopy) -> String {
         (Bytes::ZERO, _) => format!(", copy at {lender}"),
         (lacks, _) => format!(", copy at {lender} without {lacks} so far"),
     }
+}
+
+/// Describes the copy of a lease's pages on the host's disk.
+fn on_disk(copy: &DiskCopy) -> String {
+    let DiskCopy { lender_answers, held, lacks, lender_lacks, paused, .. } = copy;
+    let only = match *lender_lacks {
+        Bytes::ZERO => String::new(),
+        bytes => format!(", {bytes} of it only there"),
+    };
+    let without = match *lacks {
+        Bytes::ZERO => String::new(),
+        bytes => format!(", without {bytes} so far"),
+    };
+    let paused = paused.as_ref().map(|why| format!(", paused: {why}")).unwrap_or_default();
+    let copy = format!("{held} on the disk{only}{without}{paused}");
+    if *lender_answers { format!(", {copy}") } else { format!("; does not answer: {copy}") }
 }
 
 /// Describes what would be lost with each lender.

@@ -150,6 +150,10 @@ impl Volume {
         let cipher = encryption.map(|encryption| PageCipher::new(encryption, target.lease));
         let copy = self.verified(Some(target), holder, cipher, tags);
         self.leases.list_mut().push(Arc::new(Lease::new(copy, total, is_clean)));
+        if self.disk.get().is_some() {
+            // The upkeep begins its copy on the disk.
+            self.events.wake();
+        }
     }
 
     /// Encrypts and verifies the holder's pages.

@@ -123,6 +123,14 @@ pub enum VolumeError {
         /// The system's error.
         source: io::Error,
     },
+    /// A copy of pages on the disk could not be begun.
+    #[error("cannot keep copies of pages on the disk at {path}: {source}", path = path.display())]
+    DiskCopy {
+        /// The file, or how the names of the files begin.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The spill file could not be made.
     #[error("cannot make a spill file at {path}: {source}", path = path.display())]
     Spill {

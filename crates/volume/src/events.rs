@@ -63,6 +63,14 @@ pub enum Happening {
         /// The lease of the first copy.
         lease: LeaseId,
     },
+    /// The disk takes no pages of the copies on it. Their lenders serve, and the next pages have one
+    /// copy.
+    DiskCopiesPaused {
+        /// The error of the disk.
+        why: String,
+    },
+    /// The disk takes pages again. The copies on it get what they lack.
+    DiskCopiesResumed,
     /// A page could not be read, so the program that touched it gets SIGBUS. The volume reports
     /// this once for each loss of a lender; its status counts the failed reads.
     PageLost {
@@ -101,6 +109,16 @@ impl fmt::Display for Happening {
             }
             Self::CopiesWhole { lease } => {
                 write!(f, "copies whole: each page of lease {lease} has two copies again")
+            }
+            Self::DiskCopiesPaused { why } => {
+                write!(
+                    f,
+                    "copies on the disk paused: {why}; the next pages have one copy, at their \
+                     lenders, until the disk takes them"
+                )
+            }
+            Self::DiskCopiesResumed => {
+                f.write_str("copies on the disk resumed: they get the pages that they lack")
             }
             Self::PageLost { page, place, why } => {
                 write!(

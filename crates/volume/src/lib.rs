@@ -3,12 +3,14 @@
 //! A [`Volume`] is a linear address space. At its first write, an extent gets a place on the lease
 //! with the most room. It can move to another lease while it is read and written
 //! ([`Volume::evacuate`]). If no lender has room, it goes to a local spill file. Leases and the
-//! spill file hold extents by a [`Holder`](holder::Holder).
+//! spill file hold extents by a [`Holder`](holder::Holder). Pages may have a second copy, on another
+//! lease or on this host's disk.
 
 mod add_lease;
 mod bitmap;
 mod claim;
 mod config;
+mod disk_copies;
 mod encryption;
 mod error;
 mod events;
@@ -23,6 +25,7 @@ mod restore;
 mod second_copies;
 mod spill;
 mod status;
+mod sys;
 mod tags;
 mod target;
 mod upkeep;
@@ -35,13 +38,16 @@ use aquifer_transport::sleep::lock;
 
 pub use claim::Claim;
 pub use config::VolumeConfig;
+pub use disk_copies::DiskCopies;
 pub use encryption::{Encryption, EncryptionKey, EncryptionMode, PageCipher};
 pub use error::VolumeError;
 pub use events::{Event, Happening};
 pub use ledger::Ledger;
 pub use mover::{Evacuated, Moved, Progress};
 pub use spill::SpillFile;
-pub use status::{CopyStatus, LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus};
+pub use status::{
+    CopyStatus, DiskCopyStatus, LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus,
+};
 pub use tags::TagMemory;
 pub use target::{LeaseTarget, NvmeAccess, Protocol};
 pub use upkeep::Upkeep;

@@ -146,6 +146,7 @@ impl Volume {
         let copy: Copy = self.verified(Some(target), holder, cipher, tags);
         lease.holder.begin_second(Arc::new(Second {
             copy,
+            disk: None,
             shares_cipher,
             io_timeout: self.config.io_timeout,
             events: self.events.clone(),
@@ -191,13 +192,17 @@ impl Volume {
         Ok(())
     }
 
-    /// Discards all second copies, and ends them. A copy that does not answer keeps its pages.
+    /// Discards all second copies, and ends them. A copy that does not answer keeps its pages. Files
+    /// of copies on the disk are removed.
     pub fn empty_copies(&self) {
         let leases: Vec<_> = self.leases.list().clone();
         for lease in &leases {
             let Some(second) = lease.holder.second() else { continue };
             // First, as nobody may read the zeroes there.
             lease.holder.end_second();
+            if self.remove_disk_copy(&second) {
+                continue;
+            }
             self.discard_copy(&second, lease.total);
             second.copy.holder.close();
             let target = second.copy.target.as_ref();

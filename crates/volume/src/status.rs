@@ -1,6 +1,7 @@
 //! The state of a volume, for people and programs.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -77,6 +78,9 @@ pub struct LeaseStatus {
     /// The second copy of its pages, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<CopyStatus>,
+    /// The copy of its pages on this host's disk, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskCopyStatus>,
     /// The state of the lease.
     #[serde(flatten)]
     pub state: LeaseState,
@@ -97,6 +101,29 @@ pub struct CopyStatus {
     pub lacks: Bytes,
     /// The pages that only this copy has, in bytes.
     pub first_lacks: Bytes,
+}
+
+/// The state of the copy of a lease's pages on this host's disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCopyStatus {
+    /// The id of the copy's tags.
+    pub lease: LeaseId,
+    /// The file.
+    pub path: PathBuf,
+    /// Whether the lender answers, and has what it stored.
+    pub lender_answers: bool,
+    /// The pages that the copy has, in bytes.
+    pub held: Bytes,
+    /// The pages of these that have yet to reach the file, in bytes. They would be lost with the
+    /// lender if the process ended now.
+    pub in_ring: Bytes,
+    /// The pages that only the lender has, in bytes. They would be lost with it.
+    pub lacks: Bytes,
+    /// The pages that only this copy has, in bytes.
+    pub lender_lacks: Bytes,
+    /// Why the disk takes no pages at present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<String>,
 }
 
 /// The states of a lease.
@@ -184,6 +211,7 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
         used_extents: lease.taken(),
         encryption: target.encryption.as_ref().map(|encryption| encryption.mode),
         copy: copy_status(lease),
+        disk: disk_status(lease),
         state,
     })
 }
@@ -199,6 +227,22 @@ fn copy_status(lease: &Lease) -> Option<CopyStatus> {
         answer: (lease.holder.first.answers(), second.copy.answers()),
         lacks,
         first_lacks,
+    })
+}
+
+fn disk_status(lease: &Lease) -> Option<DiskCopyStatus> {
+    let second = lease.holder.second()?;
+    let disk = second.disk.as_ref()?;
+    let (lender_lacks, lacks) = lease.missing(false);
+    Some(DiskCopyStatus {
+        lease: disk.id,
+        path: disk.path().to_owned(),
+        lender_answers: lease.holder.first.answers(),
+        held: second.copy.tags.stored(),
+        in_ring: disk.in_ring(),
+        lacks,
+        lender_lacks,
+        paused: disk.stalled(),
     })
 }
 

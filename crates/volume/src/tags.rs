@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::is_zero;
+use aquifer_page::{Bytes, PAGE_SIZE, is_zero};
 use aquifer_transport::sleep::going_to_sleep;
 use twox_hash::XxHash3_64;
 
@@ -19,7 +19,7 @@ pub type TagMemory = Arc<dyn AsRef<[AtomicU64]> + Send + Sync>;
 /// The tag of a page of zeroes, and of a page that was never written.
 pub(crate) const OF_ZEROES: u64 = 0;
 /// The last write of the page failed, or its process died: the lender may have any version.
-const UNKNOWN: u64 = u64::MAX - 1;
+pub(crate) const UNKNOWN: u64 = u64::MAX - 1;
 /// A write of the page is under way.
 const WRITING: u64 = u64::MAX;
 
@@ -44,7 +44,11 @@ pub(crate) fn checksum(page: &[u8]) -> u64 {
 /// the tags when the lender has acknowledged the new version. A read compares tags after the
 /// lender's answer. If a tag differs, a write may have ended meanwhile: only a second read, with no
 /// write under way, proves that the lender is wrong.
-pub(crate) struct Tags(TagMemory);
+pub(crate) struct Tags {
+    words: TagMemory,
+    /// For a copy that lags behind: the tags of what has arrived there, for the next process.
+    arrived: Option<TagMemory>,
+}
 
 impl fmt::Debug for Tags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,19 +62,55 @@ impl Tags {
         // Not zero at first, so that the kernel provides the memory now.
         let words: Box<[AtomicU64]> = (0..pages).map(|_| AtomicU64::new(UNKNOWN)).collect();
         words.iter().for_each(|word| word.store(OF_ZEROES, Ordering::Relaxed));
-        Self(Arc::new(words))
+        Self { words: Arc::new(words), arrived: None }
     }
 
     /// Takes over the tags of an earlier process. Writes that were under way then have failed.
     pub(crate) fn over(memory: TagMemory) -> Self {
-        let tags = Self(memory);
+        let tags = Self { words: memory, arrived: None };
         let writing = tags.words().iter().filter(|word| word.load(Ordering::Relaxed) == WRITING);
         writing.for_each(|word| word.store(UNKNOWN, Ordering::Relaxed));
         tags
     }
 
+    /// Makes tags for a copy that lags behind. The memory says what an earlier process knew to have
+    /// arrived there. From then on, [`arrive`](Self::arrive) says what has.
+    pub(crate) fn lagging(memory: TagMemory) -> Self {
+        let arrived = Self::over(memory).words;
+        let known = (*arrived).as_ref().iter().map(|word| word.load(Ordering::Relaxed));
+        let words: Box<[AtomicU64]> = known.map(AtomicU64::new).collect();
+        Self { words: Arc::new(words), arrived: Some(arrived) }
+    }
+
     fn words(&self) -> &[AtomicU64] {
-        (*self.0).as_ref()
+        (*self.words).as_ref()
+    }
+
+    fn arrived(&self, page: u64) -> Option<&AtomicU64> {
+        self.arrived.as_ref().map(|memory| &(**memory).as_ref()[page as usize])
+    }
+
+    /// Records that the page has changed, and that the change has yet to arrive.
+    pub(crate) fn depart(&self, page: u64) {
+        self.arrived(page).into_iter().for_each(|word| word.store(UNKNOWN, Ordering::SeqCst));
+    }
+
+    /// Records that the version of the page with this tag has arrived. The caller makes sure that
+    /// no page [departs](Self::depart) meanwhile, except one that is forgotten.
+    pub(crate) fn arrive(&self, page: u64, tag: u64) {
+        let Some(arrived) = self.arrived(page) else { return };
+        arrived.store(tag, Ordering::SeqCst);
+        // Another thread may forget the page now: in both, whichever comes last. A write under way
+        // is that of this version, or departs later.
+        let known = self.word(page).load(Ordering::SeqCst);
+        if known != tag && known != WRITING {
+            arrived.store(UNKNOWN, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns whether zeroes are known to have arrived.
+    pub(crate) fn has_arrived_as_zeroes(&self, page: u64) -> bool {
+        self.arrived(page).is_some_and(|word| word.load(Ordering::SeqCst) == OF_ZEROES)
     }
 
     fn word(&self, page: u64) -> &AtomicU64 {
@@ -140,7 +180,8 @@ impl Tags {
 
     /// Records that it is not known which version of the page the lender has.
     pub(crate) fn forget(&self, page: u64) {
-        self.set(page, UNKNOWN);
+        self.word(page).store(UNKNOWN, Ordering::SeqCst);
+        self.depart(page);
     }
 
     /// Records that no page's version is known.
@@ -151,6 +192,13 @@ impl Tags {
     /// Returns whether the page is known to be zeroes.
     pub(crate) fn is_of_zeroes(&self, page: u64) -> bool {
         self.word(page).load(Ordering::Acquire) == OF_ZEROES
+    }
+
+    /// Returns how much is known to be stored, and is not zeroes.
+    pub(crate) fn stored(&self) -> Bytes {
+        let is_data =
+            |word: &&AtomicU64| !matches!(word.load(Ordering::Relaxed), OF_ZEROES | UNKNOWN);
+        Bytes(self.words().iter().filter(is_data).count() as u64 * PAGE_SIZE as u64)
     }
 
     /// Returns the tags of these pages, for another host.
@@ -187,8 +235,6 @@ impl Drop for Claim<'_> {
 
 #[cfg(test)]
 mod tests {
-    use aquifer_page::PAGE_SIZE;
-
     use super::*;
 
     #[test]
@@ -220,6 +266,25 @@ mod tests {
         let tags = Tags::over(memory);
         assert_eq!((tags.check(0, 9), tags.check(1, 9)), (Err(Wrong::Unknown), Ok(())));
         assert_eq!(tags.of(0..2), [UNKNOWN, 9]);
+    }
+
+    #[test]
+    fn the_next_process_believes_only_what_has_arrived() {
+        let memory: TagMemory = Arc::new([const { AtomicU64::new(OF_ZEROES) }; 3]);
+        let tags = Tags::lagging(memory.clone());
+        tags.claim(0..3).done(|page| page + 5);
+        (0..3).for_each(|page| tags.depart(page));
+        (0..2).for_each(|page| tags.arrive(page, page + 5));
+        tags.forget(1);
+        assert_eq!(tags.of(0..3), [5, UNKNOWN, 7]);
+        assert_eq!(Tags::lagging(memory.clone()).of(0..3), [5, UNKNOWN, UNKNOWN]);
+        tags.arrive(1, 6);
+        assert_eq!(Tags::lagging(memory.clone()).of(1..2), [UNKNOWN], "it was forgotten");
+        let claim = tags.claim(2..3);
+        tags.arrive(2, OF_ZEROES);
+        claim.done(|_| OF_ZEROES);
+        assert!(tags.has_arrived_as_zeroes(2));
+        assert_eq!(Tags::lagging(memory).of(0..3), [5, UNKNOWN, OF_ZEROES]);
     }
 
     #[test]

@@ -111,6 +111,7 @@ impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
         let is_well = may_act()
             && volume.try_lost_lenders()
                 & self.homecoming.round(&volume)
+                & volume.begin_disk_copies()
                 & volume.repair_copies(|| !ended.load(Ordering::Relaxed) && may_act());
         let has_copies = may_act() && self.scrubs.round(&volume);
         for event in self.events.after(self.told) {

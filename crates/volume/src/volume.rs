@@ -10,6 +10,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, VolumeId
 use aquifer_transport::tls::Identity;
 
 use crate::config::VolumeConfig;
+use crate::disk_copies::DiskKeeper;
 use crate::error::VolumeError;
 use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Failed, Fault, Place};
@@ -42,6 +43,8 @@ pub struct Volume {
     pub(crate) events: Arc<Events>,
     /// Held while a lease is added: one at a time.
     pub(crate) adding_lease: Mutex<()>,
+    /// Keeps second copies of all leases' pages on this host's disk.
+    pub(crate) disk: OnceLock<DiskKeeper>,
     /// This host's certificate, if it came after the volume was made.
     identity: OnceLock<Identity>,
     counters: Counters,
@@ -73,6 +76,7 @@ impl Volume {
             held: AtomicBool::new(false),
             events: Arc::default(),
             adding_lease: Mutex::new(()),
+            disk: OnceLock::new(),
             identity: OnceLock::new(),
             counters: Counters::default(),
             config,

@@ -183,6 +183,7 @@ impl DirectVolumes {
                     state,
                     health,
                     copy: None,
+                    disk: None,
                 }],
                 last_error: None,
             }

@@ -1,14 +1,16 @@
 //! The borrower's orders about regions: leases for those that exist and those in the making.
 
-use std::path::{self, Path};
+use std::path::{self, Path, PathBuf};
 
 use aquifer_api::{Problem, order};
 use aquifer_control::{BorrowedLease, LiveVolume, VolumeStatus};
 use aquifer_group::Agreements;
 use aquifer_page::{LeaseId, RegionName, VolumeId};
+use aquifer_region::process::RegionSpec;
 use aquifer_volume::LeaseTarget;
 
 use super::Borrower;
+use crate::config::Protection;
 
 impl Borrower {
     /// Adds the first leases to a region that exists.
@@ -46,6 +48,28 @@ impl Borrower {
         added
     }
 
+    /// Returns whether regions are to keep copies of their pages on this host's disk, and one does
+    /// not.
+    pub fn lacks_disk_copies(&self) -> bool {
+        self.regions.lacks_disk_copies(|spec| self.wants_disk_copies(spec))
+    }
+
+    /// Orders these regions to keep copies of their pages on this host's disk.
+    pub fn keep_disk_copies(&self) {
+        let directory = self.spill_directory();
+        self.regions.keep_disk_copies(&directory, |spec| self.wants_disk_copies(spec));
+    }
+
+    fn wants_disk_copies(&self, spec: &RegionSpec) -> bool {
+        self.config.borrow.protection_of(&spec.name, &spec.group) == Protection::Disk
+    }
+
+    /// Returns the directory for files with pages. Engines have another working directory.
+    fn spill_directory(&self) -> PathBuf {
+        let directory = &self.config.borrow.spill;
+        path::absolute(directory).unwrap_or_else(|_| directory.clone())
+    }
+
     pub(super) fn evacuate_region(
         &self,
         volume: VolumeId,
@@ -58,9 +82,7 @@ impl Borrower {
             self.target_for(live, lease)
         };
         let targets = onto.iter().map(|lease| (lease.lease, target(lease))).collect();
-        // Engines have another working directory.
-        let directory = &self.config.borrow.spill;
-        let directory = path::absolute(directory).unwrap_or_else(|_| directory.clone());
+        let directory = self.spill_directory();
         let spill = spills.then_some(&*directory);
         let (unused, moved) = self.regions.evacuate(volume, (lease, spill), targets);
         self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));

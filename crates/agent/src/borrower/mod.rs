@@ -474,6 +474,15 @@ fn held(lease: LeaseStatus) -> status::Held {
             lacks: copy.lacks,
             first_lacks: copy.first_lacks,
         }),
+        disk: lease.disk.map(|copy| status::DiskCopy {
+            lease: copy.lease,
+            lender_answers: copy.lender_answers,
+            held: copy.held,
+            in_ring: copy.in_ring,
+            lacks: copy.lacks,
+            lender_lacks: copy.lender_lacks,
+            paused: copy.paused,
+        }),
     }
 }
 

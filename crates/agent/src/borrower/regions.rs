@@ -39,6 +39,9 @@ pub(super) trait Engines: fmt::Debug + Send + Sync {
     /// Begins a second copy of the lease `of`.
     fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError>;
 
+    /// Keeps second copies of the region's pages in files in this directory.
+    fn keep_disk_copies(&self, files: &Files, directory: &Path) -> Result<(), RegionError>;
+
     /// Moves all pages out of a lease; the region then no longer has it. Pages without other room
     /// go to a spill file in the directory `spill`.
     fn evacuate(
@@ -67,6 +70,10 @@ impl Engines for RunningEngines {
         client::add_copy(files, of, lease)
     }
 
+    fn keep_disk_copies(&self, files: &Files, directory: &Path) -> Result<(), RegionError> {
+        client::keep_disk_copies(files, directory)
+    }
+
     fn evacuate(
         &self,
         files: &Files,
@@ -85,6 +92,8 @@ pub(super) struct Regions {
     identity: PathBuf,
     engines: Box<dyn Engines>,
     known: Mutex<BTreeMap<VolumeId, RegionSpec>>,
+    /// Why regions keep no copies on the disk, as told last. `None` while a thread orders that.
+    no_disk_copies: Mutex<Option<BTreeMap<VolumeId, String>>>,
     hand_overs: HandOvers,
     arrivals: Arrivals,
 }
@@ -130,7 +139,9 @@ impl Regions {
             }
         }
         let hand_overs = HandOvers::default();
-        Ok(Self { directory, identity, engines, known: Mutex::new(known), hand_overs, arrivals })
+        let no_disk_copies = Mutex::new(Some(BTreeMap::new()));
+        let known = Mutex::new(known);
+        Ok(Self { directory, identity, engines, known, no_disk_copies, hand_overs, arrivals })
     }
 
     /// Returns the directory of the regions' files.
@@ -413,6 +424,38 @@ impl Regions {
         }
         self.refresh(volume);
         added
+    }
+
+    /// Returns whether a region with borrowed leases that wants copies on this host's disk keeps
+    /// none, and no thread sees to that.
+    pub(super) fn lacks_disk_copies(&self, wants: impl Fn(&RegionSpec) -> bool) -> bool {
+        let lacks = |spec: &RegionSpec| {
+            spec.disk.is_none() && borrowed(spec).next().is_some() && wants(spec)
+        };
+        lock(&self.no_disk_copies).is_some() && lock(&self.known).values().any(lacks)
+    }
+
+    /// Orders each region with borrowed leases that wants it to keep copies of its pages in files
+    /// in this directory. The caller repeats this for those that cannot yet.
+    pub(super) fn keep_disk_copies(&self, directory: &Path, wants: impl Fn(&RegionSpec) -> bool) {
+        let Some(mut told) = lock(&self.no_disk_copies).take() else { return };
+        let known: Vec<_> = lock(&self.known).values().cloned().collect();
+        for spec in known {
+            if spec.disk.is_some() || borrowed(&spec).next().is_none() || !wants(&spec) {
+                continue;
+            }
+            let kept = self.engines.keep_disk_copies(&self.files(&spec.name), directory);
+            let why = kept.err().map(|error| error.to_string());
+            if let Some(why) = why.clone().filter(|why| told.get(&spec.volume) != Some(why)) {
+                tracing::warn!(region = %spec.name, "no copies of its pages on the disk: {why}");
+            }
+            match why {
+                Some(why) => _ = told.insert(spec.volume, why),
+                None => _ = told.remove(&spec.volume),
+            }
+            self.refresh(spec.volume);
+        }
+        *lock(&self.no_disk_copies) = Some(told);
     }
 
     /// Adds leases to a region. Returns those for which that failed.

@@ -26,8 +26,8 @@ pub struct BorrowConfig {
     pub protection_by_region: BTreeMap<RegionName, Protection>,
     /// Tenant to which lenders account the leases.
     pub group: Group,
-    /// Directory of the local file for pages that a lender recalls and no other lender has room
-    /// for.
+    /// Directory of local files for pages that a lender recalls and no other lender has room
+    /// for, and for copies of pages on the disk.
     pub spill: PathBuf,
     /// How long I/O waits for a lender that does not answer, at least 100 ms.
     #[serde(deserialize_with = "super::duration")]
@@ -42,7 +42,7 @@ pub struct BorrowConfig {
     pub priority: i16,
 }
 
-/// How many copies of their pages the regions of a host have at lenders.
+/// How many copies the regions of a host have of the pages at lenders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protection {
@@ -52,12 +52,15 @@ pub enum Protection {
     Mirror,
     /// Two, on different lenders, while a lender has memory that nobody else needs.
     Opportunistic,
+    /// Two: on a lender, and on this host's disk.
+    Disk,
 }
 
 impl From<Protection> for aquifer_control::Protection {
     fn from(protection: Protection) -> Self {
         match protection {
-            Protection::None => Self::None,
+            // Engines keep the copies on the disk: no lender is asked.
+            Protection::None | Protection::Disk => Self::None,
             Protection::Mirror => Self::Mirror,
             Protection::Opportunistic => Self::Opportunistic,
         }
@@ -65,6 +68,13 @@ impl From<Protection> for aquifer_control::Protection {
 }
 
 impl BorrowConfig {
+    /// Returns how many copies the region of a group has.
+    pub fn protection_of(&self, region: &RegionName, group: &Group) -> Protection {
+        let by_group = || self.protection_by_group.get(group);
+        let own = self.protection_by_region.get(region).or_else(by_group);
+        own.copied().unwrap_or(self.protection)
+    }
+
     /// Returns the protection of each region.
     pub fn protections(&self) -> aquifer_control::Protections {
         aquifer_control::Protections {

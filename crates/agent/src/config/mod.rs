@@ -17,7 +17,7 @@ use aquifer_page::{HostName, Zone};
 use serde::Deserialize;
 
 pub use access::AccessConfig;
-pub use borrow::{Attach, BorrowConfig, PageProtocol};
+pub use borrow::{Attach, BorrowConfig, PageProtocol, Protection};
 pub use certificates::CertificatesConfig;
 pub use lend::{LeaseBackend, LendConfig};
 pub use limits::LimitsConfig;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use aquifer_api::status::{Held, LeaseHealth, Region, Volume};
+use aquifer_api::status::{DiskCopy, Held, LeaseHealth, Region, SecondCopy, Volume};
 use aquifer_control::Memory;
 use aquifer_control::node::{CopyReading, Found, Health, LeaseReading, Readings, VolumeReading};
 use aquifer_page::Bytes;
@@ -17,6 +17,10 @@ impl Driver {
         let memory = self.memory()?;
         let wanted = self.node.wanted(self.now());
         let (lender, borrower) = (&self.parts.lender, &self.parts.borrower);
+        if borrower.lacks_disk_copies() {
+            let borrower = borrower.clone();
+            tokio::task::spawn_blocking(move || borrower.keep_disk_copies());
+        }
         let found = wanted.vacated.map(|mut vacated| {
             vacated.retain(|(volume, lease)| borrower.has_left(*volume, *lease));
             let vacated = vacated.into_iter().map(|(_, lease)| lease).collect();
@@ -94,12 +98,27 @@ fn lease(held: Held) -> LeaseReading {
             LeaseHealth::Lost => Health::Lost,
             LeaseHealth::Ok | LeaseHealth::Full | LeaseHealth::Moving => Health::Ok,
         },
-        copy: held.copy.map(|copy| CopyReading {
-            lease: copy.lease,
-            first_answers: copy.first_answers,
-            answers: copy.answers,
-            lacks: copy.lacks,
-            first_lacks: copy.first_lacks,
-        }),
+        copy: held.copy.map(second).or(held.disk.map(on_disk)),
+    }
+}
+
+fn second(copy: SecondCopy) -> CopyReading {
+    CopyReading {
+        lease: copy.lease,
+        first_answers: copy.first_answers,
+        answers: copy.answers,
+        lacks: copy.lacks,
+        first_lacks: copy.first_lacks,
+    }
+}
+
+/// Converts the copy on this host's disk, which answers while the engine does.
+fn on_disk(copy: DiskCopy) -> CopyReading {
+    CopyReading {
+        lease: copy.lease,
+        first_answers: copy.lender_answers,
+        answers: true,
+        lacks: copy.lacks,
+        first_lacks: copy.lender_lacks,
     }
 }

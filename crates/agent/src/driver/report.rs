@@ -86,6 +86,9 @@ impl Driver {
                     copy.first_answers &= !lost.contains(&held.lease);
                     copy.answers &= !lost.contains(&copy.lease);
                 }
+                if let Some(copy) = &mut held.disk {
+                    copy.lender_answers &= !lost.contains(&held.lease);
+                }
                 if lost.contains(&held.lease) {
                     "lost by its lender".clone_into(&mut held.state);
                     held.health = LeaseHealth::Lost;

@@ -146,12 +146,13 @@ impl Serving {
 /// Writes an event to the process's log.
 fn log(event: &Event) {
     match event.what {
-        Happening::LenderBack { .. } | Happening::SpillEnded | Happening::CopiesWhole { .. } => {
-            tracing::info!("{}", event.what);
-        }
-        Happening::SpillStarted | Happening::CopyBehind { .. } => {
-            tracing::warn!("{}", event.what);
-        }
+        Happening::LenderBack { .. }
+        | Happening::SpillEnded
+        | Happening::CopiesWhole { .. }
+        | Happening::DiskCopiesResumed => tracing::info!("{}", event.what),
+        Happening::SpillStarted
+        | Happening::CopyBehind { .. }
+        | Happening::DiskCopiesPaused { .. } => tracing::warn!("{}", event.what),
         Happening::LenderLost { .. } | Happening::PageLost { .. } => {
             tracing::error!("{}", event.what)
         }

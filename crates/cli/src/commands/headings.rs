@@ -21,7 +21,7 @@ const HEADINGS: &[(&str, &[&str], &[&str])] = &[
     ("Memory", &[], &["slack", "least-slack", "surplus-periods", "reclaim", "overcommit"]),
     ("Paging", &[], &["policy", "scheme", "prefetch", "workers", "emulate-link", "one-at-a-time"]),
     ("Device", &[], &["swap", "priority", "backend", "direct", "queues"]),
-    ("Lenders", &[], &["lender", "protection", "borrow", "lend", "take-over"]),
+    ("Lenders", &[], &["lender", "protection", "copy-dir", "borrow", "lend", "take-over"]),
     ("Security", &[], &["tls", "lender-host", "dhchap-secret", "host-nqn", "allow-host", "token"]),
     ("Security", &[], &["unencrypted", "encryption"]),
     ("Timeouts", &[], &["io-timeout", "fault-timeout", "timeout", "retry", "max-downtime"]),

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use aquifer_page::LeaseId;
-use aquifer_volume::{LeaseTarget, Progress, VolumeError};
+use aquifer_volume::{DiskCopies, LeaseTarget, Progress, VolumeError};
 
 use super::Engine;
 use crate::error::RegionError;
@@ -69,6 +69,15 @@ impl Engine {
         }
         volume.add_copy(of, lease, record)?;
         self.may_change()
+    }
+
+    /// Keeps second copies of all pages that leave, on this host's disk.
+    ///
+    /// # Errors
+    /// The region is being handed over, or the copies cannot be begun.
+    pub fn keep_disk_copies(&self, disk: &DiskCopies) -> Result<(), RegionError> {
+        self.may_change()?;
+        Ok(self.lenders.volume.keep_disk_copies(disk, false)?)
     }
 
     /// Ends the second copy on a lease, which may go back then. Returns false if no lease has it.

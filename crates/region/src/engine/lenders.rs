@@ -25,10 +25,12 @@ pub(super) struct Lenders {
 pub(super) fn log(event: &Event) {
     match event.what {
         Happening::LenderLost { .. } => tracing::error!("{}", event.what),
-        Happening::CopyBehind { .. } => tracing::warn!("{}", event.what),
-        Happening::LenderBack { .. } | Happening::CopiesWhole { .. } => {
-            tracing::info!("{}", event.what);
+        Happening::CopyBehind { .. } | Happening::DiskCopiesPaused { .. } => {
+            tracing::warn!("{}", event.what);
         }
+        Happening::LenderBack { .. }
+        | Happening::CopiesWhole { .. }
+        | Happening::DiskCopiesResumed => tracing::info!("{}", event.what),
         Happening::PageLost { .. } | Happening::SpillStarted | Happening::SpillEnded => {}
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use aquifer_page::{EXTENT_SIZE, LeaseId, PAGE_SIZE, WorkerId};
-use aquifer_volume::{LeaseTarget, SpillFile, Upkeep, Volume, VolumeConfig};
+use aquifer_volume::{DiskCopies, LeaseTarget, SpillFile, Upkeep, Volume, VolumeConfig};
 
 use super::cache::{Cache, Signals};
 use super::fault::Faults;
@@ -86,11 +86,16 @@ impl Engine {
             open_spill(&volume, spill, &extent_map);
         }
         add_copies(&volume, &config.copies, resumes)?;
+        if let Some(disk) = config.disk.as_ref().filter(|_| !config.foreign) {
+            keep_disk_copies(&volume, disk, resumes)?;
+        }
         let volume_copies = volume.copies();
         let spill = config.spill.iter().map(|spill| spill.lease);
         let leases = volume.targets().into_iter().map(|target| target.lease).chain(spill);
         let copies = config.copies.iter().chain(&volume_copies);
-        let leases = leases.chain(copies.map(|(_, copy)| copy.lease));
+        let on_disk = |target: LeaseTarget| DiskCopies::tags_of(target.lease);
+        let on_disk = config.disk.iter().flat_map(|_| volume.targets()).map(on_disk);
+        let leases = leases.chain(copies.map(|(_, copy)| copy.lease)).chain(on_disk);
         let fail = RegionError::io("cannot remove the tags of earlier leases");
         extent_map.keep_tags(leases).map_err(fail)?;
         if resumes && !config.foreign {
@@ -204,6 +209,15 @@ fn add_copies(
         } else if let Err(error) = volume.resume_copy(of, copy) {
             tracing::error!("no second copy of lease {of}: {error}");
         }
+    }
+    Ok(())
+}
+
+/// Keeps copies on this host's disk. The next engine goes on without those that it cannot use.
+fn keep_disk_copies(volume: &Volume, disk: &DiskCopies, resumes: bool) -> Result<(), RegionError> {
+    match volume.keep_disk_copies(disk, resumes) {
+        Err(error) if resumes => tracing::error!("{error}"),
+        kept => kept?,
     }
     Ok(())
 }

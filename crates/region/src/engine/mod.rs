@@ -49,7 +49,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, WorkerId};
-use aquifer_volume::{LeaseTarget, SpillFile, Volume};
+use aquifer_volume::{DiskCopies, LeaseTarget, SpillFile, Volume};
 use serde::{Deserialize, Serialize};
 
 use self::cache::{Cache, Signals};
@@ -133,6 +133,8 @@ pub struct EngineConfig {
     pub spill: Option<SpillFile>,
     /// The second copies of leases' pages: the lease that each is of, and the lease that holds it.
     pub copies: Vec<(LeaseId, LeaseTarget)>,
+    /// Where second copies are on this host's disk, if the region keeps some.
+    pub disk: Option<DiskCopies>,
     /// The volume belongs to another host's engine. This engine must not write to it, until it owns
     /// the region.
     pub foreign: bool,

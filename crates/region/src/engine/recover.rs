@@ -151,6 +151,7 @@ mod tests {
             paging: Paging { workers: 1, ..Paging::default() },
             spill: None,
             copies: Vec::new(),
+            disk: None,
             foreign: false,
         };
         let volume = VolumeConfig {

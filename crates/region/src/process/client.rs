@@ -13,7 +13,7 @@ use aquifer_control_socket::{Answers, CallError, first_word};
 use aquifer_page::{Bytes, Group};
 use aquifer_region_client::Run;
 
-pub use self::leases::{add_copy, add_lease, evacuate};
+pub use self::leases::{add_copy, add_lease, evacuate, keep_disk_copies};
 use super::files::{Files, GroupFiles, RegionSpec};
 use super::message::{RegionStatus, Request, Response};
 use super::pages::{self, Extent, PageState, Pages};

@@ -199,6 +199,7 @@ impl Serving {
             Request::Unshare => done(self.engine.unshare_all()),
             Request::AddLease { lease, identity } => done(self.add_lease(*lease, identity)),
             Request::AddCopy { of, lease } => done(self.add_copy(of, *lease)),
+            Request::KeepDiskCopies { directory } => done(self.keep_disk_copies(&directory)),
             Request::Evacuate { lease, spill } => {
                 done(self.evacuate(lease, spill.as_deref(), |now| {
                     // A client that disconnects does not cancel its request.

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, LeaseId, RegionName, VolumeId};
-use aquifer_volume::{LeaseTarget, SpillFile, VolumeConfig};
+use aquifer_volume::{DiskCopies, LeaseTarget, SpillFile, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use super::record;
@@ -51,6 +51,10 @@ pub struct RegionSpec {
     /// The leases that hold second copies of pages. Each host has its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<SecondCopy>,
+    /// Where second copies of its pages are on the host's disk, if there are any. Each host has its
+    /// own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskCopies>,
     /// How long a fetch waits for an unreachable lender before it fails and is retried.
     pub io_timeout: Duration,
     /// The directory of the host's certificate, for leases over TLS.
@@ -58,19 +62,19 @@ pub struct RegionSpec {
 }
 
 impl RegionSpec {
-    /// Returns the specification without the keys of encrypted leases and of the spill file, for
+    /// Returns the specification without the keys of encrypted leases and of files on the disk, for
     /// display and logs.
     #[must_use]
     pub fn without_keys(mut self) -> Self {
         let copies = self.copies.iter_mut().map(|copy| &mut copy.lease);
         self.leases.iter_mut().chain(copies).for_each(|lease| lease.encryption = None);
-        Self { spill: None, ..self }
+        Self { spill: None, disk: None, ..self }
     }
 
-    /// Returns the specification without the spill file and the second copies, for another host.
+    /// Returns the specification without files on the disk and second copies, for another host.
     #[must_use]
     pub fn for_another_host(self) -> Self {
-        Self { spill: None, copies: Vec::new(), ..self }
+        Self { spill: None, copies: Vec::new(), disk: None, ..self }
     }
 
     /// Returns the capacity of its leases.
@@ -92,6 +96,7 @@ impl RegionSpec {
             leases: Vec::new(),
             spill: None,
             copies: Vec::new(),
+            disk: None,
             io_timeout: VolumeConfig::DEFAULT_IO_TIMEOUT,
             identity: None,
         }
@@ -385,8 +390,10 @@ impl Files {
     pub(super) fn remove(&self) {
         // An absent file needs no removal.
         let _ = fs::remove_file(self.region());
-        if let Some(spill) = self.read().ok().and_then(|spec| spec.spill) {
-            let _ = fs::remove_file(spill.path);
+        if let Ok(spec) = self.read() {
+            spec.spill.into_iter().for_each(|spill| _ = fs::remove_file(spill.path));
+            let leases = spec.leases.iter().map(|target| target.lease);
+            spec.disk.iter().for_each(|disk| disk.remove_files(leases.clone()));
         }
         // An engine that ends may be about to record the end of a program.
         for _ in 0..100 {

@@ -65,6 +65,26 @@ impl Serving {
         Ok(true)
     }
 
+    /// Keeps second copies of all pages that leave, in files in this directory, unless the region
+    /// keeps some.
+    pub(super) fn keep_disk_copies(&self, directory: &Path) -> Result<(), RegionError> {
+        let _changing = lock(&self.changing_leases);
+        let (volume, known) = {
+            let spec = lock(&self.spec);
+            (spec.volume, spec.disk.clone())
+        };
+        let disk = match known {
+            Some(known) => known,
+            None => spill::disk_copies_in(directory, volume)?,
+        };
+        // The record names the files before they exist.
+        self.note(|spec| {
+            spec.disk = Some(disk.clone());
+            Ok(())
+        })?;
+        self.engine.keep_disk_copies(&disk)
+    }
+
     /// Makes a spill file in this directory, unless the region has one. The record names it before
     /// an extent can be in it.
     fn add_spill(&self, directory: &Path) -> Result<(), RegionError> {

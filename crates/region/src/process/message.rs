@@ -51,6 +51,11 @@ pub(super) enum Request {
         of: LeaseId,
         lease: Box<LeaseTarget>,
     },
+    /// Keep second copies of all pages that leave, in files in this directory. A region that keeps
+    /// some keeps those.
+    KeepDiskCopies {
+        directory: PathBuf,
+    },
     /// Move all extents off a lease and release it, or end the second copy on it. The answers are
     /// `Evacuating` during the move, then `Done`.
     ///

@@ -50,5 +50,5 @@ pub use pages::{Extent, PageState, Pages};
 pub use preload_library::preload_library;
 pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};
-pub use spill::remove_old_spill_files;
+pub use spill::{disk_copies_in, remove_old_spill_files};
 pub use view::View;

@@ -141,6 +141,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         may_be_unwatched: spec.began_local,
         paging: spec.paging.clone(),
         spill: spec.spill.clone(),
+        disk: spec.disk.clone(),
         copies: spec.copies.iter().map(|copy| (copy.of, copy.lease.clone())).collect(),
         foreign: files.is_foreign(),
     };

@@ -1,20 +1,22 @@
-//! The files for pages of regions that no lender has room for, in a directory on a disk.
+//! The files for pages of regions in a directory on a disk: those that no lender has room for, and
+//! second copies.
 //!
-//! A file is named `region-BOOT-VOLUME`, after the host's boot and the region's volume. It is
-//! removed with its region. After a reboot nothing can read it, as the keys were in the records of
-//! regions.
+//! The former are named `region-BOOT-VOLUME`, after the host's boot and the region's volume, and the
+//! latter `copy-BOOT-VOLUME-LEASE`. They are removed with their region. After a reboot nothing can
+//! read them, as the keys were in the records of regions.
 
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use aquifer_page::{Bytes, VolumeId};
-use aquifer_volume::SpillFile;
+use aquifer_page::{Bytes, LeaseId, VolumeId};
+use aquifer_volume::{DiskCopies, SpillFile};
 
 use crate::error::RegionError;
 
 const PREFIX: &str = "region-";
+const COPY_PREFIX: &str = "copy-";
 
 /// The share of a file system that stays free for others.
 const KEPT_FREE: f64 = 1.0 / 16.0;
@@ -35,6 +37,20 @@ pub(super) fn make_in(directory: &Path, volume: VolumeId) -> Result<SpillFile, R
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     made.map_err(fail)?;
     Ok(SpillFile::new(path))
+}
+
+/// Names the files for second copies of pages of the region of this volume, and makes their
+/// directory.
+///
+/// # Errors
+/// The directory cannot be made.
+pub fn disk_copies_in(directory: &Path, volume: VolumeId) -> Result<DiskCopies, RegionError> {
+    let named = make_directory(directory).and_then(|()| boot());
+    let boot = named.map_err(RegionError::io(format!(
+        "cannot keep copies of pages in {}",
+        directory.display()
+    )))?;
+    Ok(DiskCopies::new(directory.join(format!("{COPY_PREFIX}{boot}-{volume}"))))
 }
 
 fn make_directory(directory: &Path) -> io::Result<()> {
@@ -63,7 +79,7 @@ pub(super) fn has_room(directory: &Path, wanted: Bytes) -> Result<(), RegionErro
     )))
 }
 
-/// Removes the spill files in a directory that regions left when the host went down.
+/// Removes the files in a spill directory that regions left when the host went down.
 ///
 /// # Errors
 /// The system's. A directory that does not exist is no error.
@@ -84,11 +100,20 @@ pub fn remove_old_spill_files(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the boot in the name of a spill file; `None` for the name of another file.
+/// Returns the boot in the name of a file with pages; `None` for the name of another file.
 fn boot_of(name: &str) -> Option<&str> {
-    let (boot, volume) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    let is_volume = |name: &str| name.parse::<VolumeId>().is_ok();
+    let is_copy = |name: &str| {
+        let ids = name.split_once('-');
+        ids.is_some_and(|(volume, lease)| is_volume(volume) && lease.parse::<LeaseId>().is_ok())
+    };
+    let (boot, is_ours) = match (name.strip_prefix(PREFIX), name.strip_prefix(COPY_PREFIX)) {
+        (Some(rest), _) => rest.split_once('-').map(|(boot, rest)| (boot, is_volume(rest)))?,
+        (_, Some(rest)) => rest.split_once('-').map(|(boot, rest)| (boot, is_copy(rest)))?,
+        _ => return None,
+    };
     let is_boot = boot.len() == 32 && boot.bytes().all(|digit| digit.is_ascii_hexdigit());
-    (is_boot && volume.parse::<VolumeId>().is_ok()).then_some(boot)
+    (is_boot && is_ours).then_some(boot)
 }
 
 /// Returns the id of the host's boot, without hyphens.
@@ -109,13 +134,15 @@ mod tests {
         let spills = directory.path().join("spills");
         remove_old_spill_files(&spills).unwrap();
         let ours = make_in(&spills, VolumeId::random()).unwrap().path;
-        let old = spills.join(format!("region-{}-{}", "0".repeat(32), VolumeId::random()));
+        let (boot, volume) = ("0".repeat(32), VolumeId::random());
+        let old = spills.join(format!("region-{boot}-{volume}"));
+        let copy = spills.join(format!("copy-{boot}-{volume}-{}", LeaseId::random()));
         let others = ["notes", "region-eu.csv", "region-0-1"].map(|name| spills.join(name));
-        for path in others.iter().chain([&old]) {
+        for path in others.iter().chain([&old, &copy]) {
             fs::write(path, b"x").unwrap();
         }
         remove_old_spill_files(&spills).unwrap();
-        assert!(ours.exists() && !old.exists());
+        assert!(ours.exists() && !old.exists() && !copy.exists());
         assert!(others.iter().all(|path| path.exists()));
     }
 

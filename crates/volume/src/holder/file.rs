@@ -23,7 +23,7 @@ const BOUNCE: usize = 32;
 /// Memory aligned for direct I/O.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
-struct Page([u8; PAGE_SIZE]);
+pub(super) struct Page(pub(super) [u8; PAGE_SIZE]);
 
 /// A local file that holds extents.
 ///
@@ -76,6 +76,12 @@ impl FileHolder {
                 .collect(),
         });
         Ok(Self { file, direct })
+    }
+
+    /// Writes pages that are aligned already, in one request where the system allows it.
+    pub(super) fn write_pages(&self, offset: u64, pages: &[Page]) -> io::Result<()> {
+        let file = self.direct.as_ref().map_or(&self.file, |direct| &direct.file);
+        file.write_all_at(pages.as_bytes(), offset)
     }
 
     /// Returns the direct side for ranges that direct I/O accepts: whole pages.

@@ -2,6 +2,7 @@
 
 mod broken;
 mod copies;
+mod disk;
 mod file;
 mod remote;
 mod source;
@@ -16,6 +17,7 @@ use aquifer_transport::initiator::InitiatorError;
 
 pub(crate) use broken::BrokenHolder;
 pub(crate) use copies::{Copies, Copy, Second};
+pub(crate) use disk::{DiskHolder, DiskWriter};
 pub use file::FileHolder;
 pub use remote::RemoteHolder;
 pub use source::Source;
@@ -75,7 +77,22 @@ pub trait Holder: Send + Sync {
         pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data))
     }
 
-    /// As [`write_many`](Self::write_many). May call `meanwhile`, once or more, while another
+    /// As [`write_many`](Self::write_many), of whole pages. A holder may keep their tags: the numbers
+    /// by which the caller verifies them later.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    fn write_tagged(
+        &self,
+        worker: WorkerId,
+        pieces: &[Piece<'_>],
+        tags: &[u64],
+    ) -> Result<(), HolderError> {
+        let _ = tags;
+        self.write_many(worker, pieces)
+    }
+
+    /// As [`write_tagged`](Self::write_tagged). May call `meanwhile`, once or more, while another
     /// process works on the writes.
     ///
     /// # Errors
@@ -84,10 +101,11 @@ pub trait Holder: Send + Sync {
         &self,
         worker: WorkerId,
         pieces: &[Piece<'_>],
+        tags: &[u64],
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), HolderError> {
         let _ = meanwhile;
-        self.write_many(worker, pieces)
+        self.write_tagged(worker, pieces, tags)
     }
 
     /// Returns how long the holder has been unreachable; `None` while it is reachable.

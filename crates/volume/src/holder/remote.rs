@@ -354,6 +354,7 @@ impl Holder for RemoteHolder {
         &self,
         worker: WorkerId,
         pieces: &[Piece<'_>],
+        _: &[u64],
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), HolderError> {
         self.write_pieces(worker, pieces, Some(meanwhile))

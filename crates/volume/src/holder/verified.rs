@@ -98,8 +98,9 @@ impl VerifiedHolder {
                 (left, rest) = (later, others);
             }
             let pieces = &encrypted[..count];
-            self.holder.write_while(worker, pieces, &mut || {
-                meanwhile(Sealed { pieces, tags: &tags[..sealed] });
+            let of_pieces = &tags[..sealed];
+            self.holder.write_while(worker, pieces, of_pieces, &mut || {
+                meanwhile(Sealed { pieces, tags: of_pieces });
             })?;
             let mut tags = tags.into_iter();
             for claim in claims.into_iter().flatten() {
@@ -119,7 +120,7 @@ impl VerifiedHolder {
         for (claim, (offset, data)) in claims.iter_mut().zip(sealed.pieces) {
             *claim = Some(self.tags.claim(pages(*offset, data.len() as u64)));
         }
-        self.holder.write_many(worker, sealed.pieces)?;
+        self.holder.write_tagged(worker, sealed.pieces, sealed.tags)?;
         let mut tags = sealed.tags.iter();
         for claim in claims.into_iter().flatten() {
             claim.done(|_| tags.next().copied().unwrap_or(OF_ZEROES));
@@ -173,7 +174,7 @@ impl VerifiedHolder {
             let claim = self.tags.claim(pages(at, data.len() as u64));
             let mut tags = [OF_ZEROES; BATCH];
             self.seal(at, encrypted, &mut tags);
-            self.holder.write(worker, at, encrypted)?;
+            self.holder.write_tagged(worker, &[(at, encrypted)], &tags)?;
             claim.done(|page| tags[(page - at / PAGE) as usize]);
             at += data.len() as u64;
         }
@@ -219,7 +220,7 @@ impl VerifiedHolder {
         change(page);
         let mut tag = [OF_ZEROES];
         self.seal(at, page, &mut tag);
-        self.holder.write(worker, at, page)?;
+        self.holder.write_tagged(worker, &[(at, page)], &tag)?;
         claim.done(|_| tag[0]);
         Ok(())
     }

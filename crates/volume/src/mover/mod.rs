@@ -178,6 +178,7 @@ impl Volume {
             if source.discard_leftover(self.mover_worker()) {
                 continue;
             }
+            let _disk = self.hold_disk_copies();
             let mut leases = self.leases.list_mut();
             if leases.len() == 1 && self.leases.spill().is_none() && !may_be_last {
                 return Err(self.no_room());
@@ -185,7 +186,9 @@ impl Volume {
             leases.retain(|other| !Arc::ptr_eq(other, source));
             self.forget_all_tags(source);
             drop(leases);
-            if let Some(second) = source.holder.second() {
+            if let Some(second) = source.holder.second()
+                && !self.remove_disk_copy(&second)
+            {
                 // It may have missed discards.
                 self.discard_copy(&second, source.total);
             }
@@ -209,12 +212,16 @@ impl Volume {
     /// [`VolumeError::StillUsed`].
     pub fn remove_unused(&self, lease: LeaseId) -> Result<(), VolumeError> {
         let Some(unused) = self.leases.find(lease) else { return Ok(()) };
+        let _disk = self.hold_disk_copies();
         let mut leases = self.leases.list_mut();
         match unused.taken() {
             0 => {
                 leases.retain(|other| !Arc::ptr_eq(other, &unused));
                 self.forget_all_tags(&unused);
                 drop(leases);
+                unused.holder.second().iter().for_each(|second| {
+                    self.remove_disk_copy(second);
+                });
                 unused.holder.close();
                 Ok(())
             }

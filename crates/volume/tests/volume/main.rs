@@ -7,6 +7,7 @@ mod common;
 mod copies;
 #[path = "../../../nbd/tests/nbd/counting/mod.rs"]
 mod counting;
+mod disk_copies;
 mod evacuate;
 mod failures;
 mod fencing;

@@ -7,7 +7,7 @@ use std::fs;
 use aquifer_page::OwnerId;
 use aquifer_region::process::{SecondCopy, record};
 use aquifer_transport::Address;
-use aquifer_volume::{Protocol, SpillFile};
+use aquifer_volume::{DiskCopies, Protocol, SpillFile};
 
 use super::*;
 
@@ -49,6 +49,11 @@ impl Engines for Fake {
 
     fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
         self.change(files, |spec| spec.copies.push(SecondCopy { of, lease }))
+    }
+
+    fn keep_disk_copies(&self, files: &Files, directory: &Path) -> Result<(), RegionError> {
+        let copies = DiskCopies::new(directory.join("copy"));
+        self.change(files, |spec| spec.disk = Some(copies))
     }
 
     fn evacuate(&self, files: &Files, lease: LeaseId, _: Option<&Path>) -> Result<(), RegionError> {
@@ -104,6 +109,20 @@ fn live_volume() -> LiveVolume {
         leases: Vec::new(),
         copies: Vec::new(),
     }
+}
+
+#[test]
+fn each_region_with_borrowed_leases_is_to_keep_copies_on_the_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    make(directory.path(), VOLUME, vec![lease(1, true)]);
+    let refusing = open(directory.path(), Fake::Refuses);
+    assert!(refusing.lacks_disk_copies(|_| true));
+    refusing.keep_disk_copies(directory.path(), |_| true);
+    assert!(refusing.lacks_disk_copies(|_| true), "it tries again");
+    let regions = open(directory.path(), Fake::Works);
+    regions.keep_disk_copies(directory.path(), |_| true);
+    assert!(!regions.lacks_disk_copies(|_| true));
+    assert!(!open(directory.path(), Fake::Works).lacks_disk_copies(|_| true), "its record says so");
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! The arguments of memory in the pool, for every command that makes some.
 
+use std::path::PathBuf;
 use std::slice::ChunksExact;
 use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
-use aquifer_region::process::{Files, RegionSpec, SecondCopy};
+use aquifer_region::process::{Files, RegionSpec, SecondCopy, disk_copies_in};
 use aquifer_region::{LinkSpec, Paging, PolicyKind, PrefetchKind, RegionError, Scheme};
-use aquifer_volume::{LeaseTarget, VolumeConfig};
+use aquifer_volume::{DiskCopies, LeaseTarget, VolumeConfig};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
@@ -40,13 +41,18 @@ pub(crate) struct Cached {
     /// with 'auto' while this host is short of memory.
     #[arg(long = "lender", value_name = "URI")]
     lenders: Vec<LenderUri>,
-    /// Number of copies of each page at lenders
+    /// Copies of each page besides that at its lender
     ///
     /// With 'mirror', name lenders in pairs on different hosts: the second of each pair has a copy
     /// of what the first has. Each write goes to both. If one lender dies, programs go on with the
-    /// other. For what this host's agent borrows, 'borrow.protection' of its configuration holds.
+    /// other. With 'disk', this host's disk has a copy, in files in --copy-dir. It lags behind by
+    /// what fits into 64 MiB of locked memory, and is read only if a lender fails. For what this
+    /// host's agent borrows, 'borrow.protection' of its configuration holds, too.
     #[arg(long, value_name = "KIND", default_value = "none", requires_if("mirror", "lenders"))]
     protection: Protection,
+    /// Directory on a disk for the copies of '--protection disk'
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/aquifer/spill")]
+    copy_dir: PathBuf,
     #[command(flatten)]
     paging: PagingOptions,
     #[command(flatten)]
@@ -141,6 +147,8 @@ enum Protection {
     None,
     /// Two copies, at two lenders
     Mirror,
+    /// Two copies, at a lender and on this host's disk
+    Disk,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -159,7 +167,7 @@ impl Protection {
         lenders: &'a [LenderUri],
     ) -> Result<ChunksExact<'a, LenderUri>> {
         let each = match self {
-            Self::None => 1,
+            Self::None | Self::Disk => 1,
             Self::Mirror => 2,
         };
         let pairs = lenders.chunks_exact(each);
@@ -303,6 +311,14 @@ impl Cached {
         )))
     }
 
+    /// Names the files for the copies of the region's pages.
+    fn disk_copies(&self, spec: &RegionSpec) -> Result<DiskCopies> {
+        let what = || format!("creating region '{}'", spec.name);
+        // The engine has another working directory.
+        let directory = std::path::absolute(&self.copy_dir).or_fail(what)?;
+        disk_copies_in(&directory, spec.volume).or_fail(what)
+    }
+
     /// Returns the socket of this host's agent.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
@@ -390,6 +406,11 @@ impl Cached {
             return Err(Failure::new(format!("creating region '{name}'"), why)
                 .help("give --cache a size, or name a --lender"));
         }
+        let spec = RegionSpec::new(name, size, self.cache.at_start(size));
+        let disk = match self.protection {
+            Protection::Disk => Some(self.disk_copies(&spec)?),
+            Protection::None | Protection::Mirror => None,
+        };
         let needs_agent = self.lenders.is_empty() && paging.link.is_none() && !auto;
         let agent = needs_agent.then(|| self.socket.clone());
         let spec = RegionSpec {
@@ -402,9 +423,10 @@ impl Cached {
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),
             copies,
+            disk,
             auto,
             began_local: auto,
-            ..RegionSpec::new(name, size, self.cache.at_start(size))
+            ..spec
         };
         match agent {
             None => Ok(Plan::new(spec)),

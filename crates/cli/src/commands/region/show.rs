@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::Usage;
 use aquifer_region::process::{Files, Latency, RegionSpec, RegionStatus, client};
-use aquifer_volume::CopyStatus;
+use aquifer_volume::{CopyStatus, DiskCopyStatus};
 use serde::Serialize;
 
 use super::directory;
@@ -86,6 +86,22 @@ fn copied(copy: &CopyStatus) -> String {
         state.push(format!("alone has {first_lacks}"));
     }
     format!("{lender} at {address}: {}", state.join(", "))
+}
+
+/// Describes the copy of a lease's pages on this host's disk.
+fn on_disk(copy: &DiskCopyStatus) -> String {
+    let DiskCopyStatus { path, held, in_ring, lacks, lender_lacks, paused, .. } = copy;
+    let mut state = vec![format!("{held}, of which {in_ring} is still in memory")];
+    if *lacks > Bytes::ZERO {
+        state.push(format!("lacks {lacks}"));
+    }
+    if *lender_lacks > Bytes::ZERO {
+        state.push(format!("alone has {lender_lacks}"));
+    }
+    if let Some(why) = paused {
+        state.push(format!("PAUSED: {why}"));
+    }
+    format!("{}: {}", path.display(), state.join(", "))
 }
 
 fn mapped_by(programs: &[String]) -> String {
@@ -171,10 +187,9 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
             .encryption
             .map_or("not encrypted".to_owned(), |mode| format!("encrypted, {mode}"));
         let (lender, address, state) = (&lease.lender, &lease.address, &lease.state);
-        let state = match &lease.copy {
-            Some(copy) if !copy.answer.0 => "does not answer".to_owned(),
-            _ => state.to_string(),
-        };
+        let is_silent = lease.copy.as_ref().is_some_and(|copy| !copy.answer.0)
+            || lease.disk.as_ref().is_some_and(|copy| !copy.lender_answers);
+        let state = if is_silent { "does not answer".to_owned() } else { state.to_string() };
         line("lender", format!("{lender} at {address}: {state}, {encrypted}"));
         let is_recorded = spec.copies.iter().any(|copy| copy.of == lease.lease);
         match &lease.copy {
@@ -182,6 +197,7 @@ pub(crate) fn text(files: &Files, status: &RegionStatus) -> String {
             None if is_recorded => line("copy", "NOT IN USE: the log says why".to_owned()),
             None => {}
         }
+        lease.disk.iter().for_each(|copy| line("on disk", on_disk(copy)));
     }
     if let Some(error) = &status.volume.last_error {
         line("last error", error.clone());

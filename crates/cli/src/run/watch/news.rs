@@ -122,6 +122,8 @@ impl News {
                 Happening::SpillStarted
                 | Happening::SpillEnded
                 | Happening::CopyBehind { .. }
+                | Happening::DiskCopiesPaused { .. }
+                | Happening::DiskCopiesResumed
                 | Happening::CopiesWhole { .. } => {}
             }
             messages.push(Message::Event(event.clone()));
@@ -182,6 +184,7 @@ mod tests {
             extents: 1,
             used_extents: 1,
             copy: None,
+            disk: None,
             encryption: None,
             state,
         };

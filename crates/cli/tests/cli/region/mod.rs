@@ -3,6 +3,7 @@
 //! Each file has one subject; `framework` has the common parts.
 
 mod copies;
+mod disk_copies;
 mod forgetful;
 pub mod framework;
 mod groups;

@@ -190,6 +190,7 @@ impl Host {
             },
             spill: None,
             copies: Vec::new(),
+            disk: None,
             foreign: self.foreign.get(),
         };
         let volume = VolumeConfig {

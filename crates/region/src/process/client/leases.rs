@@ -41,6 +41,15 @@ pub fn add_copy(files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), Re
     served(files, &Request::AddCopy { of, lease: Box::new(lease) })
 }
 
+/// Keeps second copies of all pages of a region that leave this host, in files in this directory. A
+/// region that keeps some keeps those.
+///
+/// # Errors
+/// [`RegionError`]: the copies cannot be begun, or the region is being handed over.
+pub fn keep_disk_copies(files: &Files, directory: &Path) -> Result<(), RegionError> {
+    served(files, &Request::KeepDiskCopies { directory: directory.to_owned() })
+}
+
 /// Moves all extents off a lease and releases it, while programs run. If the engine dies meanwhile,
 /// the next one gets the request again. A lease that the region does not have counts as moved. If
 /// there is no other room, extents go to a spill file in the directory `spill`. A second copy on

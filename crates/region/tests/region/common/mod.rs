@@ -108,6 +108,7 @@ impl Setting {
             },
             spill: None,
             copies: Vec::new(),
+            disk: None,
             foreign,
         };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };

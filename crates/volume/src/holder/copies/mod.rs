@@ -1,4 +1,4 @@
-//! A holder of one or two copies of each page, on two leases.
+//! A holder of one or two copies of each page: on two leases, or on a lease and this host's disk.
 //!
 //! Each copy has its own tags. A copy that missed a write of a page has no known tag for it, so no
 //! reader takes an old version there. What a copy lacks is copied from the other one later.
@@ -23,7 +23,7 @@ use aquifer_transport::sleep::going_to_sleep;
 use self::pace::Pace;
 use super::turns::Turns;
 use super::verified::{BATCH, is_whole};
-use super::{Holder, HolderError, Piece, PieceMut, Sealed, VerifiedHolder, Wrong};
+use super::{DiskHolder, Holder, HolderError, Piece, PieceMut, Sealed, VerifiedHolder, Wrong};
 use crate::events::{Events, Happening};
 use crate::tags::Tags;
 use crate::target::LeaseTarget;
@@ -42,7 +42,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// One copy: a holder that verifies pages, and the tags that it compares.
 pub(crate) struct Copy {
-    /// The lease; `None` for the spill file.
+    /// The lease; `None` for a file on this host's disk.
     pub(crate) target: Option<LeaseTarget>,
     pub(crate) holder: VerifiedHolder,
     pub(crate) tags: Arc<Tags>,
@@ -52,6 +52,9 @@ pub(crate) struct Copy {
 /// The second copy of a lease's pages.
 pub(crate) struct Second {
     pub(crate) copy: Copy,
+    /// The holder of a copy on this host's disk, which lags behind. It is read only if the first
+    /// copy fails.
+    pub(crate) disk: Option<DiskHolder>,
     /// Whether the copies have the same cipher, so that one encryption does for both.
     pub(crate) shares_cipher: bool,
     /// How long an operation waits if neither copy can serve it.
@@ -215,7 +218,15 @@ impl Copies {
             let behind = match (one, other) {
                 (Ok(()), Ok(())) => return Ok(()),
                 (Ok(()), Err(error)) => (&second.copy, error),
-                (Err(error), Ok(())) => (&self.first, error),
+                (Err(error), Ok(())) => match second.keep_alone() {
+                    Ok(()) => (&self.first, error),
+                    Err(other) => {
+                        bytes.clone().for_each(|bytes| {
+                            [&self.first, &second.copy].iter().for_each(|copy| copy.forget(&bytes));
+                        });
+                        return Err(second.worse(error, other));
+                    }
+                },
                 (Err(one), Err(other)) => {
                     if is_tried.get() {
                         // A part of it may be done in one copy, and not in the other.
@@ -224,7 +235,7 @@ impl Copies {
                             bytes.clone().for_each(|bytes| copy.forget(&bytes));
                         });
                     }
-                    return Err(worse(one, other));
+                    return Err(second.worse(one, other));
                 }
             };
             // Its tags may be those of the version before.
@@ -275,7 +286,7 @@ impl Copies {
     /// Returns the copies, the better one to read first.
     fn by_pace<'a>(&'a self, second: &'a Second) -> (&'a Copy, &'a Copy) {
         let both = (&self.first, &second.copy);
-        let is_whole = !second.is_behind.load(Ordering::Relaxed);
+        let is_whole = second.disk.is_none() && !second.is_behind.load(Ordering::Relaxed);
         match is_whole && both.0.pace.yields_to(&both.1.pace) {
             true => (both.1, both.0),
             false => both,
@@ -298,7 +309,7 @@ impl Copies {
                     }
                     Ok(())
                 }
-                Err(other) => Err(worse(error, other)),
+                Err(other) => Err(second.worse(error, other)),
             };
         }
         let Err(error) = one.read(worker, at, into) else { return Ok(()) };
@@ -409,6 +420,20 @@ impl Second {
         }
     }
 
+    /// Makes sure that this process can end now, after a change that only the second copy has.
+    fn keep_alone(&self) -> Done {
+        self.disk.as_ref().map_or(Ok(()), |disk| disk.flush(WorkerId(0)))
+    }
+
+    /// Returns the error that says more about what to do.
+    fn worse(&self, one: HolderError, other: HolderError) -> HolderError {
+        match &self.disk {
+            // The lender may come back, whatever is wrong with the disk.
+            Some(_) if !matches!(one, HolderError::Wrong(_)) => one,
+            _ => worse(one, other),
+        }
+    }
+
     /// Repeats the operation while neither lender answers, until the volume's timeout. If both have
     /// been away for that long, no other operation needs to wait to learn it again: the threads
     /// that wait here also serve pages of other lenders.
@@ -495,12 +520,11 @@ impl Holder for Copies {
             None => self.first.holder.flush(worker),
             Some(second) => {
                 let flush = |holder: &VerifiedHolder| holder.flush(worker);
-                self.in_both(
-                    &second,
-                    iter::empty(),
-                    |first, _| flush(first),
-                    |other, _| flush(other),
-                )
+                // A copy on the disk lags behind.
+                let other = |other: &VerifiedHolder, _: Option<Sealed<'_>>| {
+                    if second.disk.is_some() { Ok(()) } else { flush(other) }
+                };
+                self.in_both(&second, iter::empty(), |first, _| flush(first), other)
             }
         }
     }

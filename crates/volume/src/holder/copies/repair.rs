@@ -56,7 +56,8 @@ impl Copies {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<bool, HolderError> {
         let Some(second) = self.second() else { return Ok(true) };
-        if !self.first.answers() || !second.copy.answers() {
+        let is_stalled = second.disk.as_ref().is_some_and(|disk| disk.stalled().is_some());
+        if is_stalled || !self.first.answers() || !second.copy.answers() {
             return Ok(false);
         }
         if !second.is_behind.swap(false, Ordering::AcqRel) {
@@ -84,6 +85,9 @@ impl Copies {
             // A long run of zeroes is one discard.
             let kind = need(first);
             let is_zero = kind.is_some_and(|need| need.is_zero);
+            if second.disk.as_ref().is_some_and(|disk| !disk.wait_for_half()) {
+                return Ok(false);
+            }
             let most = first + if is_zero { PAGES_PER_EXTENT } else { RUN };
             let end = (first..most.min(pages)).find(|page| need(*page) != kind);
             let end = end.unwrap_or(most.min(pages));

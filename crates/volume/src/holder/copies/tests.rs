@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::repair::RUN;
 use super::*;
 use crate::encryption::{Encryption, PageCipher};
-use crate::holder::VerifiedHolder;
+use crate::holder::{DiskWriter, FileHolder, VerifiedHolder};
 use crate::lock;
 
 const PAGES: u64 = 160;
@@ -82,6 +82,7 @@ impl Holder for Lender {
         &self,
         worker: WorkerId,
         pieces: &[Piece<'_>],
+        _: &[u64],
         meanwhile: &mut dyn FnMut(),
     ) -> Done {
         let is_first = pieces.len() % 2 == 1;
@@ -116,22 +117,55 @@ fn copy(lender: &Lender, encryption: Option<&Encryption>, tags: Tags) -> Copy {
     Copy::new(None, holder, tags)
 }
 
-/// Two copies on two lenders, perhaps with one cipher; the second copy is new, so it lacks all
-/// pages.
-fn pair(lenders: &[Lender; 2], io_timeout: Duration, shares_cipher: bool) -> Copies {
+/// What holds the second copy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// A lender, with the cipher of the first one.
+    SharedCipher,
+    /// A lender, without encryption.
+    OwnCipher,
+    /// This host's disk.
+    Disk,
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::SharedCipher), Just(Kind::OwnCipher), Just(Kind::Disk)]
+}
+
+/// Two copies, of which the second is new, so it lacks all pages. Copies on a disk end with the
+/// writer.
+fn pair(lenders: &[Lender; 2], io_timeout: Duration, kind: Kind) -> (Copies, Option<DiskWriter>) {
     let encryption = Encryption::random();
     let copies = Copies::one(copy(&lenders[0], Some(&encryption), Tags::new(PAGES)));
+    let shares_cipher = kind != Kind::OwnCipher;
     let tags = Tags::new(PAGES);
     tags.forget_all();
+    let (second, writer, disk) = match kind {
+        Kind::SharedCipher => (copy(&lenders[1], Some(&encryption), tags), None, None),
+        Kind::OwnCipher => (copy(&lenders[1], None, tags), None, None),
+        Kind::Disk => {
+            let size = Bytes(PAGES * PAGE);
+            let file = FileHolder::create(&std::env::temp_dir(), size, 4).unwrap();
+            // A ring that is always full.
+            let writer = DiskWriter::start(Bytes(16 * PAGE), Arc::default()).unwrap();
+            let tags = Arc::new(tags);
+            let disk = writer.add(file, tags.clone(), (PAGES, LeaseId(2), "/".into()));
+            let cipher = PageCipher::new(&encryption, LeaseId(1));
+            let holder = Box::new(disk.clone());
+            let holder = VerifiedHolder::new(holder, Some(cipher), tags.clone(), 4);
+            (Copy::new(None, holder, tags), Some(writer), Some(disk))
+        }
+    };
     copies.begin_second(Arc::new(Second {
-        copy: copy(&lenders[1], Some(&encryption).filter(|_| shares_cipher), tags),
+        copy: second,
+        disk,
         shares_cipher,
         io_timeout,
         events: Arc::default(),
         is_behind: AtomicBool::new(true),
         has_full: AtomicBool::new(false),
     }));
-    copies
+    (copies, writer)
 }
 
 fn repair(copies: &Copies) -> bool {
@@ -256,9 +290,9 @@ impl Model {
     }
 }
 
-fn play(steps: Vec<Step>, shares_cipher: bool) {
+fn play(steps: Vec<Step>, kind: Kind) {
     let lenders = [Lender::new(), Lender::new()];
-    let copies = pair(&lenders, Duration::ZERO, shares_cipher);
+    let (copies, _writer) = pair(&lenders, Duration::ZERO, kind);
     let mut model = Model((0..PAGES).map(|_| Some(vec![0; PAGE_SIZE])).collect());
     let mut was_lied_to = false;
     let size = PAGES * PAGE;
@@ -360,17 +394,21 @@ proptest! {
     #[test]
     fn an_acknowledged_page_is_read_right_or_is_an_error(
         steps in prop::collection::vec(step(), 1..120),
-        shares_cipher in any::<bool>(),
+        kind in kind(),
     ) {
-        play(steps, shares_cipher);
+        play(steps, kind);
     }
 }
 
 #[test]
 fn threads_that_write_while_lenders_come_and_go_lose_nothing() {
+    [Kind::SharedCipher, Kind::Disk].into_iter().for_each(threads_lose_nothing);
+}
+
+fn threads_lose_nothing(kind: Kind) {
     const THREADS: u64 = 3;
     let lenders = [Lender::new(), Lender::new()];
-    let copies = pair(&lenders, Duration::from_secs(20), true);
+    let (copies, _writer) = pair(&lenders, Duration::from_secs(20), kind);
     let last: Vec<_> = thread::scope(|threads| {
         let writers: Vec<_> = (0..THREADS)
             .map(|number| {
@@ -421,7 +459,7 @@ fn threads_that_write_while_lenders_come_and_go_lose_nothing() {
 fn only_the_first_operations_wait_while_both_lenders_are_away() {
     let lenders = [Lender::new(), Lender::new()];
     let timeout = Duration::from_secs(1);
-    let copies = pair(&lenders, timeout, true);
+    let (copies, _) = pair(&lenders, timeout, Kind::SharedCipher);
     copies.write(WORKER, 0, &[1; PAGE_SIZE]).unwrap();
     lenders.iter().for_each(|lender| lock(&lender.0).is_down = true);
     let begun = Instant::now();

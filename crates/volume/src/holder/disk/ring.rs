@@ -1,0 +1,437 @@
+//! The ring: the pages that have yet to reach the files of disk copies, in locked memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_transport::sleep::going_to_sleep;
+
+use super::super::HolderError;
+use super::super::file::Page;
+use super::Backing;
+use crate::events::{Events, Happening};
+use crate::tags::OF_ZEROES;
+use crate::{lock, sys};
+
+/// Pages of a discard that are marked at a time, while other threads wait for the ring.
+const MARKED: u64 = 256;
+
+/// Pages that are staged at a time, while other threads wait for the ring.
+const STAGED: usize = 32;
+
+/// How long a full ring waits for a disk that ends no write.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// How long pages wait for others to be written with, unless the ring fills up.
+const LAG: Duration = Duration::from_millis(100);
+
+/// The pause before the next attempt, after the disk took no pages.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A page of a copy: the number of the copy, and that of the page.
+pub(super) type Key = (u32, u64);
+
+/// Where the newest version of a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Ring,
+    File,
+    /// It was discarded, and the file may still have an old version.
+    Hole,
+}
+
+/// A page in the ring.
+#[derive(Clone, Copy)]
+struct Entry {
+    slot: u32,
+    /// Differs for each write of any page.
+    version: u64,
+    tag: u64,
+}
+
+/// A copy, and the pages that were discarded and have yet to become holes in the file.
+struct Copy {
+    backing: Arc<Backing>,
+    holes: Box<[u64]>,
+    hole_count: u64,
+}
+
+pub(super) struct State {
+    memory: Box<[Page]>,
+    index: HashMap<Key, Entry>,
+    free: Vec<u32>,
+    copies: BTreeMap<u32, Copy>,
+    versions: u64,
+    /// The rounds of the thread that have begun, and the last one that wrote all that it found.
+    rounds: (u64, u64),
+    /// Counts writes to files that have ended.
+    written: u64,
+    /// Somebody waits for the next round.
+    is_awaited: bool,
+    /// Why the disk takes no pages.
+    stalled: Option<String>,
+    has_ended: bool,
+}
+
+/// See the [module](self). Each page is there at most once, in its newest version.
+///
+/// The lock is held for copies in memory only, never during I/O.
+pub(super) struct Ring {
+    state: Mutex<State>,
+    /// For the thread: there is something to write.
+    work: Condvar,
+    /// For all others: a write or a round has ended.
+    progress: Condvar,
+    events: Arc<Events>,
+    pub(super) capacity: usize,
+}
+
+impl Copy {
+    fn is_hole(&self, page: u64) -> bool {
+        self.holes[(page / 64) as usize] >> (page % 64) & 1 == 1
+    }
+
+    fn set_hole(&mut self, page: u64, is_hole: bool) {
+        if self.is_hole(page) == is_hole {
+            return;
+        }
+        self.holes[(page / 64) as usize] ^= 1 << (page % 64);
+        self.hole_count = if is_hole { self.hole_count + 1 } else { self.hole_count - 1 };
+    }
+}
+
+impl State {
+    fn has_work(&self) -> bool {
+        !self.index.is_empty() || self.copies.values().any(|copy| copy.hole_count > 0)
+    }
+
+    fn take_slot(&mut self, key: Key) -> Option<u32> {
+        self.index.get(&key).map(|entry| entry.slot).or_else(|| self.free.pop())
+    }
+
+    fn drop_page(&mut self, key: Key) {
+        let entry = self.index.remove(&key);
+        self.free.extend(entry.map(|entry| entry.slot));
+    }
+}
+
+impl Ring {
+    pub(super) fn new(size: Bytes, events: Arc<Events>) -> io::Result<Self> {
+        let capacity = size.pages().max(1) as usize;
+        let memory = vec![Page([0; PAGE_SIZE]); capacity].into_boxed_slice();
+        sys::lock_memory(&memory).map_err(|error| {
+            let why = format!(
+                "cannot lock {size} of memory for pages on their way to the disk: {error}; raise \
+                 the limit (ulimit -l, or LimitMEMLOCK= of the service), or run as root"
+            );
+            io::Error::new(error.kind(), why)
+        })?;
+        let state = State {
+            memory,
+            // With twice the room, the table cleans itself in place, and never allocates.
+            index: HashMap::with_capacity(2 * capacity),
+            free: (0..capacity as u32).rev().collect(),
+            copies: BTreeMap::new(),
+            versions: 0,
+            rounds: (0, 0),
+            written: 0,
+            is_awaited: false,
+            stalled: None,
+            has_ended: false,
+        };
+        let (work, progress) = (Condvar::new(), Condvar::new());
+        Ok(Self { state: Mutex::new(state), work, progress, events, capacity })
+    }
+
+    pub(super) fn add(&self, backing: Arc<Backing>) -> u32 {
+        let state = &mut *lock(&self.state);
+        let number = state.copies.last_key_value().map_or(0, |(last, _)| last + 1);
+        let holes = vec![0; backing.pages.div_ceil(64) as usize].into();
+        state.copies.insert(number, Copy { backing, holes, hole_count: 0 });
+        number
+    }
+
+    pub(super) fn remove(&self, number: u32) {
+        let state = &mut *lock(&self.state);
+        let State { index, free, .. } = state;
+        index.retain(|(copy, _), entry| {
+            let stays = *copy != number;
+            free.extend((!stays).then_some(entry.slot));
+            stays
+        });
+        state.copies.remove(&number);
+        self.progress.notify_all();
+    }
+
+    pub(super) fn end(&self) {
+        lock(&self.state).has_ended = true;
+        self.work.notify_all();
+        self.progress.notify_all();
+    }
+
+    pub(super) fn stalled(&self) -> Option<String> {
+        lock(&self.state).stalled.clone()
+    }
+
+    /// Returns how many pages of a copy are in the ring.
+    pub(super) fn pages_of(&self, number: u32) -> u64 {
+        lock(&self.state).index.keys().filter(|(copy, _)| *copy == number).count() as u64
+    }
+
+    /// Puts a page into the ring, instead of an older version. Waits for room.
+    pub(super) fn put(&self, key: Key, data: &[u8], tag: u64) -> Result<(), HolderError> {
+        let mut guard = lock(&self.state);
+        let slot = loop {
+            if guard.has_ended {
+                return Err(ended());
+            }
+            match guard.take_slot(key) {
+                Some(slot) => break slot,
+                None => guard = self.wait_for_progress(guard)?,
+            }
+        };
+        let state = &mut *guard;
+        let Some(copy) = state.copies.get_mut(&key.0) else {
+            state.free.push(slot);
+            return Err(ended());
+        };
+        state.memory[slot as usize].0.copy_from_slice(data);
+        copy.set_hole(key.1, false);
+        copy.backing.tags.depart(key.1);
+        state.versions += 1;
+        let entry = Entry { slot, version: state.versions, tag };
+        let is_new = state.index.insert(key, entry).is_none();
+        // The thread waits for the first page, and then for many.
+        let count = state.index.len();
+        if is_new && (count == 1 || count == self.capacity / 4) {
+            self.work.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Notes that pages are zeroes from now on.
+    pub(super) fn discard(&self, number: u32, pages: Range<u64>) {
+        let mut at = pages.start;
+        while at < pages.end {
+            let some = at..(at + MARKED).min(pages.end);
+            at = some.end;
+            let state = &mut *lock(&self.state);
+            for page in some {
+                state.drop_page((number, page));
+                let Some(copy) = state.copies.get_mut(&number) else { return };
+                let tags = &copy.backing.tags;
+                if copy.is_hole(page) || !tags.has_arrived_as_zeroes(page) {
+                    tags.depart(page);
+                    copy.set_hole(page, true);
+                }
+            }
+        }
+        self.work.notify_one();
+        self.progress.notify_all();
+    }
+
+    /// Copies the page, if it is in the ring. Returns where it is.
+    pub(super) fn get(&self, number: u32, page: u64, into: &mut [u8]) -> Place {
+        let state = &*lock(&self.state);
+        if let Some(entry) = state.index.get(&(number, page)) {
+            into.copy_from_slice(&state.memory[entry.slot as usize].0);
+            return Place::Ring;
+        }
+        let is_hole = state.copies.get(&number).is_some_and(|copy| copy.is_hole(page));
+        if is_hole { Place::Hole } else { Place::File }
+    }
+
+    /// Waits until the files have all that is in the ring now.
+    pub(super) fn drain(&self) -> Result<(), HolderError> {
+        let mut state = lock(&self.state);
+        if !state.has_work() {
+            return Ok(());
+        }
+        let goal = state.rounds.0 + 1;
+        while state.rounds.1 < goal {
+            state.is_awaited = true;
+            self.work.notify_one();
+            state = self.wait_for_progress(state)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn wait_for_half(&self) -> bool {
+        let mut state = lock(&self.state);
+        while state.free.len() < self.capacity / 2 {
+            match self.wait_for_progress(state) {
+                Ok(next) => state = next,
+                Err(_) => return false,
+            }
+        }
+        state.stalled.is_none() && !state.has_ended
+    }
+
+    /// Waits until a write to the disk or a round has ended.
+    fn wait_for_progress<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+    ) -> Result<MutexGuard<'a, State>, HolderError> {
+        if let Some(why) = &state.stalled {
+            return Err(HolderError::Failed(why.clone().into()));
+        }
+        if state.has_ended {
+            return Err(ended());
+        }
+        let before = (state.written, state.rounds);
+        going_to_sleep();
+        let waited = self.progress.wait_timeout(state, SILENCE);
+        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() && (state.written, state.rounds) == before {
+            self.stall(&mut state, "no write to it has ended for 5 s".to_owned());
+        }
+        Ok(state)
+    }
+
+    fn stall(&self, state: &mut State, why: String) {
+        if state.stalled.is_none() {
+            self.events.happened(Happening::DiskCopiesPaused { why: why.clone() });
+        }
+        state.stalled = Some(why);
+        self.progress.notify_all();
+    }
+
+    /// Waits until there is something to write, and then a little for more. Returns false at the
+    /// end.
+    pub(super) fn wait_for_work(&self) -> bool {
+        let mut state = lock(&self.state);
+        let wait = |state, most| {
+            let waited = self.work.wait_timeout(state, most);
+            waited.unwrap_or_else(PoisonError::into_inner).0
+        };
+        if state.stalled.is_some() && !state.has_ended {
+            state = wait(state, RETRY);
+        }
+        while !state.has_ended && !state.is_awaited && !state.has_work() {
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.capacity / 4;
+        if !state.has_ended && !is_urgent(&state) {
+            state = wait(state, LAG);
+        }
+        !state.has_ended
+    }
+
+    /// Begins a round. Lists the pages in the ring, and the copies that need holes.
+    pub(super) fn begin_round(&self, keys: &mut Vec<Key>, holes: &mut Vec<u32>) {
+        let state = &mut *lock(&self.state);
+        state.rounds.0 += 1;
+        state.is_awaited = false;
+        keys.clear();
+        keys.extend(state.index.keys());
+        let with_holes = state.copies.iter().filter(|(_, copy)| copy.hole_count > 0);
+        holes.clear();
+        holes.extend(with_holes.map(|(number, _)| *number));
+    }
+
+    pub(super) fn end_round(&self) {
+        let state = &mut *lock(&self.state);
+        state.rounds.1 = state.rounds.0;
+        self.progress.notify_all();
+    }
+
+    /// Copies a run of pages of one copy, up to the first that is no longer in the ring, with the
+    /// version of each.
+    pub(super) fn stage(
+        &self,
+        keys: &[Key],
+        pages: &mut [Page],
+        versions: &mut Vec<u64>,
+    ) -> Option<Arc<Backing>> {
+        versions.clear();
+        let mut staged = 0;
+        for (part, pages) in keys.chunks(STAGED).zip(pages.chunks_mut(STAGED)) {
+            staged += part.len();
+            let state = &*lock(&self.state);
+            for (key, page) in part.iter().zip(pages) {
+                let Some(entry) = state.index.get(key) else { break };
+                page.0.copy_from_slice(&state.memory[entry.slot as usize].0);
+                versions.push(entry.version);
+            }
+            if versions.len() < staged {
+                break;
+            }
+        }
+        let (number, _) = keys.first().filter(|_| !versions.is_empty())?;
+        Some(lock(&self.state).copies.get(number)?.backing.clone())
+    }
+
+    /// Notes that the file has these versions of pages, or why it does not.
+    pub(super) fn wrote(
+        &self,
+        keys: &[Key],
+        versions: &[u64],
+        done: io::Result<()>,
+    ) -> Result<(), ()> {
+        let state = &mut *lock(&self.state);
+        self.end_write(state, done)?;
+        for (key, version) in keys.iter().zip(versions) {
+            let newest = state.index.get(key).filter(|entry| entry.version == *version);
+            if let Some((entry, copy)) = newest.zip(state.copies.get(&key.0)) {
+                copy.backing.tags.arrive(key.1, entry.tag);
+                state.drop_page(*key);
+            }
+        }
+        Ok(())
+    }
+
+    fn end_write(&self, state: &mut State, done: io::Result<()>) -> Result<(), ()> {
+        if let Err(error) = done {
+            self.stall(state, error.to_string());
+            return Err(());
+        }
+        state.written += 1;
+        if state.stalled.take().is_some() {
+            self.events.happened(Happening::DiskCopiesResumed);
+        }
+        self.progress.notify_all();
+        Ok(())
+    }
+
+    /// Returns the next run of discarded pages of a copy, from this page on.
+    pub(super) fn next_hole(&self, number: u32, from: u64) -> Option<(Arc<Backing>, Range<u64>)> {
+        let state = &*lock(&self.state);
+        let copy = state.copies.get(&number)?;
+        let pages = copy.backing.pages;
+        let mut at = from;
+        while at < pages && !copy.is_hole(at) {
+            let word = copy.holes[(at / 64) as usize] >> (at % 64);
+            at += if word == 0 { 64 - at % 64 } else { u64::from(word.trailing_zeros()) };
+        }
+        let end = (at..pages.min(at + 64 * MARKED)).find(|page| !copy.is_hole(*page));
+        let end = end.unwrap_or(pages.min(at + 64 * MARKED));
+        (at < end).then(|| (copy.backing.clone(), at..end))
+    }
+
+    /// Notes that these pages have become holes in the file, or why they have not.
+    pub(super) fn punched(
+        &self,
+        number: u32,
+        pages: Range<u64>,
+        done: io::Result<()>,
+    ) -> Result<(), ()> {
+        let state = &mut *lock(&self.state);
+        self.end_write(state, done)?;
+        let Some(copy) = state.copies.get_mut(&number) else { return Ok(()) };
+        for page in pages {
+            // A page that was written meanwhile is no longer one.
+            if copy.is_hole(page) {
+                copy.backing.tags.arrive(page, OF_ZEROES);
+                copy.set_hole(page, false);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ended() -> HolderError {
+    HolderError::Failed("the copy on the disk has ended".into())
+}
