@@ -5,10 +5,11 @@ dies.
 Two regions have all pages in their cache, one with `--protection mirror` and one without. In turns,
 a program writes every page of each, and `aquifer region persist` writes them to the lenders: one
 lender, or both. The same follows with `--protection disk`, for regions that fit into the ring of
-pages on their way to the disk (below $TMPDIR), which is empty before each turn. Then a region with an eighth of its pages in the cache is read and written at
-random. One of its two lenders is killed meanwhile. The script reports the longest time between two
-accesses, and verifies each page. The lender comes back, and the script waits until both copies are
-whole. Lenders are processes at loopback addresses, so pages are encrypted. Needs root. Build first:
+pages on their way to the disk (below $TMPDIR). The ring is empty before each turn. Then a region
+with an eighth of its pages in the cache is read and written at random. One of its two lenders is
+killed meanwhile. The script reports the longest time between two accesses, and verifies each page.
+The lender comes back, and the script waits until both copies are whole. Lenders are processes at
+loopback addresses, so pages are encrypted. Needs root. Build first:
     cargo build --release -p aquifer-cli
 
 Usage: bench/copies.py [--rounds N] [--size 256] [--json]

@@ -1,5 +1,6 @@
 //! Second copies of leases' pages in files on this host's disk.
 
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -37,8 +38,9 @@ pub struct DiskCopies {
 pub(crate) struct DiskKeeper {
     copies: DiskCopies,
     writer: DiskWriter,
-    /// Held while a copy begins, or its file goes.
-    changing: Mutex<()>,
+    /// The leases of which an earlier process may have left a copy. Held while a copy begins, or
+    /// its file goes.
+    changing: Mutex<BTreeSet<LeaseId>>,
     /// Whether the last copy could not be begun.
     has_failed: AtomicBool,
 }
@@ -84,10 +86,11 @@ impl Volume {
         }
         let writer = DiskWriter::start(copies.ring, self.events.clone())
             .map_err(|source| VolumeError::DiskCopy { path: copies.path.clone(), source })?;
-        let (copies, changing) = (copies.clone(), Mutex::default());
+        let leases = self.targets().into_iter().filter(|_| resumes).map(|target| target.lease);
+        let (copies, changing) = (copies.clone(), Mutex::new(leases.collect()));
         let keeper = DiskKeeper { copies, writer, changing, has_failed: AtomicBool::new(false) };
         _ = self.disk.set(keeper);
-        self.begin_all_disk_copies(resumes)
+        self.begin_all_disk_copies()
     }
 
     /// Returns whether the volume keeps copies on this host's disk.
@@ -97,7 +100,7 @@ impl Volume {
 
     /// Begins the copies of leases that have none. Returns whether no lease lacks one.
     pub(crate) fn begin_disk_copies(&self) -> bool {
-        let begun = self.begin_all_disk_copies(false);
+        let begun = self.begin_all_disk_copies();
         if let Some(keeper) = self.disk.get()
             && keeper.has_failed.swap(begun.is_err(), Ordering::Relaxed) != begun.is_err()
             && let Err(error) = &begun
@@ -107,12 +110,12 @@ impl Volume {
         begun.is_ok()
     }
 
-    fn begin_all_disk_copies(&self, resumes: bool) -> Result<(), VolumeError> {
+    fn begin_all_disk_copies(&self) -> Result<(), VolumeError> {
         let Some(keeper) = self.disk.get() else { return Ok(()) };
         let leases: Vec<_> = self.leases.list().clone();
         let lacks = |lease: &&Arc<Lease>| lease.is_open() && lease.holder.second().is_none();
         leases.iter().filter(lacks).try_for_each(|lease| {
-            self.begin_disk_copy(keeper, lease, resumes)
+            self.begin_disk_copy(keeper, lease)
                 .map_err(|(path, source)| VolumeError::DiskCopy { path, source })
         })
     }
@@ -121,25 +124,28 @@ impl Volume {
         &self,
         keeper: &DiskKeeper,
         lease: &Arc<Lease>,
-        resumes: bool,
     ) -> Result<(), (PathBuf, io::Error)> {
         let _adding = lock(&self.adding_lease);
-        let _changing = lock(&keeper.changing);
+        let mut earlier = lock(&keeper.changing);
         let Some(target) = &lease.target else { return Ok(()) };
         let is_here = self.leases.list().iter().any(|known| Arc::ptr_eq(known, lease));
         if !is_here || lease.holder.second().is_some() {
             return Ok(());
         }
         let (path, id) = (keeper.copies.file(target.lease), DiskCopies::tags_of(target.lease));
-        let fail = |error| (path.clone(), error);
-        let earlier = if resumes { self.earlier_tags(&path, id, lease.total) } else { None };
-        let tags = earlier.map_or_else(|| self.fresh_tags(&path, id, lease.total), Ok);
-        let tags = Arc::new(tags.map_err(fail)?);
-        let size = Bytes(lease.total * EXTENT_SIZE);
-        let workers = self.config.workers + 1;
-        let file = FileHolder::open(&path, size, workers).map_err(fail)?;
         let pages = lease.total * PAGES_PER_EXTENT;
-        let disk = keeper.writer.add(file, tags.clone(), (pages, id, path.clone()));
+        let fail = |error| (path.clone(), error);
+        let mut tags = None;
+        if earlier.contains(&target.lease) {
+            // If this fails, the file stays as it is, for the next attempt.
+            tags = self.earlier_tags(&path, id, pages).map_err(fail)?;
+        }
+        let tags = tags.map_or_else(|| self.fresh_tags(&path, id, pages), Ok);
+        let tags = Arc::new(tags.map_err(fail)?);
+        let workers = self.config.workers + 1;
+        let file = FileHolder::open(&path, Bytes(lease.total * EXTENT_SIZE), workers);
+        let disk = keeper.writer.add(file.map_err(fail)?, tags.clone(), (pages, id, path.clone()));
+        earlier.remove(&target.lease);
         let cipher = match &target.encryption {
             Some(encryption) => PageCipher::new(encryption, target.lease),
             None => PageCipher::new(&keeper.copies.encryption, id),
@@ -160,19 +166,25 @@ impl Volume {
     }
 
     /// Returns the tags of the pages that an earlier process left in the file, if there are both.
-    fn earlier_tags(&self, path: &Path, id: LeaseId, extents: u64) -> Option<Tags> {
-        let ledger = self.config.ledger.as_ref().filter(|_| path.exists())?;
-        ledger.tags(id, extents * PAGES_PER_EXTENT, false).map(Tags::lagging).ok()
+    fn earlier_tags(&self, path: &Path, id: LeaseId, pages: u64) -> io::Result<Option<Tags>> {
+        let Some(ledger) = &self.config.ledger else { return Ok(None) };
+        if !path.try_exists()? {
+            return Ok(None);
+        }
+        match ledger.tags(id, pages, false) {
+            // Nothing proves the pages in the file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            tags => Ok(Some(Tags::lagging(tags?))),
+        }
     }
 
     /// Makes an empty file of which no page is known, and its tags.
-    fn fresh_tags(&self, path: &Path, id: LeaseId, extents: u64) -> io::Result<Tags> {
+    fn fresh_tags(&self, path: &Path, id: LeaseId, pages: u64) -> io::Result<Tags> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         self.forget_tags(id);
-        let pages = extents * PAGES_PER_EXTENT;
         let tags = match &self.config.ledger {
             None => Tags::new(pages),
             Some(ledger) => Tags::lagging(ledger.tags(id, pages, true)?),
@@ -184,7 +196,7 @@ impl Volume {
     }
 
     /// Keeps the files of disk copies as they are, while the result lives.
-    pub(crate) fn hold_disk_copies(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(crate) fn hold_disk_copies(&self) -> Option<MutexGuard<'_, BTreeSet<LeaseId>>> {
         self.disk.get().map(|keeper| lock(&keeper.changing))
     }
 

@@ -63,8 +63,8 @@ pub enum Happening {
         /// The lease of the first copy.
         lease: LeaseId,
     },
-    /// The disk takes no pages of the copies on it. Their lenders serve, and the next pages have one
-    /// copy.
+    /// The disk takes no pages of the copies on it. Their lenders serve, and the next pages have
+    /// one copy.
     DiskCopiesPaused {
         /// The error of the disk.
         why: String,

@@ -3,8 +3,8 @@
 //! A [`Volume`] is a linear address space. At its first write, an extent gets a place on the lease
 //! with the most room. It can move to another lease while it is read and written
 //! ([`Volume::evacuate`]). If no lender has room, it goes to a local spill file. Leases and the
-//! spill file hold extents by a [`Holder`](holder::Holder). Pages may have a second copy, on another
-//! lease or on this host's disk.
+//! spill file hold extents by a [`Holder`](holder::Holder). Pages may have a second copy, on
+//! another lease or on this host's disk.
 
 mod add_lease;
 mod bitmap;

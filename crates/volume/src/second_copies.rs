@@ -192,8 +192,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Discards all second copies, and ends them. A copy that does not answer keeps its pages. Files
-    /// of copies on the disk are removed.
+    /// Discards all second copies, and ends them. A copy that does not answer keeps its pages. The
+    /// files of copies on the disk are removed.
     pub fn empty_copies(&self) {
         let leases: Vec<_> = self.leases.list().clone();
         for lease in &leases {

@@ -1,9 +1,9 @@
 //! The files for pages of regions in a directory on a disk: those that no lender has room for, and
 //! second copies.
 //!
-//! The former are named `region-BOOT-VOLUME`, after the host's boot and the region's volume, and the
-//! latter `copy-BOOT-VOLUME-LEASE`. They are removed with their region. After a reboot nothing can
-//! read them, as the keys were in the records of regions.
+//! The former are named `region-BOOT-VOLUME`, after the host's boot and the region's volume, and
+//! the latter `copy-BOOT-VOLUME-LEASE`. They are removed with their region. After a reboot nothing
+//! can read them, as the keys were in the records of regions.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -77,8 +77,8 @@ pub trait Holder: Send + Sync {
         pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data))
     }
 
-    /// As [`write_many`](Self::write_many), of whole pages. A holder may keep their tags: the numbers
-    /// by which the caller verifies them later.
+    /// As [`write_many`](Self::write_many), of whole pages. A holder may keep their tags: the
+    /// numbers by which the caller verifies them later.
     ///
     /// # Errors
     /// As [`write`](Self::write).

@@ -112,7 +112,7 @@ fn live_volume() -> LiveVolume {
 }
 
 #[test]
-fn each_region_with_borrowed_leases_is_to_keep_copies_on_the_disk() {
+fn each_region_with_borrowed_leases_keeps_copies_on_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     make(directory.path(), VOLUME, vec![lease(1, true)]);
     let refusing = open(directory.path(), Fake::Refuses);

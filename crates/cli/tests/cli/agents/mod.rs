@@ -9,6 +9,7 @@ mod caches;
 mod certificates;
 mod clusters;
 mod copies;
+mod disk_copies;
 mod drains;
 mod events;
 pub mod framework;

@@ -164,6 +164,7 @@ fn a_full_disk_stops_no_program_and_gets_its_pages_later() {
     assert!(on_disk.copy()["paused"].is_null());
     on_disk.lender_dies();
     on_disk.program.does_in_time("check 3");
-    on_disk.end();
+    let setting = on_disk.end();
     drop(disk);
+    drop(setting);
 }

@@ -124,8 +124,8 @@ impl Ring {
         let memory = vec![Page([0; PAGE_SIZE]); capacity].into_boxed_slice();
         sys::lock_memory(&memory).map_err(|error| {
             let why = format!(
-                "cannot lock {size} of memory for pages on their way to the disk: {error}; raise \
-                 the limit (ulimit -l, or LimitMEMLOCK= of the service), or run as root"
+                "cannot lock {size} of memory for pages on their way to the disk: {error}; run \
+                 with CAP_IPC_LOCK, or raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)"
             );
             io::Error::new(error.kind(), why)
         })?;
