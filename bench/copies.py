@@ -74,6 +74,9 @@ while True:
 # The most that goes into the ring before the disk has any of it.
 RING = 48 * MIB
 
+# The least that a lease has.
+EXTENT = 64 * MIB
+
 
 class Lender:
     """An export whose pages outlive its process."""
@@ -150,7 +153,8 @@ class Region:
 
 def cost(work: Path, rounds: int, size: int, kind: str) -> list:
     """The seconds that a region's pages take to its lenders, with one copy and with two."""
-    lenders = [Lender(work, name, size) for name in ("alone", "one", "two")]
+    lent = max(size, EXTENT)
+    lenders = [Lender(work, name, lent) for name in ("alone", "one", "two")]
     regions: dict = {}
     found = []
     try:
