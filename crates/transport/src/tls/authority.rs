@@ -37,7 +37,7 @@ pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
 /// A cluster's certificate authority (ECDSA P-256, valid for ten years).
 ///
 /// Only hosts with a certificate from it may call each other. Their certificates live for
-/// [`LIFETIME`](super::LIFETIME), unless [`Authority::with_lifetime`] says otherwise.
+/// [`LIFETIME`], unless [`Authority::with_lifetime`] says otherwise.
 pub struct Authority {
     dir: PathBuf,
     issuer: Issuer<'static, KeyPair>,

@@ -157,6 +157,7 @@ impl Holder for CrashLender {
         &self,
         worker: WorkerId,
         pieces: &[Piece<'_>],
+        _tags: &[u64],
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), HolderError> {
         let first = pieces.first().map_or(0, |(offset, _)| offset / PAGE);
