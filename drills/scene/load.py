@@ -154,6 +154,21 @@ class Load:
         wait("both copies are whole", self.is_whole, timeout)
         return time.monotonic() - began
 
+    def disk_copy(self) -> dict:
+        """Returns the state of the copy on the borrower's disk."""
+        [lease] = self.leases()
+        return lease["disk"]
+
+    def wait_until_on_disk(self, timeout: float = 60) -> float:
+        """Waits until the disk has all that the lender has, and returns the seconds."""
+        began = time.monotonic()
+
+        def is_whole() -> bool:
+            copy = self.disk_copy()
+            return not copy["lacks"] + copy["lender_lacks"] and "paused" not in copy
+        wait("the disk has all pages", is_whole, timeout)
+        return time.monotonic() - began
+
     def events(self, kind: str) -> list:
         return [event for event in self.show()["volume"]["events"] if event["event"] == kind]
 

@@ -317,8 +317,10 @@ pub struct Revoked {
     #[schema(value_type = schema::Name)]
     pub host: HostName,
     /// Seconds since 1970.
+    #[schema(format = "uint64", maximum = 18_446_744_073_709_551_615_u64)]
     pub until: u64,
     /// Seconds since 1970. Then all these certificates have ended, and nobody renews them.
+    #[schema(format = "uint64", maximum = 18_446_744_073_709_551_615_u64)]
     pub ends: u64,
     /// The authority's signature, as hexadecimal digits.
     pub signature: String,
@@ -329,6 +331,7 @@ pub struct Revoked {
 #[serde(deny_unknown_fields)]
 pub struct GossipKey {
     /// Counts the keys of a cluster: the highest holds.
+    #[schema(format = "uint64", maximum = 18_446_744_073_709_551_615_u64)]
     pub number: u64,
     /// The key, 64 hexadecimal digits.
     pub key: String,
@@ -359,6 +362,7 @@ pub struct Joined {
     /// The hosts of the cluster that the signer knows, itself among them.
     pub members: Vec<MemberAddress>,
     /// The last life of a host with this name: the new one must have a higher number.
+    #[schema(format = "uint64", maximum = 18_446_744_073_709_551_615_u64)]
     pub life: u64,
     /// What the signer knows of hosts that may not be in the cluster any more. Absent at signers of
     /// older versions.

@@ -496,7 +496,7 @@ struct First(bool);
 
 impl fmt::Display for First {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 { f.write_str(", for second copies that go first,") } else { Ok(()) }
+        if self.0 { f.write_str(" (second copies that go first)") } else { Ok(()) }
     }
 }
 
