@@ -14,9 +14,9 @@ from scene.row import Row, start
 
 def drill(scene) -> Row:
     lenders = [scene.lender("b"), scene.lender("c")]
-    load = Load(scene.host("a"), lenders, 64, cache_mib=8)
+    # The half of the region that is still in RAM needs new room at the lender.
+    load = Load(scene.host("a"), lenders, 64, cache_mib=32)
     load.settle()
-    load.run(1)
     full = max(lenders, key=lambda lender: lender.stored())
     # The tmpfs gets room for a tenth more than what it has.
     load.pause()
