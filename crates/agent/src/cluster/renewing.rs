@@ -82,6 +82,10 @@ pub(crate) fn open(config: &Config, cluster: &ClusterDir) -> Result<Identity, Tl
             "the certificate of this host has ended: no other host accepts it until a signer has \
              renewed it"
         ),
+        // Not an error: if the clock is ahead, the agent must run when it is set right.
+        (Err(error), Expiry::Lost) if is_member => tracing::warn!(
+            "no signer renews the certificate of this host any more, by its clock: {error}"
+        ),
         (Err(_), Expiry::Early) if is_member => tracing::warn!(
             "the certificate of this host does not hold yet, by its clock: no other host accepts \
              it until a signer has renewed it, or the clock is right"
@@ -129,6 +133,8 @@ impl Renewing {
         loop {
             let (validity, now) = (self.validity(), SystemTime::now());
             if !is_due(&validity, now, self.admission.lifetime()) {
+                // An attempt may fail after it replaced the certificate.
+                *lock(&self.failed) = None;
                 let wait = validity.renewal_at().duration_since(now).unwrap_or_default();
                 tokio::time::sleep(wait.min(CLOCK_POLL_INTERVAL)).await;
                 continue;

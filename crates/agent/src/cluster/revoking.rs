@@ -280,7 +280,7 @@ impl Revoking {
 
     /// Returns whether a certificate with these times is revoked.
     pub(crate) fn is_revoked(&self, host: &HostName, validity: &Validity) -> bool {
-        self.0.identity.revocations().covers(host, validity)
+        self.0.identity.is_revoked(host, validity)
     }
 
     /// Waits until a certificate with these times is revoked.

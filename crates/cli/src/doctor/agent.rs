@@ -118,8 +118,9 @@ fn expiry(name: &str, certificate: &Certificate) -> Option<Check> {
         }
         CertificateState::Lost => {
             let found = "it ended more than 30 days ago: no signer renews it";
-            let help = "run 'aquifer cluster leave --force', and 'aquifer cluster join' with a \
-                        token that 'aquifer cluster token' prints on a signer";
+            let help = "check the clock of this host first; if it is right, run 'aquifer cluster \
+                        leave --force', and 'aquifer cluster join' with a token that 'aquifer \
+                        cluster token' prints on a signer";
             Some(fault(name, found, help))
         }
     }

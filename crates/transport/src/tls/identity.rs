@@ -9,7 +9,7 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::{cipher_suite, default_provider};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ClientCertVerifierBuilder;
 use rustls::server::WebPkiClientVerifier;
@@ -19,7 +19,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::authority::{CA_CERTIFICATE, HOST_CERTIFICATE};
 use super::live::{Live, Shows};
-use super::verifying::Verifies;
+use super::verifying::{Verifies, is_of_time};
 use super::{Revocation, Revocations, TlsError, Validity};
 
 /// A host's certificate and key, ready for use as server and as client; cheap to clone.
@@ -164,6 +164,12 @@ impl Identity {
         (*self.live.current().revoked).clone()
     }
 
+    /// Returns whether a certificate of this host, with these times, is revoked. The function reads
+    /// the revocations as [`Self::revocations`] does, and copies none.
+    pub fn is_revoked(&self, host: &HostName, validity: &Validity) -> bool {
+        self.live.current().revoked.covers(host, validity)
+    }
+
     /// Takes in those revocations that the authority signed, for all processes of this host, and
     /// ends the connections that they concern. Returns whether any is new.
     ///
@@ -231,10 +237,12 @@ pub(super) fn verify(dir: &Path, chain: &[CertificateDer<'_>]) -> Result<(), Tls
     let verified = verifier.verify_client_cert(&chain[0], &chain[1..], UnixTime::now());
     verified.map(drop).map_err(|error| {
         let why = "no peer would trust it";
-        TlsError::certificate(
-            &path,
-            format!("{why}: {error}; remove it, and run 'aquifer cluster join'"),
-        )
+        let help = match is_of_time(&error) {
+            true => "check the clock of this host first; if it is right, remove the certificate,",
+            false => "remove it,",
+        };
+        let why = format!("{why}: {error}; {help} and run 'aquifer cluster join'");
+        TlsError::certificate(&path, why)
     })
 }
 
@@ -266,10 +274,23 @@ pub(super) fn provider() -> CryptoProvider {
     }
 }
 
+pub(super) fn read_pem(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path)
+        .map_err(|error| TlsError::Pem { path: path.to_owned(), source: pem::Error::Io(error) })
+}
+
 pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let pem = |source| TlsError::Pem { path: path.to_owned(), source };
-    let chain: Vec<_> =
-        CertificateDer::pem_file_iter(path).map_err(pem)?.collect::<Result<_, _>>().map_err(pem)?;
+    certificates_of(path, &read_pem(path)?)
+}
+
+/// Returns the certificates in the text of a file.
+pub(super) fn certificates_of(
+    path: &Path,
+    text: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(text)
+        .collect::<Result<_, _>>()
+        .map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
     if chain.is_empty() {
         return Err(TlsError::certificate(path, "it holds no certificate"));
     }

@@ -24,7 +24,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use super::identity::{certificates, provider};
+use super::identity::{certificates, certificates_of, provider, read_pem};
 use super::revocation::{REVOCATIONS, Revocation, Revocations};
 use super::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY, TlsError, Validity, host_name};
 use crate::channel::Socket;
@@ -93,8 +93,10 @@ fn stamp(dir: &Path, file: &str) -> Stamp {
 /// no reader finds one without the other.
 pub(super) fn own(dir: &Path) -> Result<CertifiedKey, TlsError> {
     let path = dir.join(HOST_CERTIFICATE);
-    let chain = certificates(&path)?;
-    let key = PrivateKeyDer::from_pem_file(&path).or_else(|_| {
+    // Once: another file may replace it at any time.
+    let text = read_pem(&path)?;
+    let chain = certificates_of(&path, &text)?;
+    let key = PrivateKeyDer::from_pem_slice(&text).or_else(|_| {
         let path = dir.join(HOST_KEY);
         PrivateKeyDer::from_pem_file(&path).map_err(|source| TlsError::Pem { path, source })
     })?;

@@ -47,11 +47,11 @@ impl Renewal {
     }
 
     /// Replaces the host's certificate and key in one step. `host.pem` has both then; `host.key`
-    /// follows, for programs that read it alone.
+    /// follows, for programs that read it alone. If that fails, the log says so.
     ///
     /// # Errors
     /// [`TlsError::Peer`] or [`TlsError::Certificate`] if the certificate is for another key or
-    /// host, or peers would not trust it. [`TlsError::File`] if a file cannot be written.
+    /// host, or peers would not trust it. [`TlsError::File`] if `host.pem` cannot be written.
     pub fn keep(self, pem: &str) -> Result<(), TlsError> {
         let wrong = |why: &str| Err(TlsError::Peer(why.to_owned()));
         let answer = certificate(pem)?;
@@ -65,7 +65,10 @@ impl Renewal {
         let key = self.key.serialize_pem();
         let both = format!("{}\n{key}", pem.trim_end());
         write_file(&self.dir.join(HOST_CERTIFICATE), both.as_bytes(), 0o600, true)?;
-        write_file(&self.dir.join(HOST_KEY), key.as_bytes(), 0o600, true)
+        if let Err(error) = write_file(&self.dir.join(HOST_KEY), key.as_bytes(), 0o600, true) {
+            tracing::warn!("{HOST_CERTIFICATE} has the next key, and {HOST_KEY} does not: {error}");
+        }
+        Ok(())
     }
 }
 
@@ -161,5 +164,39 @@ mod tests {
         Identity::load(&at("b")).unwrap();
         let mode = fs::metadata(at("b/host.pem")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "it has the key");
+
+        // Without the second file, the certificate is renewed nevertheless.
+        fs::remove_file(at("b/host.key")).unwrap();
+        fs::create_dir(at("b/host.key")).unwrap();
+        let renewal = Renewal::prepare(&at("b"), &host).unwrap();
+        let next = sign(&renewal, &host);
+        renewal.keep(&next).unwrap();
+        Identity::load(&at("b")).unwrap();
+    }
+
+    #[test]
+    fn a_reader_never_mixes_two_certificates() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let authority = Authority::create(&at("ca"), "test").unwrap();
+        let host: HostName = "b".parse().unwrap();
+        authority.issue(&at("b"), &host, &[], false).unwrap();
+        let texts = [(); 2].map(|()| {
+            let renewal = Renewal::prepare(&at("b"), &host).unwrap();
+            let next = authority.sign(renewal.der(), &host, &[], SystemTime::now()).unwrap();
+            renewal.keep(&next).unwrap();
+            fs::read(at("b/host.pem")).unwrap()
+        });
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for text in texts.iter().cycle().take(2000) {
+                    fs::write(at("b/draft"), text).unwrap();
+                    fs::rename(at("b/draft"), at("b/host.pem")).unwrap();
+                }
+            });
+            while !writer.is_finished() {
+                Identity::load(&at("b")).unwrap();
+            }
+        });
     }
 }

@@ -41,6 +41,19 @@ fn valid_moment(certificate: &CertificateDer<'_>, now: UnixTime) -> Option<UnixT
     (now < ends + GRACE).then(|| UnixTime::since_unix_epoch(moment))
 }
 
+/// Returns whether a certificate is good at another time than now.
+pub(super) fn is_of_time(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::InvalidCertificate(
+            CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. },
+        )
+    )
+}
+
 /// Verifies a certificate now. If it only does not hold now, and may pass nevertheless, verifies
 /// it at a time when it holds.
 fn verify<V>(
@@ -48,14 +61,9 @@ fn verify<V>(
     lapsed_pass: bool,
     verify: impl Fn(UnixTime) -> Result<V, Error>,
 ) -> Result<V, Error> {
-    verify(now).or_else(|error| match error {
-        Error::InvalidCertificate(
-            CertificateError::Expired
-            | CertificateError::ExpiredContext { .. }
-            | CertificateError::NotValidYet
-            | CertificateError::NotValidYetContext { .. },
-        ) if lapsed_pass => valid_moment(certificate, now).map_or(Err(error), verify),
-        _ => Err(error),
+    verify(now).or_else(|error| match is_of_time(&error) && lapsed_pass {
+        true => valid_moment(certificate, now).map_or(Err(error), verify),
+        false => Err(error),
     })
 }
 
