@@ -40,6 +40,8 @@ pub struct Credentials {
 /// The groups of each role, by name and, in so far as this host knows them, by number.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
+    /// The user of the agent. It may do all, as root may.
+    own: u32,
     /// The role that the members of a group have.
     roles: BTreeMap<u32, Role>,
     names: BTreeMap<Role, Vec<String>>,
@@ -55,9 +57,9 @@ pub struct Person {
 }
 
 impl Access {
-    /// Takes the configured groups, which `number` looks up.
-    pub fn new(config: &AccessConfig, number: impl Fn(&str) -> Option<u32>) -> Self {
-        let mut access = Self::default();
+    /// Takes the configured groups, which `number` looks up, and the user of the agent.
+    pub fn new(config: &AccessConfig, own: u32, number: impl Fn(&str) -> Option<u32>) -> Self {
+        let mut access = Self { own, ..Self::default() };
         for (role, groups) in [
             (Role::Read, &config.read),
             (Role::Operate, &config.operate),
@@ -77,10 +79,16 @@ impl Access {
         access
     }
 
-    /// Says what a caller may do: root all, others what the best of their groups may.
+    /// Returns whether a user may do all, whatever the groups are: root, and the agent's own user.
+    pub fn may_all(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own
+    }
+
+    /// Says what a caller may do: root and the agent's own user all, others what the best of their
+    /// groups may.
     pub fn person(&self, Credentials { uid, gids }: &Credentials) -> Person {
         let best = gids.iter().filter_map(|gid| self.roles.get(gid)).max().copied();
-        Person { uid: *uid, role: if *uid == 0 { Some(Role::Admin) } else { best } }
+        Person { uid: *uid, role: if self.may_all(*uid) { Some(Role::Admin) } else { best } }
     }
 
     /// Refuses a person that lacks a role.
@@ -126,7 +134,7 @@ mod tests {
             operate: names(&["ops"]),
             admin: names(&["ops", "chiefs"]),
         };
-        Access::new(&config, |name| match name {
+        Access::new(&config, 500, |name| match name {
             "staff" => Some(100),
             "ops" => Some(200),
             "chiefs" => Some(300),
@@ -139,6 +147,7 @@ mod tests {
         let role =
             |uid, gids: &[u32]| access().person(&Credentials { uid, gids: gids.to_vec() }).role;
         assert_eq!(role(0, &[]), Some(Role::Admin));
+        assert_eq!(role(500, &[500]), Some(Role::Admin), "the agent runs as this user");
         assert_eq!(role(1000, &[1000]), None);
         assert_eq!(role(1000, &[1000, 100]), Some(Role::Read));
         assert_eq!(role(1000, &[100, 200]), Some(Role::Admin), "ops is named twice");

@@ -106,7 +106,10 @@ const ACCESS: &[Key] = &[
 
 const ACCESS_NOTES: &[&str] = &[
     "They concern the agent's unix socket, which only root may use while all three are empty. Root \
-     may do all. Commands that read files of root, such as those about VMs, still need root.",
+     may do all, as may the user that the agent runs as. Commands that read files of root, such as \
+     those about VMs, still need root.",
+    "If a group is named, the agent lets all users pass through the socket's directory (`o+x`). A \
+     member of a group can have 32 connections, and all members together 256.",
 ];
 
 const CERTIFICATES: &[Key] = &[

@@ -5,6 +5,7 @@
 
 mod orders;
 mod peers;
+mod people;
 mod serve;
 
 use std::collections::BTreeMap;
@@ -20,11 +21,13 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tokio::time::timeout;
 use utoipa::openapi::{self, Content, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use serve::TIMEOUT;
 pub use serve::{Endpoints, bind};
 
 use crate::access::{Access, Person, Role};
@@ -218,17 +221,17 @@ fn router(served: Served) -> Router {
 const LARGEST_BODY: usize = 2 << 20;
 
 /// Reads a request's body before anything else. hyper closes a connection without a word after the
-/// answer to a request with an unread body, and the caller's next request there would fail.
+/// answer to a request with an unread body, and the caller's next request there would fail. A body
+/// that does not come must not hold a connection for ever.
 async fn read_body(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    match to_bytes(body, LARGEST_BODY).await {
-        Ok(body) => next.run(Request::from_parts(parts, body.into())).await,
-        Err(error) => {
-            let why = format!("bad request to {}: {error}", parts.uri.path());
-            let refusal = Failure::new(StatusCode::PAYLOAD_TOO_LARGE, why);
-            ([(CONNECTION, "close")], refusal).into_response()
-        }
-    }
+    let (status, why) = match timeout(TIMEOUT, to_bytes(body, LARGEST_BODY)).await {
+        Ok(Ok(body)) => return next.run(Request::from_parts(parts, body.into())).await,
+        Ok(Err(error)) => (StatusCode::PAYLOAD_TOO_LARGE, error.to_string()),
+        Err(_) => (StatusCode::REQUEST_TIMEOUT, "its body does not come".to_owned()),
+    };
+    let why = format!("bad request to {}: {why}", parts.uri.path());
+    ([(CONNECTION, "close")], Failure::new(status, why)).into_response()
 }
 
 /// A refusal with its HTTP status.

@@ -22,17 +22,18 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::people::People;
 use super::{Caller, Served, router};
 use crate::access::{Access, Credentials};
 use crate::cluster::Certified;
 use crate::config::AccessConfig;
 use crate::sys::{group_number, peer_groups};
 
-/// Timeout of a TLS handshake, of a request's headers, and of all that a stranger does; then the
-/// agent closes the connection.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a TLS handshake, of a request's headers and of its body, and of all that a stranger
+/// does; then the agent closes the connection.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections at which the agent stops accepting TCP; more wait in the kernel's queue.
+/// Connections of peers at which the agent stops accepting TCP; more wait in the kernel's queue.
 const CONNECTIONS: usize = 256;
 
 /// Most callers at a time without a certificate, or with a TLS handshake in progress.
@@ -81,8 +82,31 @@ pub async fn bind(
     // With roles, the kernel names each caller; without, nobody but root can connect.
     let mode = if people.is_open() { 0o666 } else { 0o600 };
     std::fs::set_permissions(socket, PermissionsExt::from_mode(mode)).map_err(named(cannot))?;
-    let access = Arc::new(Access::new(people, group_number));
+    if let Some(dir) = socket.parent().filter(|_| people.is_open()) {
+        let_others_reach(dir);
+    }
+    let own = rustix::process::geteuid().as_raw();
+    let access = Arc::new(Access::new(people, own, group_number));
     Ok(Endpoints { access, unix, socket: socket.to_owned(), tcp, tls })
+}
+
+/// Lets others than root look up the socket in its directory: other processes of this host may have
+/// made the directory, for root alone.
+fn let_others_reach(dir: &Path) {
+    // For a socket without a directory, the empty path.
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let opened = std::fs::metadata(dir).and_then(|found| {
+        let mode = found.permissions().mode() & 0o7777;
+        if mode & 0o001 != 0 {
+            return Ok(());
+        }
+        tracing::info!("lets other users look up the socket in {}", dir.display());
+        std::fs::set_permissions(dir, PermissionsExt::from_mode(mode | 0o001))
+    });
+    if let Err(error) = opened {
+        let dir = dir.display();
+        tracing::warn!("others than root may not reach the socket in {dir}: {error}");
+    }
 }
 
 impl Endpoints {
@@ -90,24 +114,21 @@ impl Endpoints {
     pub async fn serve(self, served: Served) {
         let revoking = served.revoking.clone();
         let router = router(served);
+        let mut people = People::new(self.access.clone(), router.clone());
         let mut connections = JoinSet::new();
-        let mut strangers = Strangers::default();
+        let mut strangers = Strangers::new(STRANGERS);
         loop {
             tokio::select! {
                 (stream, _) = accepted(|| self.unix.accept()) => {
-                    let router = router.clone().layer(Extension(self.access.clone()));
                     match credentials(&stream) {
-                        Ok(caller) => {
-                            let caller = Caller::Local(self.access.person(&caller));
-                            connections.spawn(converse(stream, router, caller));
-                        }
+                        Ok(caller) => people.welcome(stream, &caller),
                         Err(error) => tracing::warn!("cannot tell who calls: {error}"),
                     }
                 }
                 (stream, from) = accepted(|| self.tcp.accept()),
                     if connections.len() < CONNECTIONS =>
                 {
-                    strangers.welcome(stream, from, self.tls.clone(), router.clone());
+                    strangers.add(welcome(stream, from, self.tls.clone(), router.clone()));
                 }
                 Some((stream, host, certificate)) = strangers.next() => {
                     let validity = certificate.validity;
@@ -121,6 +142,7 @@ impl Endpoints {
                     });
                 }
                 Some(_) = connections.join_next() => {}
+                () = people.ended() => {}
             }
         }
     }
@@ -129,7 +151,8 @@ impl Endpoints {
 /// Returns the user and the groups of the process at the other end, from the kernel.
 fn credentials(stream: &UnixStream) -> io::Result<Credentials> {
     let peer = stream.peer_cred()?;
-    let mut gids = peer_groups(stream.as_fd())?;
+    // An old kernel, or a sandbox, tells the first group only.
+    let mut gids = peer_groups(stream.as_fd()).unwrap_or_default();
     gids.push(peer.gid());
     Ok(Credentials { uid: peer.uid(), gids })
 }
@@ -152,36 +175,37 @@ async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut()
 }
 
 /// A host of the cluster, its name and its certificate.
-type Welcomed = (TlsStream<TcpStream>, HostName, Certified);
+pub(super) type Welcomed = (TlsStream<TcpStream>, HostName, Certified);
 
-/// Callers with a TLS handshake in progress, and those without a certificate. The oldest makes room
-/// for a new one, so that no number of them keeps a peer out.
-#[derive(Debug, Default)]
-struct Strangers {
+/// Callers that get little time: those with a TLS handshake in progress, without a certificate, or
+/// without a role. The oldest makes room for a new one, so that no number of them keeps a peer out.
+#[derive(Debug)]
+pub(super) struct Strangers {
+    most: usize,
     callers: JoinSet<Option<Welcomed>>,
     /// Oldest first.
     waiting: VecDeque<AbortHandle>,
 }
 
 impl Strangers {
-    fn welcome(
-        &mut self,
-        stream: TcpStream,
-        from: SocketAddr,
-        tls: Arc<ServerConfig>,
-        router: Router,
-    ) {
+    /// Returns room for at most so many at a time.
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, callers: JoinSet::new(), waiting: VecDeque::new() }
+    }
+
+    /// Serves one more.
+    pub(super) fn add(&mut self, caller: impl Future<Output = Option<Welcomed>> + Send + 'static) {
         self.waiting.retain(|caller| !caller.is_finished());
-        if self.waiting.len() == STRANGERS
+        if self.waiting.len() == self.most
             && let Some(oldest) = self.waiting.pop_front()
         {
             oldest.abort();
         }
-        self.waiting.push_back(self.callers.spawn(welcome(stream, from, tls, router)));
+        self.waiting.push_back(self.callers.spawn(caller));
     }
 
     /// Returns the next caller that proved to be a host of the cluster; pending if there is none.
-    async fn next(&mut self) -> Option<Welcomed> {
+    pub(super) async fn next(&mut self) -> Option<Welcomed> {
         loop {
             match self.callers.join_next().await {
                 Some(Ok(Some(host))) => return Some(host),
@@ -244,7 +268,7 @@ async fn welcome(
     }
 }
 
-async fn converse(
+pub(super) async fn converse(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
     caller: Caller,
@@ -288,6 +312,17 @@ mod tests {
     use std::future;
 
     use super::*;
+
+    #[test]
+    fn others_can_look_up_the_socket_and_list_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = || std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777;
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
+        for _ in 0..2 {
+            let_others_reach(dir.path());
+            assert_eq!(mode(), 0o701);
+        }
+    }
 
     #[tokio::test]
     async fn a_failure_to_accept_is_waited_over() {
