@@ -94,8 +94,11 @@ impl Forget {
 fn text(Forgotten { host, told, untold, older }: &Forgotten) -> String {
     let names =
         |hosts: &[HostName]| hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let mut text =
-        format!("no host accepts {host} any more; a new machine can join under the name");
+    let mut text = match untold.is_empty() {
+        true => format!("no host accepts {host} any more"),
+        false => format!("{host} is out of the cluster, and not all hosts know it yet"),
+    };
+    text += "; a new machine can join under the name";
     if !told.is_empty() {
         text += &format!("\nknown to {}", names(told));
     }
