@@ -13,8 +13,8 @@ use aquifer_api::order::Forget;
 use aquifer_api::status::Standing;
 use aquifer_page::{HostName, lock};
 use aquifer_transport::tls::{
-    Authority, GRACE, Identity, LONGEST_LIFETIME, Renewal, Revocations, TEN_YEARS, TlsError,
-    Validity, host_name, other_names, own_certificate, same_key,
+    Authority, GRACE, Identity, Renewal, Revocations, TEN_YEARS, TlsError, Validity, host_name,
+    other_names, own_certificate, same_key,
 };
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -227,7 +227,8 @@ fn issue_time(revoked: Option<SystemTime>, now: SystemTime) -> SystemTime {
 
 /// Returns until when the certificates of a host are to be revoked: each that it may have is from
 /// before, also if the clock was set back since. Returns also when the last of them cannot even be
-/// renewed any more. Nothing is known of a host without a record.
+/// renewed any more. The host may have one of ten years that the record does not name: from before
+/// certificates were short, or of another signer.
 fn revocation_times(
     record: &Record,
     known: &Revocations,
@@ -236,10 +237,7 @@ fn revocation_times(
 ) -> (SystemTime, SystemTime) {
     let after = known.until(host).map(|until| until + Duration::from_secs(1));
     let until = [record.issued(), after].into_iter().flatten().fold(now, SystemTime::max);
-    let longest = match record.ends() {
-        Some(ends) => ends.max(until + LONGEST_LIFETIME),
-        None => until + TEN_YEARS,
-    };
+    let longest = record.ends().unwrap_or(until).max(until + TEN_YEARS);
     // Clocks differ.
     let ends = longest + GRACE + Duration::from_secs(24 * 3600);
     (until, known.ends(host).map_or(ends, |known| known.max(ends)))
