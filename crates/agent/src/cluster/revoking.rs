@@ -34,6 +34,13 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The time between two calls to hosts that gossip says nothing of.
 const CALL_INTERVAL: Duration = Duration::from_secs(5);
 
+/// After this time a host that tells another digest is asked again, although nothing changed: it or
+/// this host may have had a wrong clock then.
+const ASKED_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The most hosts that are asked at a time: one that does not answer keeps few others waiting.
+const AT_ONCE: usize = 4;
+
 /// Timeout of a question to one host.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -223,17 +230,26 @@ impl Revoking {
     pub(crate) async fn run(self) {
         // Those that the previous agent knew.
         self.apply().await;
-        let mut asked = BTreeMap::new();
+        let mut asked: BTreeMap<HostName, ((u64, u64), Instant)> = BTreeMap::new();
         let (mut called, mut last): (Option<Instant>, _) = (None, None);
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             let own = self.0.identity.revocations().digest();
             let mut told = self.0.peers.revocations();
-            // What was asked for then, and known then, is no reason to ask again.
-            told.retain(|host, digest| *digest != own && asked.get(host) != Some(&(*digest, own)));
-            for (host, digest) in told {
-                if self.ask(&host).await {
-                    asked.insert(host, (digest, own));
+            asked.retain(|_, (_, at)| at.elapsed() < ASKED_INTERVAL);
+            // What was asked for then, and known then, is no reason to ask again soon.
+            told.retain(|host, digest| {
+                let is_new = |(before, _): &(_, _)| *before != (*digest, own);
+                *digest != own && asked.get(host).is_none_or(is_new)
+            });
+            for some in told.into_iter().collect::<Vec<_>>().chunks(AT_ONCE) {
+                let mut questions = JoinSet::new();
+                for (host, digest) in some.iter().cloned() {
+                    let here = self.clone();
+                    questions.spawn(async move { here.ask(&host).await.then_some((host, digest)) });
+                }
+                for (host, digest) in questions.join_all().await.into_iter().flatten() {
+                    asked.insert(host, ((digest, own), Instant::now()));
                 }
             }
             if called.is_none_or(|called| called.elapsed() >= CALL_INTERVAL) {

@@ -3,7 +3,7 @@
 //! A revocation names a host and a time, and ends all its certificates that were issued until then.
 //! So it also ends those that the signer has no record of, and a new machine can have the name.
 //! Revocations merge in any order: of two for one host, the later holds. A revocation says when the
-//! last of these certificates ends, so that hosts can forget it and the list stays short.
+//! last of these certificates ends. A year after that, hosts forget it: their clocks may be wrong.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,6 +35,9 @@ pub struct Revocation {
     /// The authority's signature (ECDSA P-256, SHA-256, ASN.1 DER) as hexadecimal digits.
     pub signature: String,
 }
+
+/// How long after its end a host forgets a revocation: a clock that is ahead must lose none.
+const KEPT: u64 = 366 * 24 * 3600;
 
 /// The revocations that a host knows; at most one for each name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -126,20 +129,21 @@ impl Revocations {
         write_file(&path, &text, 0o644, true)
     }
 
-    /// Takes in the revocations that an authority signed, and forgets those that are over; returns
-    /// whether any is new.
+    /// Takes in the revocations that an authority signed, and forgets those that are long over;
+    /// returns whether any is new. Of two with the same time, the one that ends later holds.
     pub(super) fn merge(
         &mut self,
         others: impl IntoIterator<Item = Revocation>,
         authorities: &[CertificateDer<'_>],
         now: SystemTime,
     ) -> bool {
-        let now = seconds(now);
-        self.0.retain(|_, known| known.ends >= now);
+        let least = seconds(now).saturating_sub(KEPT);
+        self.0.retain(|_, known| known.ends >= least);
         let mut is_new = false;
-        for other in others.into_iter().filter(|other| other.ends >= now) {
-            let known = self.0.get(&other.host).map(|known| known.until);
-            if known.is_none_or(|known| known < other.until) && other.is_of(authorities) {
+        for other in others.into_iter().filter(|other| other.ends >= least) {
+            let known = self.0.get(&other.host).map(|known| (known.until, known.ends));
+            let is_later = known.is_none_or(|known| known < (other.until, other.ends));
+            if is_later && other.is_of(authorities) {
                 self.0.insert(other.host.clone(), other);
                 is_new = true;
             }
@@ -247,10 +251,21 @@ mod tests {
             assert_eq!(merged(order).list().len(), 2);
             assert_eq!(merged(order).digest(), first.digest());
         }
+
+        // Two signers revoked the host within one second.
+        let ending = |ends| authority.revoke(&"c".parse().unwrap(), at(9), at(ends)).unwrap();
+        let both = [ending(FAR), ending(FAR + 1)];
+        for order in [[0, 1], [1, 0]] {
+            let mut known = Revocations::default();
+            for index in order {
+                known.merge([both[index].clone()], std::slice::from_ref(&a), at(0));
+            }
+            assert_eq!(known.list(), both[1..]);
+        }
     }
 
     #[test]
-    fn a_revocation_is_forgotten_when_its_certificates_ended() {
+    fn a_revocation_is_forgotten_long_after_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let (authority, a) = authority(dir.path());
         let one =
@@ -258,9 +273,10 @@ mod tests {
         let authorities = std::slice::from_ref(&a);
         let mut known = Revocations::default();
         assert!(known.merge([one("c", 100), one("d", 200)], authorities, at(50)));
-        assert!(!known.merge([], authorities, at(100)), "nothing is new");
-        assert_eq!(known.list().len(), 2);
-        assert!(!known.merge([one("c", 100)], authorities, at(101)), "a host that is behind");
+        assert!(!known.merge([], authorities, at(100 + KEPT)), "nothing is new");
+        assert_eq!(known.list().len(), 2, "this clock may be ahead");
+        let later = at(101 + KEPT);
+        assert!(!known.merge([one("c", 100)], authorities, later), "a host that is behind");
         assert_eq!(known.list().iter().map(|known| known.host.as_str()).collect::<Vec<_>>(), ["d"]);
     }
 
