@@ -91,9 +91,10 @@ pub(super) struct Kept {
     id: String,
     secret: String,
     ends: u64,
-    /// The hosts that joined with it, and so know it.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    known_to: BTreeSet<HostName>,
+    /// The hosts that joined with it, and so know it. `None` if the token is from before signers
+    /// noted that: any host may know it.
+    #[serde(default)]
+    known_to: Option<BTreeSet<HostName>>,
 }
 
 /// The reason why a signer refuses a proof.
@@ -122,7 +123,7 @@ impl ClusterDir {
             id: token.id(),
             secret: hex(&secret),
             ends: token.ends,
-            known_to: BTreeSet::new(),
+            known_to: Some(BTreeSet::new()),
         });
         self.write_json(TOKENS, &kept)?;
         Ok(token)
@@ -131,18 +132,19 @@ impl ClusterDir {
     /// Notes that a host knows a token. The caller [locks](Self::lock) the directory.
     pub(super) fn note_token(&self, id: &str, host: &HostName) -> Result<(), ClusterError> {
         let mut kept: Vec<Kept> = self.read(TOKENS)?;
-        let mut known = kept.iter_mut().filter(|kept| kept.id == id);
-        match known.any(|kept| kept.known_to.insert(host.clone())) {
+        let its = kept.iter_mut().filter(|kept| kept.id == id);
+        let mut known = its.filter_map(|kept| kept.known_to.as_mut());
+        match known.any(|known| known.insert(host.clone())) {
             true => self.write_json(TOKENS, &kept),
             false => Ok(()),
         }
     }
 
-    /// Ends the tokens that a host knows. The caller [locks](Self::lock) the directory.
+    /// Ends the tokens that a host knows or may know. The caller [locks](Self::lock) the directory.
     pub(super) fn end_tokens(&self, host: &HostName) -> Result<(), ClusterError> {
         let mut kept: Vec<Kept> = self.read(TOKENS)?;
         let before = kept.len();
-        kept.retain(|kept| !kept.known_to.contains(host));
+        kept.retain(|kept| kept.known_to.as_ref().is_some_and(|known| !known.contains(host)));
         if kept.len() < before { self.write_json(TOKENS, &kept) } else { Ok(()) }
     }
 
@@ -236,6 +238,19 @@ mod tests {
             cluster.check_proof(&token.id(), claimed, &proof, SystemTime::now()).unwrap().is_ok()
         };
         assert_eq!(tokens.each_ref().map(is_good), [true, false, true]);
+
+        // From before signers noted which hosts use a token: it may be any.
+        let mut kept: serde_json::Value = cluster.read(TOKENS).unwrap();
+        for token in kept.as_array_mut().unwrap() {
+            token.as_object_mut().unwrap().remove("known_to").unwrap();
+        }
+        cluster.write_json(TOKENS, &kept).unwrap();
+        cluster.note_token(&tokens[0].id(), &hosts[0]).unwrap();
+        assert!(is_good(&tokens[0]) && is_good(&tokens[2]));
+        let new = cluster.new_token(HOUR).unwrap();
+        cluster.end_tokens(&hosts[1]).unwrap();
+        assert_eq!(tokens.each_ref().map(is_good), [false; 3]);
+        assert!(is_good(&new));
     }
 
     #[test]
