@@ -29,6 +29,9 @@ pub const ACCESS: &str = "/v1/leases/{lease}/access";
 pub const ARRIVE: &str = "/v1/vms/arrive";
 /// `POST` [`crate::message::Join`], without a certificate: a host wants to join the cluster.
 pub const JOIN: &str = "/v1/join";
+/// [`JOIN`] for a host that renews its certificate by itself. A signer gives others, which run an
+/// older version, one of ten years. Older signers ignore the query.
+pub const JOIN_AND_RENEW: &str = "/v1/join?renews=true";
 /// `POST` [`crate::message::NextCertificate`]: a host of the cluster asks a signer for its next
 /// certificate. The present one may have ended.
 pub const CERTIFICATE: &str = "/v1/certificate";

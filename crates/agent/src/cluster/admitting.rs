@@ -116,10 +116,12 @@ impl Admission {
         }
     }
 
-    /// Admits a host, or says where it can join.
-    pub(crate) fn admit(&self, join: &Join) -> Result<Joined, Problem> {
+    /// Admits a host, or says where it can join. A host that does not renew its certificate runs an
+    /// older version, and gets one that lasts.
+    pub(crate) fn admit(&self, join: &Join, renews: bool) -> Result<Joined, Problem> {
         let peers = self.peers.status();
-        let Some(signer) = &self.signer else { return Err(self.no_signer()) };
+        let Some(signer) = self.signer.clone() else { return Err(self.no_signer()) };
+        let signer = if renews { signer } else { Signer { lifetime: TEN_YEARS, ..signer } };
         let known = peers.into_iter().filter(|peer| peer.standing == Standing::Up);
         let known = known.filter_map(|peer| Some((peer.host, peer.address.parse().ok()?)));
         let members = known.chain([(self.host.clone(), self.own)]).collect();

@@ -214,15 +214,36 @@ pub(super) async fn agreement(
 
 /// Admits a host to the cluster. The caller needs a token, and no certificate.
 #[utoipa::path(post, path = "/v1/join", tag = "peers", request_body = Join,
+    params(("renews" = Option<bool>, Query,
+        description = "Whether the host renews its certificate; if not, it gets one of ten years")),
     responses((status = 200, description = "The host is admitted.", body = Joined), Refusals))]
 pub(super) async fn join(
     State(admission): State<Admission>,
+    RawQuery(query): RawQuery,
     Body(join): Body<Join>,
 ) -> Result<Json<Joined>, Failure> {
+    let renews = renews(query.as_deref().unwrap_or_default())?;
     // It waits for the disk.
-    let admitted = tokio::task::spawn_blocking(move || admission.admit(&join)).await;
+    let admitted = tokio::task::spawn_blocking(move || admission.admit(&join, renews)).await;
     let failed = |error| Failure::new(StatusCode::CONFLICT, format!("cannot admit hosts: {error}"));
     Ok(Json(admitted.map_err(failed)??))
+}
+
+/// Reads in a query whether a host renews its certificate. Other parameters are of newer hosts.
+fn renews(query: &str) -> Result<bool, Failure> {
+    let mut renews = false;
+    for parameter in query.split('&') {
+        renews = match parameter.split_once('=').unwrap_or((parameter, "")) {
+            ("renews", "true") => true,
+            ("renews", "false") => false,
+            ("renews", _) => {
+                let why = "the parameter 'renews' is neither 'true' nor 'false'";
+                return Err(Failure::new(StatusCode::BAD_REQUEST, why));
+            }
+            _ => renews,
+        };
+    }
+    Ok(renews)
 }
 
 /// Signs the next certificate of the calling host, whose present one may have ended.

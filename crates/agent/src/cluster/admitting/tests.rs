@@ -109,7 +109,7 @@ impl Cluster {
     /// Makes a host join from a directory of this name.
     fn join(&self, machine: &str, host: &str) -> Certified {
         let (_, join) = request(&self.dir.path().join(machine), host, &self.token);
-        certified(&self.admission.admit(&join).unwrap().certificate)
+        certified(&self.admission.admit(&join, true).unwrap().certificate)
     }
 
     fn renew(&self, from: &Certified) -> Result<Certified, String> {
@@ -193,7 +193,7 @@ fn a_revocation_covers_what_a_wrong_clock_issued() {
     }
     // Nobody would accept a certificate that is later than all of those.
     let (_, join) = request(&cluster.dir.path().join("two"), "b", &cluster.token);
-    let refused = cluster.admission.admit(&join).unwrap_err();
+    let refused = cluster.admission.admit(&join, true).unwrap_err();
     assert!(refused.error.contains("certificates of the future"), "{refused:?}");
 }
 
@@ -273,7 +273,7 @@ fn the_tokens_of_a_hostile_host_end_and_others_do_not() {
     cluster.forget("b", true);
     let ask = |token: &Token| {
         let (_, join) = request(&cluster.dir.path().join(token.id()), "b", token);
-        cluster.admission.admit(&join).map_err(|refused| refused.error)
+        cluster.admission.admit(&join, true).map_err(|refused| refused.error)
     };
     assert_eq!(ask(&cluster.token).unwrap_err(), "a does not know this token");
     let joined = ask(&other).unwrap();
@@ -293,4 +293,14 @@ fn a_revoked_signer_renews_itself_no_more() {
     own.revoke(vec![revoked.unwrap()]).unwrap();
     let refused = cluster.admission.renew_own(&cluster.dir.path().join("a")).unwrap_err();
     assert!(refused.error.contains("another signer revoked a"), "{refused:?}");
+}
+
+#[test]
+fn a_host_of_an_older_version_gets_a_lasting_certificate() {
+    let cluster = Cluster::new();
+    let (_, join) = request(&cluster.dir.path().join("one"), "b", &cluster.token);
+    let old = certified(&cluster.admission.admit(&join, false).unwrap().certificate);
+    assert_eq!(old.validity.lifetime(), TEN_YEARS);
+    // After its upgrade, it renews.
+    assert_eq!(cluster.renew(&old).unwrap().validity.lifetime(), LIFETIME);
 }

@@ -162,7 +162,7 @@ fn call(signer: &str, token: &Token, host: &Host, request: &Request) -> Result<J
     let config = joining_config(token.authority()).or_fail(|| WHAT)?;
     let client = Client::of_any_host(signer, Arc::new(config));
     let runtime = Builder::new_current_thread().enable_all().build().or_fail(|| WHAT)?;
-    runtime.block_on(client.post(path::JOIN, &message)).map_err(|error: CallError| {
+    runtime.block_on(client.post(path::JOIN_AND_RENEW, &message)).map_err(|error: CallError| {
         if let CallError::Untrusted { .. } = error {
             let why = format!("the host at {signer} is not of the cluster that made this token");
             return Failure::new(WHAT, why)
