@@ -434,13 +434,6 @@ impl Peers {
         known.filter_map(|(host, peer)| Some((host, peer.last().revocations?))).collect()
     }
 
-    /// Returns the hosts that are up and have told nothing of revocations: those of an older
-    /// version, and those that have told nothing at all yet.
-    pub(crate) fn without_revocations(&self) -> BTreeSet<HostName> {
-        let up = self.all().into_iter().filter(|(_, peer)| peer.standing == Standing::Up);
-        up.filter(|(_, peer)| peer.last().revocations.is_none()).map(|(host, _)| host).collect()
-    }
-
     /// Tells `to` that this host still needs these leases; returns those that `to` does not have.
     pub async fn renew(&self, to: &HostName, renew: Renew) -> Vec<LeaseId> {
         let Some(peer) = self.get(to) else { return Vec::new() };

@@ -156,8 +156,8 @@ pub struct Forgotten {
     /// The hosts that could not be told. They learn of it from the others when they are back.
     #[schema(value_type = Vec<schema::Name>)]
     pub untold: Vec<HostName>,
-    /// Hosts that run a version which knows nothing of this. As long as they are up, the key of the
-    /// gossip stays, and the host can hear it.
+    /// Hosts that run a version which knows nothing of this. Without `force`, the key of the gossip
+    /// stays because of them, and the host can hear it. With `force`, they hear no gossip.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<schema::Name>)]
     pub older: Vec<HostName>,

@@ -175,38 +175,39 @@ impl Revoking {
                 help: Some("run 'aquifer cluster leave'".to_owned()),
             });
         }
-        let signer = admission.clone();
+        let (signer, force) = (admission.clone(), order.force);
         let ended = blocking(move || signer.forget(&order)).await;
         // Also if a part failed: what this process knows, it acts on.
         self.apply().await;
         let until = ended?;
-        let mut calls = self.tell_all(&host).await;
-        let older = names(&calls, &Heard::Older);
-        // A host of an older version would never learn another key, and would hear nobody.
-        if older.is_empty() {
-            let signer = admission.clone();
-            self.take_key(blocking(move || signer.next_key()).await?).await?;
-            let hosts = names(&calls, &Heard::Knows);
-            calls.retain(|(_, heard)| *heard != Heard::Knows);
-            calls.extend(self.tell(hosts, &host).await);
-        }
+        let calls = self.tell_all(admission.clone(), &host, force).await?;
         let gone = host.clone();
         blocking(move || admission.free(&gone, until)).await?;
+        let older = names(&calls, &Heard::Older);
         let untold = [names(&calls, &Heard::Nothing), older.clone()].concat();
         Ok(Forgotten { host, told: names(&calls, &Heard::Knows), untold, older })
     }
 
-    /// Tells all hosts but one.
-    async fn tell_all(&self, gone: &HostName) -> Vec<(HostName, Heard)> {
+    /// Tells all hosts but the one that is gone, and then changes the key of the gossip.
+    ///
+    /// A host of an older version would never learn another key, and would hear nobody. So the key
+    /// stays if one answers, unless the caller forces it. A host that does not answer has no say:
+    /// the host that is gone may have made it up.
+    async fn tell_all(
+        &self,
+        admission: Admission,
+        gone: &HostName,
+        force: bool,
+    ) -> Result<Vec<(HostName, Heard)>, Problem> {
         let hosts = self.0.peers.known().into_iter().filter(|host| host != gone);
-        let silent = self.0.peers.without_revocations();
         let mut calls = self.tell(hosts.collect(), gone).await;
-        for (host, heard) in &mut calls {
-            if *heard == Heard::Nothing && silent.contains(host) {
-                *heard = Heard::Older;
-            }
+        if force || names(&calls, &Heard::Older).is_empty() {
+            self.take_key(blocking(move || admission.next_key()).await?).await?;
+            let hosts = names(&calls, &Heard::Knows);
+            calls.retain(|(_, heard)| *heard != Heard::Knows);
+            calls.extend(self.tell(hosts, gone).await);
         }
-        calls
+        Ok(calls)
     }
 
     /// Tells these hosts that one is gone, and the key of the gossip.

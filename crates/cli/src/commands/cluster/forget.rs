@@ -86,12 +86,13 @@ impl Forget {
         let order = Order { host: self.name, force: self.force };
         let forgotten: Forgotten =
             agent.call(what, LIMIT, async |client| client.post(path::FORGET, &order).await)?;
-        output::answer(common.json, &forgotten, text)?;
+        let force = order.force;
+        output::answer(common.json, &forgotten, |forgotten| text(forgotten, force))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn text(Forgotten { host, told, untold, older }: &Forgotten) -> String {
+fn text(Forgotten { host, told, untold, older }: &Forgotten, force: bool) -> String {
     let names =
         |hosts: &[HostName]| hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let mut text = match untold.is_empty() {
@@ -106,10 +107,14 @@ fn text(Forgotten { host, told, untold, older }: &Forgotten) -> String {
         text += &format!("\nnot yet known to {}: they learn it when they are back", names(untold));
     }
     if !older.is_empty() {
-        text += &format!(
-            "\n{host} can still hear gossip: {} must first run this version of aquifer",
-            names(older)
-        );
+        let older = names(older);
+        text += &match force {
+            true => format!("\nout of gossip until they run this version of aquifer: {older}"),
+            false => format!(
+                "\n{host} can still hear gossip: {older} must first run this version of aquifer, \
+                 or add --force"
+            ),
+        };
     }
     text
 }
