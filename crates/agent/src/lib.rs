@@ -220,8 +220,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     // Nobody signs where there is no cluster to join.
     let renews = gossip.is_some().then(|| tokio::spawn(renewing.clone().run()));
     let tls = identity.listening_config();
-    let revoking =
-        Revoking::new(identity, cluster.clone(), peers.clone(), gossip.clone(), handle.clone());
+    let acts = (handle.clone(), admission.clone());
+    let revoking = Revoking::new(identity, cluster.clone(), peers.clone(), gossip.clone(), acts);
     let revokes = tokio::spawn(revoking.clone().run());
     let hearing = Hearing {
         dir: cluster.clone(),

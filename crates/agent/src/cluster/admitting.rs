@@ -160,12 +160,7 @@ impl Admission {
         if revoked.covers(&host, &from.validity) {
             return Err(refused(format!("the certificates of {host} are revoked"), HELP_REJOIN));
         }
-        signer.renew(
-            &dir,
-            (from, &host),
-            request,
-            issue_time(revoked.until(&host), SystemTime::now()),
-        )
+        signer.renew(&dir, (from, &host), request, revoked.until(&host))
     }
 
     /// Renews the certificate of this host, which is a signer.
@@ -198,6 +193,36 @@ impl Admission {
             drop(locked);
         }
         Ok(until)
+    }
+
+    /// Ends also what this signer issued to these hosts before it heard that another signer had
+    /// revoked them: such certificates would escape. Returns the hosts that it concerns. The caller
+    /// has taken in the revocations.
+    ///
+    /// A new machine has a certificate that no revocation covers, and none from before.
+    pub(super) fn revoke_late(&self, hosts: &[HostName]) -> Result<Vec<HostName>, Problem> {
+        let Some(signer) = &self.signer else { return Ok(Vec::new()) };
+        let dir = lock(&signer.dir);
+        let tls = |error: TlsError| failed(error.into());
+        let known = self.identity.revocations();
+        let mut late = Vec::new();
+        for host in hosts.iter().filter(|host| *host != self.identity.host()) {
+            let (record, until) = (dir.record(host).map_err(failed)?, known.until(host));
+            let Some((record, until)) = record.zip(until) else { continue };
+            let Some(issued) = record.issued().filter(|issued| *issued > until) else { continue };
+            if record.began().is_some_and(|began| began > until) {
+                continue;
+            }
+            let (_, ends) = revocation_times(&record, &known, host, SystemTime::now());
+            let authority = Authority::load(dir.path()).map_err(tls)?;
+            late.push(authority.revoke(host, issued, ends).map_err(tls)?);
+        }
+        let found: Vec<_> = late.iter().map(|revocation| revocation.host.clone()).collect();
+        if !late.is_empty() {
+            tracing::warn!(hosts = ?found, "ends what it issued after another signer revoked them");
+            self.identity.revoke(late).map_err(tls)?;
+        }
+        Ok(found)
     }
 
     /// Makes the cluster's next key for gossip.
@@ -331,7 +356,7 @@ impl Signer {
         dir: &ClusterDir,
         (from, host): (&Certified, &HostName),
         request: &str,
-        issued: SystemTime,
+        revoked: Option<SystemTime>,
     ) -> Result<String, Problem> {
         let request = BASE64_STANDARD.decode(request).map_err(|error| {
             refused(format!("the request for a certificate is malformed: {error}"), HELP_VERSION)
@@ -355,8 +380,9 @@ impl Signer {
         let tls = |error: TlsError| failed(error.into());
         let names = other_names(&from.certificate).map_err(tls)?;
         let authority = Authority::load(dir.path()).map_err(tls)?.with_lifetime(self.lifetime);
+        let issued = issue_time(revoked, SystemTime::now());
         let certificate = authority.sign(&request, host, &names, issued).map_err(tls)?;
-        let record = record.with(&certificate, Some(&from.certificate));
+        let record = record.since(revoked).with(&certificate, Some(&from.certificate));
         dir.keep_record(host, &record).map_err(failed)?;
         tracing::info!(%host, "renewed its certificate");
         Ok(certificate)

@@ -2,7 +2,8 @@
 //!
 //! The newest is first. Behind it are those that the host may still use: the one that it showed
 //! when it asked, because the answer may be lost; and those that were issued later or end later,
-//! because a clock was wrong or certificates lived for years. A revocation must cover them all.
+//! because a clock was wrong or certificates lived for years. A revocation must cover them all. The
+//! first that the signer knows of this machine also stays: it tells since when it has the name.
 
 use std::fmt::Write as _;
 use std::time::SystemTime;
@@ -35,6 +36,8 @@ impl Record {
         let (issued, ends) = (latest(|validity| validity.issued), latest(|validity| validity.ends));
         all.extend(issued.filter(|(_, former)| former.issued > newest.issued).cloned());
         all.extend(ends.filter(|(_, former)| former.ends > newest.ends).cloned());
+        // The last is oldest.
+        all.extend(self.0.iter().rev().min_by_key(|(_, validity)| validity.issued).cloned());
         let mut known = Vec::new();
         all.retain(|(certificate, _)| {
             let is_new = !known.contains(certificate);
@@ -42,6 +45,18 @@ impl Record {
             is_new
         });
         Self(all)
+    }
+
+    /// Returns the record without the certificates that were issued until a time, when another
+    /// machine had the name.
+    pub(super) fn since(mut self, until: Option<SystemTime>) -> Self {
+        self.0.retain(|(_, validity)| Some(validity.issued) > until);
+        self
+    }
+
+    /// Returns the time of the first issue.
+    pub(super) fn began(&self) -> Option<SystemTime> {
+        self.0.iter().map(|(_, validity)| validity.issued).min()
     }
 
     /// Returns the time of the last issue.
@@ -123,5 +138,15 @@ mod tests {
         assert_eq!(read.issued(), Some(Validity::of(&der(&future)).unwrap().issued));
         assert_eq!(read.ends(), Some(Validity::of(&der(&years)).unwrap().ends));
         assert!(Record::of("damaged").issued().is_none());
+
+        // It began a day ago, however often it renews.
+        let mut often = Record::of(&sign(now - DAY, DAY * 7));
+        for days in 0..4 {
+            let next = sign(now + DAY * days, DAY * 7);
+            often = often.with(&next, None);
+        }
+        assert!(often.began() < Some(now - DAY / 2) && often.0.len() == 2);
+        let rest = often.since(Some(now + DAY));
+        assert!(rest.began() == rest.issued() && rest.began() > Some(now + DAY));
     }
 }

@@ -61,6 +61,7 @@ struct Inner {
     peers: Peers,
     gossip: Option<Gossip>,
     agent: Handle,
+    admission: Admission,
     /// Counts the changes.
     changes: watch::Sender<u64>,
     /// The revocations that all parts of the agent act on.
@@ -92,14 +93,24 @@ impl Revoking {
         dir: ClusterDir,
         peers: Peers,
         gossip: Option<Gossip>,
-        agent: Handle,
+        (agent, admission): (Handle, Admission),
     ) -> Self {
         let changes = watch::Sender::new(0);
         // The former agent acted on these.
         let applied = AsyncMutex::new(identity.revocations());
         // Without it, this host learns it again.
         let key = Mutex::new(dir.latest_key().unwrap_or_default());
-        Self(Arc::new(Inner { identity, dir, peers, gossip, agent, changes, applied, key }))
+        Self(Arc::new(Inner {
+            identity,
+            dir,
+            peers,
+            gossip,
+            agent,
+            admission,
+            changes,
+            applied,
+            key,
+        }))
     }
 
     /// Returns what this host knows, for another host of the cluster.
@@ -119,15 +130,29 @@ impl Revoking {
 
     async fn take_in_all(&self, told: Revocations) -> Result<(), Problem> {
         let Revocations { revoked, key } = told;
+        let hosts: Vec<_> = revoked.iter().map(|revoked| revoked.host.clone()).collect();
         let of =
             |Revoked { host, until, ends, signature }| Revocation { host, until, ends, signature };
         let (identity, new) = (self.0.identity.clone(), revoked.into_iter().map(of).collect());
         let recorded = blocking(move || identity.revoke(new).map_err(problem)).await;
+        let admission = self.0.admission.clone();
+        let late = blocking(move || admission.revoke_late(&hosts)).await;
         self.apply().await;
         if let Some(key) = key {
             self.take_key(key).await?;
         }
-        recorded.map(drop)
+        recorded?;
+        for host in late? {
+            let here = self.clone();
+            // The caller does not wait for all others.
+            tokio::spawn(async move {
+                let admission = here.0.admission.clone();
+                if let Err(error) = here.tell_all(admission, &host, false).await {
+                    tracing::warn!(%host, "cannot change the key that it has: {}", error.error);
+                }
+            });
+        }
+        Ok(())
     }
 
     /// Makes all parts of the agent act on the revocations.

@@ -304,3 +304,52 @@ fn a_host_of_an_older_version_gets_a_lasting_certificate() {
     // After its upgrade, it renews.
     assert_eq!(cluster.renew(&old).unwrap().validity.lifetime(), LIFETIME);
 }
+
+#[test]
+fn what_another_signer_revoked_escapes_by_no_renewal() {
+    let cluster = Cluster::new();
+    let (host, own): (HostName, _) = ("b".parse().unwrap(), &cluster.admission.identity);
+    let hosts = [host];
+    let first = cluster.join("one", "b");
+    let revoke = |until| {
+        let revoked = cluster.authority(LIFETIME).revoke(&hosts[0], until, until + TEN_YEARS);
+        own.revoke(vec![revoked.unwrap()]).unwrap();
+    };
+    // This signer renews it often before it hears.
+    let mut record = cluster.cluster().record(&hosts[0]).unwrap().unwrap();
+    let mut shown = first.clone();
+    for hours in 1..4 {
+        let next = Renewal::prepare(cluster.dir.path(), &hosts[0]).unwrap();
+        let issued = first.validity.issued + Duration::from_secs(hours * 3600);
+        let signed = cluster.authority(LIFETIME).sign(next.der(), &hosts[0], &[], issued).unwrap();
+        record = record.with(&signed, Some(&shown.certificate));
+        shown = certified(&signed);
+    }
+    cluster.cluster().keep_record(&hosts[0], &record).unwrap();
+    assert!(cluster.admission.revoke_late(&hosts).unwrap().is_empty());
+    revoke(first.validity.issued + Duration::from_secs(10));
+    assert!(!cluster.is_revoked("b", &shown));
+    assert_eq!(cluster.admission.revoke_late(&hosts).unwrap(), hosts);
+    assert!(cluster.is_revoked("b", &shown) && cluster.renew(&shown).is_err());
+    assert!(cluster.admission.revoke_late(&hosts).unwrap().is_empty());
+
+    // A machine that joined with another signer since then renews here.
+    let issued = own.revocations().until(&hosts[0]).unwrap() + Duration::from_secs(1);
+    let request = Renewal::prepare(cluster.dir.path(), &hosts[0]).unwrap();
+    let joined = cluster.authority(LIFETIME).sign(request.der(), &hosts[0], &[], issued).unwrap();
+    let renewed = cluster.renew(&certified(&joined)).unwrap();
+    assert!(cluster.admission.revoke_late(&hosts).unwrap().is_empty());
+    assert!(!cluster.is_revoked("b", &renewed));
+}
+
+#[test]
+fn a_restored_signer_revokes_no_new_machine() {
+    let cluster = Cluster::new();
+    let first = cluster.join("one", "b");
+    cluster.forget("b", false);
+    let new = cluster.join("two", "b");
+    let renewed = cluster.renew(&new).unwrap();
+    // It hears of the revocation again.
+    assert!(cluster.admission.revoke_late(&["b".parse().unwrap()]).unwrap().is_empty());
+    assert!(cluster.is_revoked("b", &first) && !cluster.is_revoked("b", &renewed));
+}
