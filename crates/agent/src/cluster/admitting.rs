@@ -107,6 +107,11 @@ impl Admission {
         }
     }
 
+    /// Returns whether this host, if it is a signer, has heard which hosts are revoked.
+    pub(super) fn has_heard(&self) -> bool {
+        self.signer.as_ref().is_none_or(|signer| *signer.has_heard.borrow())
+    }
+
     /// Waits for some seconds until this host may renew certificates of others.
     pub(crate) async fn wait_to_renew(&self) {
         if let Some(signer) = &self.signer {

@@ -200,6 +200,19 @@ impl Revoking {
                 help: Some("run 'aquifer cluster leave'".to_owned()),
             });
         }
+        // It may have been restored from an older copy: hosts would ignore the key that follows.
+        admission.wait_to_renew().await;
+        let is_other = |other: &HostName| *other != host;
+        if !admission.has_heard() && !order.force && self.0.peers.known().iter().any(is_other) {
+            return Err(Problem {
+                error: "this signer asks the other hosts first which of them are revoked".into(),
+                help: Some(
+                    "start the agents of more hosts; if all are lost, run 'aquifer cluster forget' \
+                     with --force here"
+                        .to_owned(),
+                ),
+            });
+        }
         let (signer, force) = (admission.clone(), order.force);
         let ended = blocking(move || signer.forget(&order)).await;
         // Also if a part failed: what this process knows, it acts on.
