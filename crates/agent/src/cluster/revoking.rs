@@ -47,6 +47,9 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a call that tells one host.
 const TELL_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The longest list that a call tells, in bytes: half of what a host takes in.
+const LONGEST_TOLD: usize = 1 << 20;
+
 /// The largest answer with revocations, in bytes.
 pub(super) const LARGEST: usize = 8 << 20;
 
@@ -248,11 +251,14 @@ impl Revoking {
         Ok(calls)
     }
 
-    /// Tells these hosts that one is gone, and the key of the gossip.
+    /// Tells these hosts that one is gone, and the key of the gossip. None may have the key while
+    /// it lacks earlier revocations: it would tell it to a host that they concern.
     async fn tell(&self, hosts: Vec<HostName>, gone: &HostName) -> Vec<(HostName, Heard)> {
         let mut known = self.known();
-        // All else, they learn by gossip. The message stays short.
-        known.revoked.retain(|revoked| revoked.host == *gone);
+        if serde_json::to_vec(&known).is_ok_and(|text| text.len() > LONGEST_TOLD) {
+            // All else, they learn by gossip.
+            known.revoked.retain(|revoked| revoked.host == *gone);
+        }
         let known = Arc::new(known);
         let mut calls = JoinSet::new();
         for host in hosts {
