@@ -7,7 +7,8 @@
 //! until one answers.
 //!
 //! Each host first ends connections, then records the revocation, then frees the host's leases, and
-//! changes the key last: a new machine of that name is heard only under the new key.
+//! changes the key last: a new machine of that name is heard only under the new key. If one called
+//! before this host learned of the revocation, it is asked which leases are its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -71,6 +72,8 @@ struct Inner {
     applied: AsyncMutex<tls::Revocations>,
     /// The latest key of the gossip. Held while it changes.
     key: Mutex<Option<GossipKey>>,
+    /// When the latest certificate was issued with which each host has called.
+    callers: Mutex<BTreeMap<HostName, SystemTime>>,
 }
 
 /// Returns the bytes that the authority signs of a key.
@@ -113,6 +116,7 @@ impl Revoking {
             changes,
             applied,
             key,
+            callers: Mutex::default(),
         }))
     }
 
@@ -170,7 +174,14 @@ impl Revoking {
         let hosts = known.list().into_iter().map(|known| known.host);
         for host in hosts.filter(|host| known.until(host) > before.until(host)) {
             tracing::info!(%host, "it may not be in the cluster any more");
-            let _ = self.0.agent.0.send(Command::HostRevoked(host)).await;
+            let latest = lock(&self.0.callers).get(&host).copied();
+            let command = match latest > known.until(&host) {
+                // This host hears late: a new machine has the name, and may have leases here. It
+                // gives back those that are not its own.
+                true => Command::HostAnew(host),
+                false => Command::HostRevoked(host),
+            };
+            let _ = self.0.agent.0.send(command).await;
         }
     }
 
@@ -344,8 +355,12 @@ impl Revoking {
         self.0.identity.is_revoked(host, validity)
     }
 
-    /// Waits until a certificate with these times is revoked.
+    /// Waits until a certificate with these times, with which a host calls, is revoked.
     pub(crate) async fn revoked(&self, host: &HostName, validity: &Validity) {
+        let mut callers = lock(&self.0.callers);
+        let latest = callers.entry(host.clone()).or_insert(validity.issued);
+        *latest = validity.issued.max(*latest);
+        drop(callers);
         let mut changes = self.0.changes.subscribe();
         while !self.is_revoked(host, validity) {
             if changes.changed().await.is_err() {
@@ -416,10 +431,11 @@ fn is_newer(known: Option<&GossipKey>, told: &GossipKey) -> bool {
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
-    use crate::config::PeerConfig;
+    use crate::config::{Config, PeerConfig};
     use crate::events::Events;
 
     /// Answers each request as agents of an older version do, or not at all.
@@ -462,6 +478,38 @@ mod tests {
         let calls = async |name: &str| tell(&peers, &name.parse().unwrap(), &known).await;
         assert_eq!(calls("old").await, Heard::Older);
         timeout(Duration::from_millis(500), calls("silent")).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_late_revocation_takes_no_lease_of_a_new_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = tls::Authority::create(&dir.path().join("ca"), "test").unwrap();
+        let (own, host): (HostName, HostName) = ("a".parse().unwrap(), "b".parse().unwrap());
+        authority.issue(dir.path(), &own, &[], false).unwrap();
+        let identity = Identity::load(dir.path()).unwrap();
+        let cluster = dir.path().join("cluster");
+        let config: Config = toml::from_str(&format!("host = 'a'\ncluster = {cluster:?}")).unwrap();
+        let tls = identity.client_config();
+        let peers = Peers::new(&own, &[], BTreeMap::new(), &tls, Events::default());
+        let admission = Admission::new(&config, peers.clone(), None, identity.clone());
+        let (commands, mut inbox) = mpsc::channel(8);
+        let acts = (Handle(commands), admission);
+        let revoking = Revoking::new(identity, ClusterDir::new(&cluster), peers, None, acts);
+        let second = |number| UNIX_EPOCH + Duration::from_secs(2_000_000_000 + number);
+        let revoked = |number| {
+            let revoked = authority.revoke(&host, second(number), second(number) + tls::TEN_YEARS);
+            let Revocation { host, until, ends, signature } = revoked.unwrap();
+            Revocations { revoked: vec![Revoked { host, until, ends, signature }], key: None }
+        };
+        let mut told = async |number| {
+            revoking.take_in(revoked(number)).await.unwrap();
+            inbox.try_recv().unwrap()
+        };
+        assert!(matches!(told(0).await, Command::HostRevoked(_)));
+        let new = Validity { issued: second(20), ends: second(1000) };
+        timeout(Duration::from_millis(1), revoking.revoked(&host, &new)).await.unwrap_err();
+        assert!(matches!(told(10).await, Command::HostAnew(_)));
+        assert!(matches!(told(20).await, Command::HostRevoked(_)), "that machine, too");
     }
 
     #[test]
