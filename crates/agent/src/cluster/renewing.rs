@@ -17,6 +17,8 @@ use aquifer_page::{HostName, lock};
 use aquifer_transport::tls::{Expiry, Identity, Renewal, TlsError, Validity};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use tokio::time::timeout;
 
 use super::admitting::sign_own;
@@ -99,6 +101,12 @@ pub(crate) fn open(config: &Config, cluster: &ClusterDir) -> Result<Identity, Tl
 /// replaces a longer one of its own.
 fn is_due(validity: &Validity, now: SystemTime, gives: Option<Duration>) -> bool {
     validity.is_due(now) || gives.is_some_and(|gives| validity.lifetime() > gives + SLACK)
+}
+
+/// Returns whether to keep the present certificate: the next ends before it, and soon. The clock of
+/// the signer is behind, or this host's ahead.
+fn is_worse(next: &Validity, present: &Validity, now: SystemTime) -> bool {
+    next.ends < present.ends && next.left(now) < next.lifetime() / 3
 }
 
 impl Renewing {
@@ -198,6 +206,13 @@ impl Renewing {
         let renewal = blocking(move || Renewal::prepare(&tls, &host).map_err(problem)).await?;
         let next = NextCertificate { request: BASE64_STANDARD.encode(renewal.der()) };
         let signed = self.peers.ask::<SignedCertificate>(signer, path::CERTIFICATE, &next).await?;
+        let next = CertificateDer::from_pem_slice(signed.certificate.as_bytes());
+        let next = Validity::of(&next.map_err(problem)?).map_err(problem)?;
+        if is_worse(&next, &self.validity(), SystemTime::now()) {
+            return Err(problem(format!(
+                "the certificate of {signer} would end too soon: set the clocks of both hosts"
+            )));
+        }
         let identity = self.identity.clone();
         let keep = move || {
             renewal.keep(&signed.certificate).map_err(problem)?;
@@ -263,6 +278,21 @@ mod tests {
         // While it was down, others were asked in vain.
         attempts = Attempts { failures: 20, last: Some(Instant::now()), asked: hosts(&[]) };
         assert!(attempts.is_turn(&week, &hosts(&["a"])));
+    }
+
+    #[test]
+    fn a_signer_whose_clock_is_behind_shortens_nothing() {
+        const DAY: Duration = Duration::from_secs(24 * 3600);
+        let now = SystemTime::now();
+        let week = |issued| Validity { issued, ends: issued + 7 * DAY };
+        let present = week(now - 3 * DAY);
+        assert!(is_worse(&week(now - 5 * DAY), &present, now));
+        assert!(!is_worse(&week(now), &present, now));
+        assert!(!is_worse(&week(now - 4 * DAY), &present, now), "it serves for days");
+        assert!(!is_worse(&week(now - 5 * DAY), &week(now - 6 * DAY), now), "it is better");
+        // One of ten years from before.
+        let long = Validity { issued: now, ends: now + 3653 * DAY };
+        assert!(!is_worse(&week(now), &long, now) && is_worse(&week(now - 6 * DAY), &long, now));
     }
 
     #[test]
