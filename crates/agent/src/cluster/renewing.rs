@@ -19,6 +19,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::admitting::sign_own;
@@ -35,8 +36,11 @@ const SIGNER_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// After a success, the pause is as after so many failures.
 const PAUSE: u32 = 7;
 
-/// How long one signer may take: others may be up.
+/// How long one signer may take.
 const SIGNER_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// After this time without an answer, this host asks one more signer: that one may be up.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A certificate that lives longer than a signer gives by more than this is renewed.
 const SLACK: Duration = Duration::from_secs(60);
@@ -180,7 +184,7 @@ impl Renewing {
         *lock(&self.failed) = failed;
     }
 
-    /// Asks one signer after the other, those first that are up.
+    /// Asks one signer after the other, those first that are up, and keeps the first certificate.
     async fn renew(&self, signers: &BTreeSet<HostName>) -> Result<(), Problem> {
         let (admission, tls) = (self.admission.clone(), self.tls.clone());
         if admission.lifetime().is_some() {
@@ -191,17 +195,30 @@ impl Renewing {
         let all = if signers.is_empty() { self.peers.known() } else { signers.clone() };
         let up = self.peers.status().into_iter().filter(|peer| peer.standing == Standing::Up);
         let up: BTreeSet<_> = up.map(|peer| peer.host).collect();
-        for signer in all.intersection(&up).chain(all.difference(&up)) {
-            match timeout(SIGNER_TIMEOUT, self.ask(signer)).await {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(problem)) => why = problem,
-                Err(_) => why = problem(format!("{signer} does not answer")),
+        let mut signers = all.intersection(&up).chain(all.difference(&up)).cloned();
+        let mut asked = JoinSet::new();
+        loop {
+            if let Some(signer) = signers.next() {
+                let here = self.clone();
+                asked.spawn(async move {
+                    let silent = |_| Err(problem(format!("{signer} does not answer")));
+                    timeout(SIGNER_TIMEOUT, here.ask(&signer)).await.unwrap_or_else(silent)
+                });
+            }
+            match timeout(PATIENCE, asked.join_next()).await {
+                Ok(Some(Ok(Ok((renewal, signed))))) => match self.keep(renewal, signed).await {
+                    Ok(()) => return Ok(()),
+                    Err(failed) => why = failed,
+                },
+                Ok(Some(Ok(Err(refused)))) => why = refused,
+                Ok(Some(Err(error))) => why = problem(error),
+                Ok(None) => return Err(why),
+                Err(_) => {}
             }
         }
-        Err(why)
     }
 
-    async fn ask(&self, signer: &HostName) -> Result<(), Problem> {
+    async fn ask(&self, signer: &HostName) -> Result<(Renewal, SignedCertificate), Problem> {
         let (tls, host) = (self.tls.clone(), self.identity.host().clone());
         let renewal = blocking(move || Renewal::prepare(&tls, &host).map_err(problem)).await?;
         let next = NextCertificate { request: BASE64_STANDARD.encode(renewal.der()) };
@@ -213,13 +230,17 @@ impl Renewing {
                 "the certificate of {signer} would end too soon: set the clocks of both hosts"
             )));
         }
+        Ok((renewal, signed))
+    }
+
+    async fn keep(&self, renewal: Renewal, signed: SignedCertificate) -> Result<(), Problem> {
         let identity = self.identity.clone();
         let keep = move || {
             renewal.keep(&signed.certificate).map_err(problem)?;
             identity.refresh();
             Ok(())
         };
-        // Also if the time is up: half kept, it would be of no use.
+        // Also if the caller stops: half kept, it would be of no use.
         tokio::spawn(blocking(keep)).await.map_err(problem)?
     }
 }
