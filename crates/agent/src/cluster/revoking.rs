@@ -429,6 +429,8 @@ fn is_newer(known: Option<&GossipKey>, told: &GossipKey) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
     use tokio::sync::mpsc;
@@ -480,21 +482,55 @@ mod tests {
         timeout(Duration::from_millis(500), calls("silent")).await.unwrap_err();
     }
 
+    /// Returns the part of host 'a', which is no signer, and the commands to its driver.
+    fn part(
+        dir: &Path,
+        authority: &tls::Authority,
+        listed: &[PeerConfig],
+    ) -> (Revoking, mpsc::Receiver<Command>) {
+        let own = "a".parse().unwrap();
+        authority.issue(dir, &own, &[], false).unwrap();
+        let identity = Identity::load(dir).unwrap();
+        let cluster = dir.join("cluster");
+        let config: Config = toml::from_str(&format!("host = 'a'\ncluster = {cluster:?}")).unwrap();
+        let tls = identity.client_config();
+        let peers = Peers::new(&own, listed, BTreeMap::new(), &tls, Events::default());
+        let admission = Admission::new(&config, peers.clone(), None, identity.clone());
+        let (commands, inbox) = mpsc::channel(8);
+        let acts = (Handle(commands), admission);
+        (Revoking::new(identity, ClusterDir::new(&cluster), peers, None, acts), inbox)
+    }
+
+    #[tokio::test]
+    async fn only_a_host_that_answers_keeps_the_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = tls::Authority::create(&dir.path().join("ca"), "test").unwrap();
+        let gone = "gone".parse().unwrap();
+        let all = [("old", false, false), ("forced", false, true), ("silent", true, false)];
+        for (name, is_silent, force) in all {
+            let at = dir.path().join(name);
+            let name: HostName = name.parse().unwrap();
+            authority.issue(&at, &name, &[], false).unwrap();
+            let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            tokio::spawn(answer(listener, Identity::load(&at).unwrap(), is_silent));
+            let listed = [PeerConfig { name: name.clone(), address }];
+            let (revoking, _inbox) = part(&at.join("a"), &authority, &listed);
+            let told = revoking.tell_all(revoking.0.admission.clone(), &gone, force).await;
+            match is_silent || force {
+                // It is to make a key, and is no signer.
+                true => assert!(told.unwrap_err().error.contains("cannot admit hosts")),
+                false => assert_eq!(told.unwrap(), [(name, Heard::Older)]),
+            }
+        }
+    }
+
     #[tokio::test]
     async fn a_late_revocation_takes_no_lease_of_a_new_machine() {
         let dir = tempfile::tempdir().unwrap();
         let authority = tls::Authority::create(&dir.path().join("ca"), "test").unwrap();
-        let (own, host): (HostName, HostName) = ("a".parse().unwrap(), "b".parse().unwrap());
-        authority.issue(dir.path(), &own, &[], false).unwrap();
-        let identity = Identity::load(dir.path()).unwrap();
-        let cluster = dir.path().join("cluster");
-        let config: Config = toml::from_str(&format!("host = 'a'\ncluster = {cluster:?}")).unwrap();
-        let tls = identity.client_config();
-        let peers = Peers::new(&own, &[], BTreeMap::new(), &tls, Events::default());
-        let admission = Admission::new(&config, peers.clone(), None, identity.clone());
-        let (commands, mut inbox) = mpsc::channel(8);
-        let acts = (Handle(commands), admission);
-        let revoking = Revoking::new(identity, ClusterDir::new(&cluster), peers, None, acts);
+        let host: HostName = "b".parse().unwrap();
+        let (revoking, mut inbox) = part(dir.path(), &authority, &[]);
         let second = |number| UNIX_EPOCH + Duration::from_secs(2_000_000_000 + number);
         let revoked = |number| {
             let revoked = authority.revoke(&host, second(number), second(number) + tls::TEN_YEARS);
