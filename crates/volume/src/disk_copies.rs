@@ -152,16 +152,8 @@ impl Volume {
         };
         let holder = Box::new(disk.clone());
         let holder = VerifiedHolder::new(holder, Some(cipher), tags.clone(), workers);
-        lease.holder.begin_second(Arc::new(Second {
-            copy: Copy::new(None, holder, tags),
-            disk: Some(disk),
-            shares_cipher: target.encryption.is_some(),
-            io_timeout: self.config.io_timeout,
-            events: self.events.clone(),
-            is_behind: AtomicBool::new(true),
-            has_full: AtomicBool::new(false),
-        }));
-        self.events.wake();
+        let copy = Copy::new(None, holder, tags);
+        self.begin_second(lease, copy, Some(disk), target.encryption.is_some());
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::Happening;
-use crate::holder::{Copy, Holder, Second};
+use crate::holder::{Copy, DiskHolder, Holder, Second};
 use crate::lease::Lease;
 use crate::lock;
 use crate::mover::{self, REST};
@@ -144,9 +144,21 @@ impl Volume {
         let encryption = target.encryption.as_ref();
         let cipher = encryption.map(|encryption| PageCipher::new(encryption, key_of));
         let copy: Copy = self.verified(Some(target), holder, cipher, tags);
+        self.begin_second(&lease, copy, None, shares_cipher);
+        Ok(())
+    }
+
+    /// Begins a second copy that lacks all pages.
+    pub(crate) fn begin_second(
+        &self,
+        lease: &Lease,
+        copy: Copy,
+        disk: Option<DiskHolder>,
+        shares_cipher: bool,
+    ) {
         lease.holder.begin_second(Arc::new(Second {
             copy,
-            disk: None,
+            disk,
             shares_cipher,
             io_timeout: self.config.io_timeout,
             events: self.events.clone(),
@@ -154,7 +166,6 @@ impl Volume {
             has_full: AtomicBool::new(false),
         }));
         self.events.wake();
-        Ok(())
     }
 
     /// Verifies some pages of each second copy and its first one. Returns whether there are some.

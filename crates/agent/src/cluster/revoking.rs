@@ -355,12 +355,15 @@ impl Revoking {
         self.0.identity.is_revoked(host, validity)
     }
 
-    /// Waits until a certificate with these times, with which a host calls, is revoked.
-    pub(crate) async fn revoked(&self, host: &HostName, validity: &Validity) {
+    fn note_caller(&self, host: &HostName, validity: &Validity) {
         let mut callers = lock(&self.0.callers);
         let latest = callers.entry(host.clone()).or_insert(validity.issued);
         *latest = validity.issued.max(*latest);
-        drop(callers);
+    }
+
+    /// Waits until a certificate with these times, with which a host calls, is revoked.
+    pub(crate) async fn revoked(&self, host: &HostName, validity: &Validity) {
+        self.note_caller(host, validity);
         let mut changes = self.0.changes.subscribe();
         while !self.is_revoked(host, validity) {
             if changes.changed().await.is_err() {
@@ -531,7 +534,7 @@ mod tests {
         let authority = tls::Authority::create(&dir.path().join("ca"), "test").unwrap();
         let host: HostName = "b".parse().unwrap();
         let (revoking, mut inbox) = part(dir.path(), &authority, &[]);
-        let second = |number| UNIX_EPOCH + Duration::from_secs(2_000_000_000 + number);
+        let second = |number: u64| UNIX_EPOCH + Duration::from_secs(2_000_000_000 + number);
         let revoked = |number| {
             let revoked = authority.revoke(&host, second(number), second(number) + tls::TEN_YEARS);
             let Revocation { host, until, ends, signature } = revoked.unwrap();

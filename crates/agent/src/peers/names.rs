@@ -9,7 +9,8 @@ use aquifer_api::path;
 use aquifer_api::status::{EventKind, Standing};
 use aquifer_page::lock;
 
-use super::{OFFER_TIMEOUT, Peers};
+use super::Peers;
+use super::offers::OFFER_TIMEOUT;
 
 impl Peers {
     /// Calls this host at every address at which its peers call it, and notes each wrong one.

@@ -14,13 +14,19 @@ fn with_copies(lenders: &[&'static str]) -> (Scene, Program) {
 }
 
 fn with_copies_of(protection: &str, lenders: &[&'static str]) -> (Scene, Program) {
+    let begun = begin(protection, lenders);
+    until_whole(&begun.0);
+    begun
+}
+
+/// A host `a` whose agent protects its regions, and a program that has written to one.
+pub(super) fn begin(protection: &str, lenders: &[&'static str]) -> (Scene, Program) {
     let a = Spec::new("a").set("borrow", "protection", protection);
     let a = a.set("borrow", "io_timeout", "4s");
     let scene = Scene::with(a, lenders);
     let file = scene.create("items");
     let mut program = scene.program(&file);
     program.does_in_time("write 1");
-    until_whole(&scene);
     (scene, program)
 }
 

@@ -5,19 +5,16 @@ use std::fs;
 use aquifer_api::status::{DiskCopy, EventKind, Held};
 use aquifer_page::Bytes;
 
-use super::framework::{Spec, lacks_rights, wait_until};
+use super::copies::begin;
+use super::framework::{lacks_rights, wait_until};
 use super::regions::Scene;
 use crate::region::framework::Program;
 
 /// A host `a` whose agent keeps copies on the disk, and the program of its region.
 fn with_copies(lenders: &[&'static str]) -> (Scene, Program) {
-    let a = Spec::new("a").set("borrow", "protection", "disk").set("borrow", "io_timeout", "4s");
-    let scene = Scene::with(a, lenders);
-    let file = scene.create("items");
-    let mut program = scene.program(&file);
-    program.does_in_time("write 1");
-    until_whole(&scene);
-    (scene, program)
+    let begun = begin("disk", lenders);
+    until_whole(&begun.0);
+    begun
 }
 
 /// Returns the lease of the region, if its lender and the disk have all pages.
