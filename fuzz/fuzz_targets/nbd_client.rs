@@ -13,10 +13,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use aquifer_fuzz::{Delivery, Twist, Twisted};
+use aquifer_fuzz::{Delivery, Number, Twist, Twisted};
 use aquifer_nbd::client::{Connection, Failure, Operation, Run, Target};
+use aquifer_page::PAGE_SIZE;
 use aquifer_transport::Address;
 use aquifer_transport::channel::Channel;
+use aquifer_transport::initiating::Pipelined as _;
 use arbitrary::Arbitrary;
 use handshake::Handshake;
 use libfuzzer_sys::fuzz_target;
@@ -43,6 +45,8 @@ struct Input<'a> {
 /// A batch of requests and the server's replies to it.
 #[derive(Arbitrary, Debug)]
 struct Round<'a> {
+    /// The replies to a read of a page before the batch, which come only after it was sent.
+    late: Option<Vec<Reply<'a>>>,
     operations: Vec<Asked>,
     replies: Vec<Reply<'a>>,
     twists: Vec<(u8, Twist)>,
@@ -125,24 +129,36 @@ fuzz_target!(|input: Input| {
     };
     let structured = input.handshake.is_structured();
     let mut broken = false;
-    for (number, round) in (0..).zip(&input.rounds) {
-        let mut messages = Twisted::default();
-        let cookies = number * COOKIES_PER_ROUND;
-        round
-            .replies
-            .iter()
-            .for_each(|reply| reply.put(cookies, &round.operations, structured, &mut messages));
-        messages.twist(&round.twists);
-        said.say(&messages.bytes());
-        let Err(failure) = ask(&mut connection, &round.operations) else {
+    let mut judge = |done: Result<(), Failure>| {
+        let Err(failure) = done else {
             assert!(!broken, "a broken connection completed a request");
-            continue;
+            return;
         };
         assert_eq!(matches!(failure, Failure::Broken), broken, "{failure}");
         broken |= matches!(
             failure,
             Failure::Protocol(_) | Failure::Lost(_) | Failure::Silent(_) | Failure::ShuttingDown(_)
         );
+    };
+    let mut cookies = 0;
+    for round in &input.rounds {
+        let mut messages = Twisted::default();
+        if let Some(late) = &round.late {
+            let soon = Duration::from_millis(1);
+            let done = connection.read_page_soon(0, &mut [0; PAGE_SIZE], soon);
+            judge(done.map(drop).map_err(|error| error.failure));
+            let read = [Asked::Read { offset: Number::Pages(0), length: Number::Pages(1) }];
+            late.iter().for_each(|reply| reply.put(cookies, &read, structured, &mut messages));
+            cookies += COOKIES_PER_ROUND;
+        }
+        round
+            .replies
+            .iter()
+            .for_each(|reply| reply.put(cookies, &round.operations, structured, &mut messages));
+        messages.twist(&round.twists);
+        said.say(&messages.bytes());
+        judge(ask(&mut connection, &round.operations));
+        cookies += COOKIES_PER_ROUND;
     }
     assert!(begin.elapsed() < CLIENT_TIMEOUT, "the client waits for an answer that cannot come");
 });

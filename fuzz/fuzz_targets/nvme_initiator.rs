@@ -32,6 +32,7 @@ use aquifer_nvme::proto::pdu::{Shape, digests};
 use aquifer_nvme::target::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_transport::Address;
+use aquifer_transport::initiating::Pipelined as _;
 use arbitrary::{Arbitrary, Unstructured};
 use common::pattern;
 use harness::Served;
@@ -58,7 +59,8 @@ struct Input<'a> {
     proof: Proof,
     admin: Mischief<'a>,
     io: Mischief<'a>,
-    rounds: Vec<Vec<Asked>>,
+    /// Whether a read whose answer is always late comes first, and the batch.
+    rounds: Vec<(bool, Vec<Asked>)>,
 }
 
 /// The sides that authenticate.
@@ -190,7 +192,7 @@ impl World {
     }
 
     /// Connects and runs all rounds.
-    fn ask(&self, target: Target, rounds: &[Vec<Asked>]) -> Returned {
+    fn ask(&self, target: Target, rounds: &[(bool, Vec<Asked>)]) -> Returned {
         let begin = Instant::now();
         let mut returned = Returned::default();
         let Ok(mut connection) = Connection::connect(Arc::new(target), INITIATOR_TIMEOUT) else {
@@ -199,13 +201,20 @@ impl World {
             return returned;
         };
         let mut broken = false;
-        for round in rounds {
-            let Err(error) = self.ask_together(&mut connection, round, &mut returned) else {
+        let mut judge = |done: Result<(), NvmeError>| {
+            let Err(error) = done else {
                 assert!(!broken, "a broken connection completed a request");
-                continue;
+                return;
             };
             assert_eq!(matches!(error.failure, Failure::Broken), broken, "{error}");
             broken |= error.ends_connection();
+        };
+        for (is_late, round) in rounds {
+            if *is_late {
+                let read = connection.read_page_soon(0, &mut [0; PAGE_SIZE], Duration::ZERO);
+                judge(read.map(|is_here| assert!(!is_here, "nobody waited for the answer")));
+            }
+            judge(self.ask_together(&mut connection, round, &mut returned));
         }
         drop(connection);
         let elapsed = begin.elapsed();

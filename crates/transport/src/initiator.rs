@@ -28,8 +28,8 @@ pub trait Connector: fmt::Debug + fmt::Display + Send + Sync {
 /// A connection to a lease, for one thread at a time, which accepts any range of bytes.
 ///
 /// After an error that [ends the connection](InitiatorError::ends_connection) every further call
-/// fails. `read`, `write`, `write_zeroes` and `transfer` are on the page path: they MUST NOT
-/// allocate unless they fail.
+/// fails. `read`, `read_soon`, `write`, `write_zeroes` and `transfer` are on the page path: they
+/// MUST NOT allocate unless they fail.
 pub trait Initiator: fmt::Debug + Send {
     /// Returns the visitor's epoch to which the connection belongs, or a newer one; 0 without a
     /// visitor.
@@ -68,6 +68,22 @@ pub trait Initiator: fmt::Debug + Send {
     /// # Errors
     /// [`InitiatorError`]; the content of `into` is then unspecified.
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), InitiatorError>;
+
+    /// Reads as [`read`](Self::read) does, unless no answer begins to arrive within the time
+    /// `soon`. Then it returns false: the caller may have the bytes from elsewhere, and the next
+    /// operation drops the late answer. Without support for this, it waits as `read` does.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn read_soon(
+        &mut self,
+        offset: u64,
+        into: &mut [u8],
+        soon: Duration,
+    ) -> Result<bool, InitiatorError> {
+        let _ = soon;
+        self.read(offset, into).map(|()| true)
+    }
 
     /// Writes all of `from`.
     ///

@@ -1,7 +1,9 @@
 //! A lease (or the spill file) as a row of slots, each the size of an extent.
 
+use std::cmp::Reverse;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
@@ -31,6 +33,8 @@ pub(crate) struct Lease {
     wrong: AtomicBool,
     /// Extents to move out and extents moved, during an evacuation.
     pub(crate) leaving: (AtomicU64, AtomicU64),
+    /// How often each slot was read lately.
+    reads: Box<[AtomicU32]>,
     slots: Mutex<Slots>,
 }
 
@@ -96,6 +100,7 @@ impl Lease {
             lost_page: AtomicBool::new(false),
             wrong: AtomicBool::new(false),
             leaving: (AtomicU64::new(0), AtomicU64::new(0)),
+            reads: (0..total).map(|_| AtomicU32::new(0)).collect(),
             slots: Mutex::new(slots),
         }
     }
@@ -110,6 +115,33 @@ impl Lease {
     pub(crate) fn taken(&self) -> u64 {
         let slots = lock(&self.slots);
         self.total - (slots.clean.len() + slots.dirty.len()) as u64
+    }
+
+    /// Returns how often all slots were read lately.
+    pub(crate) fn reads(&self) -> u64 {
+        self.reads.iter().map(|reads| u64::from(reads.load(Ordering::Relaxed))).sum()
+    }
+
+    /// Returns all slots. Those that were read most lately come first.
+    pub(crate) fn most_read_first(&self) -> Vec<u32> {
+        let mut slots: Vec<_> = (0..self.total as u32).collect();
+        let reads = |slot: &u32| self.reads[*slot as usize].load(Ordering::Relaxed);
+        slots.sort_by_cached_key(|slot| Reverse(reads(slot)));
+        slots
+    }
+
+    /// Lets earlier reads count for less.
+    pub(crate) fn forget_reads(&self) {
+        for reads in &self.reads {
+            let now = reads.load(Ordering::Relaxed);
+            reads.fetch_sub(now.div_ceil(8), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the pages of a slot.
+    pub(crate) fn pages_of(slot: u32) -> Range<u64> {
+        let first = u64::from(slot) * PAGES_PER_EXTENT;
+        first..first + PAGES_PER_EXTENT
     }
 
     /// Returns how much only the second copy, and only the first copy, has.
@@ -273,6 +305,7 @@ impl Slot {
         at: u64,
         into: &mut [u8],
     ) -> Result<(), HolderError> {
+        self.note_reads(1);
         self.lease.holder.read(worker, self.offset() + at, into)
     }
 
@@ -282,6 +315,7 @@ impl Slot {
         worker: WorkerId,
         pieces: &mut [PieceMut<'_>],
     ) -> Result<(), HolderError> {
+        self.note_reads(pieces.len() as u32);
         pieces.iter_mut().for_each(|(offset, _)| *offset += self.offset());
         self.lease.holder.read_many(worker, pieces)
     }
@@ -313,9 +347,41 @@ impl Slot {
         result
     }
 
+    fn note_reads(&self, count: u32) {
+        self.lease.reads[self.index as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
     fn note(&self, result: &Result<(), HolderError>) {
         if matches!(result, Err(HolderError::Full(_))) {
             self.lease.full.store(true, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::holder::{BrokenHolder, VerifiedHolder};
+    use crate::tags::Tags;
+
+    #[test]
+    fn the_slots_that_were_read_most_lately_come_first() {
+        let tags = Arc::new(Tags::new(4 * PAGES_PER_EXTENT));
+        let broken = Box::new(BrokenHolder("no lender".to_owned()));
+        let holder = VerifiedHolder::new(broken, None, tags.clone(), 1);
+        let lease = Arc::new(Lease::new(Copy::new(None, holder, tags), 4, |_| true));
+        let read = |index, times| {
+            let slot = Slot { lease: lease.clone(), index };
+            (0..times).for_each(|_| _ = slot.read(WorkerId(0), 0, &mut [0; PAGE_SIZE]));
+        };
+        read(1, 1);
+        read(3, 1000);
+        assert_eq!(lease.most_read_first()[..2], [3, 1]);
+        assert_eq!(lease.reads(), 1001);
+        (0..100).for_each(|_| lease.forget_reads());
+        assert_eq!(lease.reads(), 0);
+        read(2, 1);
+        assert_eq!(lease.most_read_first()[0], 2);
+        assert_eq!(Lease::pages_of(2), 2 * PAGES_PER_EXTENT..3 * PAGES_PER_EXTENT);
     }
 }

@@ -1,7 +1,8 @@
 //! Second copies of leases' pages, on leases of other lenders.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -164,6 +165,7 @@ impl Volume {
             events: self.events.clone(),
             is_behind: AtomicBool::new(true),
             has_full: AtomicBool::new(false),
+            late_reads: AtomicU64::new(0),
         }));
         self.events.wake();
     }
@@ -175,6 +177,7 @@ impl Volume {
         let copied: Vec<_> =
             leases.iter().filter(|lease| lease.holder.second().is_some()).collect();
         for lease in &copied {
+            lease.forget_reads();
             lease.holder.scrub(self.mover_worker(), lease.total * PAGES_PER_EXTENT);
         }
         !copied.is_empty()
@@ -250,11 +253,12 @@ impl Volume {
         leases.iter().find(relies).and_then(|lease| lease.noted_as)
     }
 
-    /// Copies what one of two copies lacks, if its lender answers. Returns whether all copies are
-    /// whole. Stops after a while, or once `go_on` returns false. [`Upkeep`](crate::Upkeep) does
-    /// so, too.
+    /// Copies what one of two copies lacks, if its lender answers: first what was read most lately.
+    /// Returns whether all copies are whole. Stops after a while, or once `go_on` returns false.
+    /// [`Upkeep`](crate::Upkeep) does so, too.
     pub fn repair_copies(&self, mut go_on: impl FnMut() -> bool) -> bool {
-        let leases: Vec<_> = self.leases.list().clone();
+        let mut leases: Vec<_> = self.leases.list().clone();
+        leases.sort_by_cached_key(|lease| Reverse(lease.reads()));
         let mut all_whole = true;
         let mut buffer = None;
         for lease in &leases {
@@ -274,8 +278,8 @@ impl Volume {
                 }
                 Instant::now() < until && go_on()
             };
-            let pages = lease.total * PAGES_PER_EXTENT;
-            let whole = lease.holder.repair(self.mover_worker(), pages, buffer, go_on);
+            let order = lease.most_read_first().into_iter().map(Lease::pages_of);
+            let whole = lease.holder.repair(self.mover_worker(), order, buffer, go_on);
             if matches!(whole, Ok(true)) {
                 let of = lease.noted_as.into_iter();
                 of.for_each(|lease| self.events.happened(Happening::CopiesWhole { lease }));

@@ -101,6 +101,9 @@ pub struct CopyStatus {
     pub lacks: Bytes,
     /// The pages that only this copy has, in bytes.
     pub first_lacks: Bytes,
+    /// The reads that went to both lenders, since one was late.
+    #[serde(default)]
+    pub late_reads: u64,
 }
 
 /// The state of the copy of a lease's pages on this host's disk.
@@ -227,6 +230,7 @@ fn copy_status(lease: &Lease) -> Option<CopyStatus> {
         answer: (lease.holder.first.answers(), second.copy.answers()),
         lacks,
         first_lacks,
+        late_reads: second.late_reads.load(Ordering::Relaxed),
     })
 }
 

@@ -66,6 +66,15 @@ impl Initiator for Connection {
         Ok(Self::read(self, offset, into)?)
     }
 
+    fn read_soon(
+        &mut self,
+        offset: u64,
+        into: &mut [u8],
+        soon: Duration,
+    ) -> Result<bool, InitiatorError> {
+        Ok(self.read_page_soon(offset, into, soon)?)
+    }
+
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), InitiatorError> {
         Ok(Self::write(self, offset, from)?)
     }

@@ -19,7 +19,7 @@ use aquifer_page::visitor::Visitor;
 use aquifer_page::{Bytes, HostName, Incarnation};
 use aquifer_transport::Address;
 use aquifer_transport::channel::Channel;
-use aquifer_transport::initiating::{Input, Pipelined};
+use aquifer_transport::initiating::{Input, Late, Pipelined};
 use aquifer_transport::tls;
 use zerocopy::IntoBytes;
 
@@ -79,6 +79,7 @@ struct Agreement {
 pub struct Connection {
     channel: Box<dyn Channel>,
     input: Input,
+    late: Late<Failure>,
     target: Arc<Target>,
     agreement: Agreement,
     io_timeout: Duration,
@@ -145,8 +146,9 @@ impl Connection {
         agreement: Agreement,
         io_timeout: Duration,
     ) -> Self {
-        let input = Input::default();
-        Self { channel, input, target, agreement, io_timeout, next_cookie: 0, broken: false }
+        let (input, late) = (Input::default(), Late::default());
+        let (next_cookie, broken) = (0, false);
+        Self { channel, input, late, target, agreement, io_timeout, next_cookie, broken }
     }
 
     /// Returns the export that this connection reaches.

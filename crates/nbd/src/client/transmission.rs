@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use aquifer_transport::initiating::{Deadline, Failure as _, Pipelined, WINDOW};
+use aquifer_transport::initiating::{Deadline, Failure as _, Late, Pipelined, WINDOW};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -75,6 +75,14 @@ impl Pipelined for Connection {
                 Err(Failure::from_reply(errno::ENOTSUP, format!("the server does not {what}")))
             }
         }
+    }
+
+    fn wait_for_input(&mut self, deadline: Deadline) -> Result<bool, Failure> {
+        Ok(self.input.wait(&mut *self.channel, deadline)?)
+    }
+
+    fn late(&mut self) -> &mut Late<Failure> {
+        &mut self.late
     }
 
     fn begin(&mut self, _: Deadline) -> Result<u64, Failure> {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use aquifer_nbd::client::{Connection, Failure, NbdError, Operation, Run, Target};
 use aquifer_nbd::proto::option;
 use aquifer_transport::Address;
+use aquifer_transport::initiating::Pipelined as _;
 use aquifer_transport::initiator::Initiator as _;
 
 use crate::certificates::{Cluster, host};
@@ -177,6 +178,61 @@ fn other_work_is_done_while_the_server_works() {
     let mut page = [0; 4096];
     connection.read(4096, &mut page).unwrap();
     assert!(page == [7; 4096]);
+}
+
+#[test]
+fn a_late_answer_is_dropped_by_the_next_operation() {
+    let server = Nbdkit::start(&["memory", "64M"]);
+    let mut connection = connect(&server);
+    connection.write(0, &[1; 4096]).unwrap();
+    connection.write(4096, &[2; 4096]).unwrap();
+    let (soon, mut page) = (Duration::from_millis(5), [0; 4096]);
+    assert!(connection.read_soon(0, &mut page, TIMEOUT / 2).unwrap());
+    assert!(page == [1; 4096]);
+    server.freeze();
+    for _ in 0..3 {
+        // The first answer is still to come, so no other request leaves.
+        assert!(!connection.read_soon(0, &mut page, soon).unwrap());
+    }
+    server.thaw();
+    assert!(connection.read_soon(4096, &mut page, TIMEOUT / 2).unwrap());
+    assert!(page == [2; 4096]);
+    for wait in [false, true] {
+        server.freeze();
+        assert!(!connection.read_soon(0, &mut page, soon).unwrap());
+        server.thaw();
+        if wait {
+            thread::sleep(soon);
+        }
+        connection.write(4096, &[3; 4096]).unwrap();
+        connection.read(4096, &mut page).unwrap();
+        assert!(page == [3; 4096]);
+    }
+}
+
+#[test]
+fn an_answer_that_never_comes_ends_the_connection() {
+    let server = Nbdkit::start(&["memory", "64M"]);
+    let timeout = Duration::from_millis(400);
+    let silent = || {
+        let mut connection = Connection::connect(target(server.address()), TIMEOUT).unwrap();
+        Connection::set_io_timeout(&mut connection, timeout);
+        server.freeze();
+        assert!(!connection.read_soon(0, &mut [0; 4096], timeout / 100).unwrap());
+        connection
+    };
+    let (started, mut connection) = (Instant::now(), silent());
+    let error = loop {
+        match connection.read_page_soon(0, &mut [0; 4096], timeout / 100) {
+            Ok(is_here) => assert!(!is_here),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error.failure, Failure::Silent(_)) && error.ends_connection(), "{error}");
+    assert!(started.elapsed() >= timeout);
+    server.thaw();
+    let error = silent().write(0, &[1; 4096]).unwrap_err();
+    assert!(matches!(error.failure, Failure::Silent(_)) && error.ends_connection(), "{error}");
 }
 
 /// Runs `script` as the server of one connection, and returns the client's error.

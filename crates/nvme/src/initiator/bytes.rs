@@ -155,6 +155,18 @@ impl Initiator for ByteConnection {
         })?)
     }
 
+    fn read_soon(
+        &mut self,
+        offset: u64,
+        into: &mut [u8],
+        soon: Duration,
+    ) -> Result<bool, InitiatorError> {
+        if self.is_whole(offset, into.len() as u64) {
+            return Ok(self.queue.read_page_soon(offset, into, soon)?);
+        }
+        self.read(offset, into).map(|()| true)
+    }
+
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), InitiatorError> {
         if self.is_whole(offset, from.len() as u64) {
             return Ok(self.queue.write(offset, from)?);

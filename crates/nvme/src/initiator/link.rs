@@ -79,6 +79,11 @@ impl Link {
         let _ = self.socket.set_abortive(false);
     }
 
+    /// Waits until some bytes are here. Returns false at the deadline.
+    pub(super) fn wait_for_input(&mut self, deadline: Deadline) -> Result<bool, Failure> {
+        Ok(self.input.wait(&mut self.socket, deadline)?)
+    }
+
     /// Returns whether received bytes are still unread.
     pub(super) fn has_input(&self) -> bool {
         !self.input.is_empty()

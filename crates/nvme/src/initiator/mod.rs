@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Incarnation};
-use aquifer_transport::initiating::{Pipelined, WINDOW};
+use aquifer_transport::initiating::{Late, Pipelined, WINDOW};
 
 pub use aquifer_transport::initiating::Operation;
 pub use bytes::ByteSession;
@@ -63,6 +63,7 @@ use link::Link;
 /// [`block`](Self::block).
 pub struct Connection {
     link: Link,
+    late: Late<Failure>,
     /// One for each command in flight.
     heads: Box<[Head]>,
     target: Arc<Target>,
@@ -100,7 +101,9 @@ impl Connection {
         io_timeout: Duration,
     ) -> Self {
         let heads = (0..WINDOW).map(|_| Head::EMPTY).collect();
-        Self { link, heads, target, controller, number, io_timeout, next_id: 0, broken: false }
+        let late = Late::default();
+        let (next_id, broken) = (0, false);
+        Self { link, late, heads, target, controller, number, io_timeout, next_id, broken }
     }
 
     /// Returns the connection's target, with the namespace.

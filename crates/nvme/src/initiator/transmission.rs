@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use aquifer_transport::initiating::{Deadline, Failure as _, Pipelined, WINDOW};
+use aquifer_transport::initiating::{Deadline, Failure as _, Late, Pipelined, WINDOW};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U32;
 
@@ -86,6 +86,14 @@ impl Pipelined for Connection {
             return Err(Failure::TooLong { length, most });
         }
         Ok(())
+    }
+
+    fn wait_for_input(&mut self, deadline: Deadline) -> Result<bool, Failure> {
+        self.link.wait_for_input(deadline)
+    }
+
+    fn late(&mut self) -> &mut Late<Failure> {
+        &mut self.late
     }
 
     fn begin(&mut self, deadline: Deadline) -> Result<u64, Failure> {

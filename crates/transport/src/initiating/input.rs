@@ -33,6 +33,25 @@ impl Input {
         self.start == self.end
     }
 
+    /// Waits until some bytes are here. Returns false at the deadline.
+    ///
+    /// # Errors
+    /// [`Interrupted::Lost`].
+    pub fn wait(
+        &mut self,
+        channel: &mut dyn Channel,
+        deadline: Deadline,
+    ) -> Result<bool, Interrupted> {
+        if !self.is_empty() {
+            return Ok(true);
+        }
+        match self.fill(channel, deadline) {
+            Ok(()) => Ok(true),
+            Err(Interrupted::Silent(_)) => Ok(false),
+            Err(lost) => Err(lost),
+        }
+    }
+
     /// Waits for the next fixed-size item without removing it.
     ///
     /// # Errors

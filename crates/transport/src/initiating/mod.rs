@@ -4,6 +4,7 @@
 mod deadline;
 mod failure;
 mod input;
+mod late;
 mod operation;
 mod pipelined;
 mod round;
@@ -11,6 +12,7 @@ mod round;
 pub use deadline::{Deadline, Interrupted};
 pub use failure::{Failed, Failure};
 pub use input::Input;
+pub use late::Late;
 pub use operation::{Operation, Run, WINDOW};
 pub use pipelined::Pipelined;
 pub use round::Round;

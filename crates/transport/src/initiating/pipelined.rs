@@ -4,8 +4,9 @@ use std::array;
 use std::fmt;
 use std::time::Duration;
 
+use super::late::{Late, LateRead};
 use super::operation::round_length;
-use super::{Deadline, Failed, Failure, Operation, Round, WINDOW};
+use super::{Deadline, Failed, Failure, Interrupted, Operation, Round, WINDOW};
 
 /// A protocol's connection that carries out operations in rounds: the requests of a round leave
 /// together, and their answers come in any order. A protocol says how; the rest is the same for
@@ -63,6 +64,38 @@ pub trait Pipelined {
         round: &mut Round<Self::Failure>,
         deadline: Deadline,
     ) -> Result<(), Self::Failure>;
+
+    /// Waits until some input is here. Returns false at the deadline.
+    ///
+    /// # Errors
+    /// The failure that ends the connection.
+    fn wait_for_input(&mut self, deadline: Deadline) -> Result<bool, Self::Failure>;
+
+    /// Returns the read whose caller does not wait for the answer any longer.
+    fn late(&mut self) -> &mut Late<Self::Failure>;
+
+    /// Reads up to a page, if its answer begins to arrive within the time `soon`. Otherwise it
+    /// returns false, and the caller may take the page from elsewhere. The next operation receives
+    /// the late answer first, and drops it.
+    ///
+    /// # Errors
+    /// As [`run_by`](Self::run_by); the content of `into` is then unspecified.
+    fn read_page_soon(
+        &mut self,
+        offset: u64,
+        into: &mut [u8],
+        soon: Duration,
+    ) -> Result<bool, Failed<Self::Target, Self::Failure>> {
+        let deadline = Deadline::after(self.io_timeout());
+        if into.is_empty()
+            || !Late::<Self::Failure>::has_room(into.len())
+            || soon >= self.io_timeout()
+        {
+            return self.run_by(deadline, &mut [Operation::Read { offset, into }]).map(|()| true);
+        }
+        try_read_soon(self, offset, into, (Deadline::after(soon), deadline))
+            .map_err(|failure| self.fail(failure))
+    }
 
     /// Carries out all operations in any order.
     ///
@@ -155,6 +188,9 @@ fn try_run<C: Pipelined + ?Sized>(
         return Err(C::Failure::BROKEN);
     }
     operations.iter().try_for_each(|operation| connection.check(operation))?;
+    if !receive_late(connection, deadline, deadline)? {
+        return Err(Interrupted::Silent(connection.io_timeout()).into());
+    }
     let most = connection.window();
     while !operations.is_empty() {
         let (now, rest) = operations.split_at_mut(round_length(operations, most));
@@ -182,4 +218,53 @@ fn one_round<C: Pipelined + ?Sized>(
         connection.receive_one(operations, &mut round, *deadline)?;
     }
     round.result()
+}
+
+/// Reads as [`Pipelined::read_page_soon`] does. `soon` is the time for the answer to begin, and
+/// `deadline` that for its end.
+fn try_read_soon<C: Pipelined + ?Sized>(
+    connection: &mut C,
+    offset: u64,
+    into: &mut [u8],
+    (soon, deadline): (Deadline, Deadline),
+) -> Result<bool, C::Failure> {
+    if connection.is_broken() {
+        return Err(C::Failure::BROKEN);
+    }
+    let length = into.len();
+    let mut read = [Operation::Read { offset, into }];
+    connection.check(&read[0])?;
+    if !receive_late(connection, soon, deadline)? {
+        return Ok(false);
+    }
+    let mut round = Round::new(connection.begin(deadline)?, &read);
+    connection.send(&read, &mut round, deadline)?;
+    if !connection.wait_for_input(soon)? {
+        connection.late().expect(LateRead { round, offset, length, deadline });
+        return Ok(false);
+    }
+    while !round.is_over() {
+        connection.receive_one(&mut read, &mut round, deadline)?;
+    }
+    round.result().map(|()| true)
+}
+
+/// Receives the late answer, if there is one. Returns false if it does not begin to arrive `soon`.
+fn receive_late<C: Pipelined + ?Sized>(
+    connection: &mut C,
+    soon: Deadline,
+    deadline: Deadline,
+) -> Result<bool, C::Failure> {
+    let Some(end) = connection.late().deadline() else { return Ok(true) };
+    if !connection.wait_for_input(soon)? {
+        end.check()?;
+        return Ok(false);
+    }
+    let Some((mut read, mut room)) = connection.late().take() else { return Ok(true) };
+    let mut again = [read.again(&mut room)];
+    while !read.round.is_over() {
+        connection.receive_one(&mut again, &mut read.round, deadline)?;
+    }
+    connection.late().put_back(room);
+    Ok(true)
 }

@@ -33,14 +33,30 @@ pub type PieceMut<'a> = (u64, &'a mut [u8]);
 ///
 /// `worker` is a number below the holder's count of workers, so that each thread can have its own
 /// connection. One worker makes one call at a time. Operations of different workers on different
-/// ranges MUST NOT wait for one another. `read`, `write` and `discard` are on the page path: they
-/// MUST NOT allocate unless something is wrong. The caller may repeat any operation.
+/// ranges MUST NOT wait for one another. `read`, `read_soon`, `write` and `discard` are on the page
+/// path: they MUST NOT allocate unless something is wrong. The caller may repeat any operation.
 pub trait Holder: Send + Sync {
     /// Fills the buffer.
     ///
     /// # Errors
     /// [`HolderError`]; the buffer's contents are then unspecified.
     fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError>;
+
+    /// As [`read`](Self::read), of a page. Returns false if the lender lets the caller wait for
+    /// longer than `soon`. A holder may also wait until it has the page.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn read_soon(
+        &self,
+        worker: WorkerId,
+        offset: u64,
+        into: &mut [u8],
+        soon: Duration,
+    ) -> Result<bool, HolderError> {
+        let _ = soon;
+        self.read(worker, offset, into).map(|()| true)
+    }
 
     /// Writes the data.
     ///

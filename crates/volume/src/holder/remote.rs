@@ -312,6 +312,21 @@ impl Holder for RemoteHolder {
         self.with(worker, |link| link.read(offset, into))
     }
 
+    fn read_soon(
+        &self,
+        worker: WorkerId,
+        offset: u64,
+        into: &mut [u8],
+        soon: Duration,
+    ) -> Result<bool, HolderError> {
+        let mut is_here = true;
+        self.with(worker, |link| {
+            is_here = link.read_soon(offset, into, soon)?;
+            Ok(())
+        })?;
+        Ok(is_here)
+    }
+
     fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         self.with(worker, |link| link.write(offset, data))
     }

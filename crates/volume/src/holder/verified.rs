@@ -240,6 +240,23 @@ impl Holder for VerifiedHolder {
         })
     }
 
+    fn read_soon(
+        &self,
+        worker: WorkerId,
+        offset: u64,
+        into: &mut [u8],
+        soon: Duration,
+    ) -> Result<bool, HolderError> {
+        if !is_whole(offset, into.len()) {
+            return self.read(worker, offset, into).map(|()| true);
+        }
+        let is_here = self.holder.read_soon(worker, offset, into, soon)?;
+        if is_here {
+            self.open(offset, into)?;
+        }
+        Ok(is_here)
+    }
+
     fn read_many(&self, worker: WorkerId, pieces: &mut [PieceMut<'_>]) -> Result<(), HolderError> {
         if !pieces.iter().all(|(offset, into)| is_whole(*offset, into.len())) {
             return pieces

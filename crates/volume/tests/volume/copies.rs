@@ -120,6 +120,23 @@ fn a_silent_lender_holds_nobody_up_for_long() {
 }
 
 #[test]
+fn a_page_comes_from_the_other_lender_if_one_is_late() {
+    for late in [0, 1] {
+        let pair = Pair::start();
+        wait_until("a read asks both", || {
+            pair.lenders[late].freeze();
+            pair.expect_all(1);
+            pair.lenders[late].thaw();
+            pair.status().late_reads > 0
+        });
+        // The late answers disturb nothing.
+        (0..PAGES).for_each(|page| write(&pair.volume, page * PAGE, 2));
+        pair.expect_all(2);
+        pair.is_whole();
+    }
+}
+
+#[test]
 fn a_page_that_one_lender_changed_comes_from_the_other() {
     let pair = Pair::start();
     let store = pair.lenders[0].file();

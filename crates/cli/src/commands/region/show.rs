@@ -72,7 +72,7 @@ pub(crate) fn listed(all: &[Listed]) -> String {
 
 /// Describes the second copy of a lease's pages.
 fn copied(copy: &CopyStatus) -> String {
-    let CopyStatus { lender, address, answer, lacks, first_lacks, .. } = copy;
+    let CopyStatus { lender, address, answer, lacks, first_lacks, late_reads, .. } = copy;
     let mut state = Vec::new();
     if !answer.1 {
         state.push("does not answer".to_owned());
@@ -84,6 +84,9 @@ fn copied(copy: &CopyStatus) -> String {
     }
     if *first_lacks > Bytes::ZERO {
         state.push(format!("alone has {first_lacks}"));
+    }
+    if *late_reads > 0 {
+        state.push(format!("{late_reads} reads asked both lenders, as one was late"));
     }
     format!("{lender} at {address}: {}", state.join(", "))
 }

@@ -4,6 +4,7 @@
 //! reader takes an old version there. What a copy lacks is copied from the other one later.
 
 mod pace;
+mod reading;
 mod repair;
 #[cfg(test)]
 mod tests;
@@ -64,6 +65,8 @@ pub(crate) struct Second {
     pub(crate) is_behind: AtomicBool,
     /// Whether a copy had no room, so that new extents should go elsewhere.
     pub(crate) has_full: AtomicBool,
+    /// The reads that went to the other copy as well, since the lender of one was late.
+    pub(crate) late_reads: AtomicU64,
 }
 
 /// A lease's pages: one copy, or two while there is a second lease for them.
@@ -82,6 +85,9 @@ pub(crate) struct Copies {
 /// The result of an operation on one copy.
 type Done = Result<(), HolderError>;
 
+/// As [`Done`], of a read; false if the page has not come in time.
+type SoonDone = Result<bool, HolderError>;
+
 impl Copy {
     pub(crate) fn new(
         target: Option<LeaseTarget>,
@@ -99,6 +105,17 @@ impl Copy {
             self.pace.note(begun.elapsed());
         }
         done
+    }
+
+    /// Reads as [`read`](Self::read) does, but returns false if the page does not come `soon`.
+    fn read_soon(&self, worker: WorkerId, at: u64, into: &mut [u8], soon: Duration) -> SoonDone {
+        let (begun, mut is_here) = (Instant::now(), false);
+        self.run(|holder| {
+            is_here = holder.read_soon(worker, at, into, soon)?;
+            Ok(())
+        })?;
+        self.pace.note(begun.elapsed());
+        Ok(is_here)
     }
 
     pub(crate) fn answers(&self) -> bool {
@@ -283,78 +300,6 @@ impl Copies {
         Ok(())
     }
 
-    /// Returns the copies, the better one to read first.
-    fn by_pace<'a>(&'a self, second: &'a Second) -> (&'a Copy, &'a Copy) {
-        let both = (&self.first, &second.copy);
-        let is_whole = second.disk.is_none() && !second.is_behind.load(Ordering::Relaxed);
-        match is_whole && both.0.pace.yields_to(&both.1.pace) {
-            true => (both.1, both.0),
-            false => both,
-        }
-    }
-
-    /// Reads from the better copy, or else from the other one.
-    fn read_either(&self, worker: WorkerId, second: &Second, at: u64, into: &mut [u8]) -> Done {
-        let (one, other) = self.by_pace(second);
-        let bytes = at..at + into.len() as u64;
-        if touched(&bytes).count() == 1 {
-            let Err(error) = self.read_page(second, one, worker, at, into) else {
-                return Ok(());
-            };
-            return match self.read_page(second, other, worker, at, into) {
-                Ok(()) => {
-                    // A copy that has yet to get the page is known to be behind.
-                    if !matches!(error, HolderError::Wrong(Wrong::Unknown)) {
-                        second.falls_behind(one, &error);
-                    }
-                    Ok(())
-                }
-                Err(other) => Err(second.worse(error, other)),
-            };
-        }
-        let Err(error) = one.read(worker, at, into) else { return Ok(()) };
-        let is_away = !matches!(error, HolderError::Wrong(_));
-        if is_away && other.read(worker, at, into).is_ok() {
-            second.falls_behind(one, &error);
-            return Ok(());
-        }
-        // Each copy may have what the other lacks.
-        let mut rest = into;
-        let mut at = at;
-        while !rest.is_empty() {
-            let length = (PAGE - at % PAGE).min(rest.len() as u64);
-            let (now, later) = rest.split_at_mut(length as usize);
-            self.read_either(worker, second, at, now)?;
-            (at, rest) = (at + length, later);
-        }
-        Ok(())
-    }
-
-    /// Reads a page, or a part of one, from a copy. If that proves the copy wrong, it forgets the
-    /// page.
-    fn read_page(
-        &self,
-        second: &Second,
-        copy: &Copy,
-        worker: WorkerId,
-        at: u64,
-        into: &mut [u8],
-    ) -> Done {
-        let first_look = copy.read(worker, at, into);
-        if !is_another_page(&first_look) {
-            return first_look;
-        }
-        // A change may have ended meanwhile: this time none is under way.
-        let bytes = at..at + into.len() as u64;
-        let _turn = self.turns.take(iter::once(touched(&bytes)));
-        let look = copy.run(|holder| holder.read(worker, at, into));
-        if is_another_page(&look) {
-            copy.forget(&bytes);
-            look.as_ref().err().into_iter().for_each(|error| second.falls_behind(copy, error));
-        }
-        look
-    }
-
     /// Returns whether no copy is known to have the page's last version.
     pub(crate) fn is_unknown(&self, page: u64) -> bool {
         self.first.tags.is_unknown(page)
@@ -402,11 +347,6 @@ impl Copies {
     pub(crate) fn has_full(&self) -> bool {
         self.second().is_some_and(|second| second.has_full.load(Ordering::Relaxed))
     }
-}
-
-/// Returns whether the copy returned another page than the one stored there, or seems to have.
-fn is_another_page(read: &Done) -> bool {
-    matches!(read, Err(HolderError::Wrong(Wrong::Zeroes | Wrong::Other)))
 }
 
 impl Second {

@@ -12,6 +12,11 @@ const FACTOR: u64 = 2;
 /// Differences below this, in nanoseconds, do not count: the first copy is read.
 const LEAST: u64 = 200_000;
 
+/// How long a read waits for a copy before it also asks the other: the least and the most, and how
+/// many times the time that the faster copy takes.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(100));
+const LATE: u32 = 4;
+
 /// A moving mean of the time that reads take.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
@@ -26,6 +31,13 @@ impl Pace {
         let before = self.nanos.load(Ordering::Relaxed);
         let mean = if before == 0 { took } else { before - before / 8 + took / 8 };
         self.nanos.store(mean.max(1), Ordering::Relaxed);
+    }
+
+    /// Returns after what time the other copy is asked, too.
+    pub(super) fn patience(&self, other: &Self) -> Duration {
+        let of = |pace: &Self| Duration::from_nanos(pace.nanos.load(Ordering::Relaxed));
+        // A lender that is late again and again does not make a read wait longer.
+        (of(self).min(of(other)) * LATE).clamp(PATIENCE.0, PATIENCE.1)
     }
 
     /// Returns whether to read the other copy instead of the first one, which has this pace. Now
@@ -58,5 +70,16 @@ mod tests {
         assert_eq!(yields(&first, &other), PROBE as usize - 1);
         (0..50).for_each(|_| first.note(Duration::from_micros(120)));
         assert_eq!(yields(&first, &other), 1, "it is fast again");
+    }
+
+    #[test]
+    fn the_slower_copy_does_not_decide_when_a_read_is_late() {
+        let (first, other) = (Pace::default(), Pace::default());
+        assert_eq!(first.patience(&other), PATIENCE.0);
+        first.note(Duration::from_secs(1));
+        other.note(Duration::from_millis(5));
+        assert_eq!(first.patience(&other), Duration::from_millis(5) * LATE);
+        other.note(Duration::from_secs(10));
+        assert_eq!(first.patience(&other), PATIENCE.1);
     }
 }

@@ -46,12 +46,13 @@ impl Copies {
         }
     }
 
-    /// Copies what one copy lacks from the other. Calls `go_on` after each run of pages, and stops
-    /// if that returns false. Returns whether both copies are whole.
+    /// Copies what one copy lacks from the other, in the order of these ranges of pages. Calls
+    /// `go_on` after each run of pages, and stops if that returns false. Returns whether both
+    /// copies are whole.
     pub(crate) fn repair(
         &self,
         worker: WorkerId,
-        pages: u64,
+        order: impl IntoIterator<Item = Range<u64>>,
         buffer: &mut [u8],
         mut go_on: impl FnMut() -> bool,
     ) -> Result<bool, HolderError> {
@@ -63,7 +64,23 @@ impl Copies {
         if !second.is_behind.swap(false, Ordering::AcqRel) {
             return Ok(true);
         }
-        let done = self.repair_all(worker, &second, pages, buffer, &mut go_on);
+        let (mut all, mut order) = (Ok(true), order.into_iter());
+        // A page that cannot be copied does not keep the others waiting.
+        let done = loop {
+            let Some(pages) = order.next() else { break all };
+            match self.repair_pages(worker, &second, pages, buffer, &mut go_on) {
+                Ok(true) => {}
+                Ok(false) => break Ok(false),
+                Err(error) => {
+                    let is_over =
+                        matches!(error, HolderError::Unreachable { .. } | HolderError::Lost(_));
+                    all = Err(error);
+                    if is_over {
+                        break all;
+                    }
+                }
+            }
+        };
         match done {
             Ok(true) => second.has_full.store(false, Ordering::Relaxed),
             _ => second.is_behind.store(true, Ordering::Release),
@@ -71,17 +88,17 @@ impl Copies {
         done
     }
 
-    fn repair_all(
+    fn repair_pages(
         &self,
         worker: WorkerId,
         second: &Second,
-        pages: u64,
+        pages: Range<u64>,
         buffer: &mut [u8],
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<bool, HolderError> {
         let need = |page: u64| Need::of(&self.first, &second.copy, page);
-        let (mut at, mut failed) = (0, None);
-        while let Some(first) = (at..pages).find(|page| need(*page).is_some()) {
+        let (mut at, mut failed) = (pages.start, None);
+        while let Some(first) = (at..pages.end).find(|page| need(*page).is_some()) {
             // A long run of zeroes is one discard.
             let kind = need(first);
             let is_zero = kind.is_some_and(|need| need.is_zero);
@@ -89,8 +106,8 @@ impl Copies {
                 return Ok(false);
             }
             let most = first + if is_zero { PAGES_PER_EXTENT } else { RUN };
-            let end = (first..most.min(pages)).find(|page| need(*page) != kind);
-            let end = end.unwrap_or(most.min(pages));
+            let most = most.min(pages.end);
+            let end = (first..most).find(|page| need(*page) != kind).unwrap_or(most);
             at = end;
             let turn = self.turns.take(iter::once(first..end));
             if !self.second().is_some_and(|now| std::ptr::eq(&*now, second)) {

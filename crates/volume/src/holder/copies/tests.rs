@@ -25,6 +25,8 @@ struct Memory {
     /// Earlier contents of all pages, for replays.
     old: VecDeque<Vec<u8>>,
     is_down: bool,
+    /// Reads of a page come late.
+    is_late: bool,
     /// When somebody first noticed that it is down.
     away_since: Option<Instant>,
     /// The number of pages of writes until it dies in the middle of one.
@@ -71,6 +73,14 @@ impl Holder for Lender {
         }
         into.copy_from_slice(&memory.bytes[offset as usize..][..into.len()]);
         Ok(())
+    }
+
+    fn read_soon(&self, worker: WorkerId, at: u64, into: &mut [u8], _: Duration) -> SoonDone {
+        if lock(&self.0).is_late {
+            into.fill(0xdd);
+            return Ok(false);
+        }
+        self.read(worker, at, into).map(|()| true)
     }
 
     fn write(&self, _: WorkerId, offset: u64, data: &[u8]) -> Done {
@@ -164,13 +174,30 @@ fn pair(lenders: &[Lender; 2], io_timeout: Duration, kind: Kind) -> (Copies, Opt
         events: Arc::default(),
         is_behind: AtomicBool::new(true),
         has_full: AtomicBool::new(false),
+        late_reads: AtomicU64::new(0),
     }));
     (copies, writer)
 }
 
 fn repair(copies: &Copies) -> bool {
     let mut buffer = vec![0; (RUN * PAGE) as usize];
-    matches!(copies.repair(WORKER, PAGES, &mut buffer, || true), Ok(true))
+    matches!(copies.repair(WORKER, iter::once(0..PAGES), &mut buffer, || true), Ok(true))
+}
+
+#[test]
+fn a_repair_keeps_to_the_order_that_it_is_given() {
+    let lenders = [Lender::new(), Lender::new()];
+    let (copies, _) = pair(&lenders, Duration::ZERO, Kind::SharedCipher);
+    lock(&lenders[1].0).is_down = true;
+    copies.write(WORKER, 0, &vec![1; (PAGES * PAGE) as usize]).unwrap();
+    lock(&lenders[1].0).is_down = false;
+    let mut buffer = vec![0; (RUN * PAGE) as usize];
+    let order = [100..PAGES, 0..100];
+    assert!(!copies.repair(WORKER, order.clone(), &mut buffer, || false).unwrap());
+    let lacking = |pages: Range<u64>| copies.missing(pages, false).1;
+    assert_eq!((lacking(100..PAGES), lacking(0..100)), (Bytes::ZERO, Bytes(100 * PAGE)));
+    assert!(copies.repair(WORKER, order, &mut buffer, || true).unwrap());
+    assert_eq!(lacking(0..PAGES), Bytes::ZERO);
 }
 
 /// What happens next. Numbers are taken modulo what there is.
@@ -217,6 +244,10 @@ enum Step {
     Slow {
         lender: usize,
     },
+    /// Reads of this lender come late from now on, or no longer.
+    Late {
+        lender: usize,
+    },
     Replay {
         lender: usize,
         page: u64,
@@ -239,6 +270,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(first, second, byte)| Step::WriteMany { first, second, byte }),
         2 => (page.clone(), 1..40_u64).prop_map(|(page, pages)| Step::Discard { page, pages }),
         6 => (0..size, 1..8 * PAGE).prop_map(|(at, length)| Step::Read { at, length }),
+        6 => page.clone().prop_map(|page| Step::Read { at: page * PAGE, length: PAGE }),
         2 => (lender.clone(), prop::option::of(0..6_u64))
             .prop_map(|(lender, after)| Step::Die { lender, after }),
         3 => lender.clone().prop_map(|lender| Step::Return { lender }),
@@ -247,6 +279,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(lender, one, other)| Step::Swap { lender, one, other }),
         1 => lender.clone().prop_map(|lender| Step::Keep { lender }),
         1 => lender.clone().prop_map(|lender| Step::Slow { lender }),
+        1 => lender.clone().prop_map(|lender| Step::Late { lender }),
         1 => (lender, page).prop_map(|(lender, page)| Step::Replay { lender, page }),
         3 => Just(Step::Repair),
     ]
@@ -361,6 +394,10 @@ fn play(steps: Vec<Step>, kind: Kind) {
                 let second = copies.second().unwrap();
                 let pace = [&copies.first.pace, &second.copy.pace][lender];
                 (0..50).for_each(|_| pace.note(Duration::from_millis(50)));
+            }
+            Step::Late { lender } => {
+                let memory = &mut *lock(&lenders[lender].0);
+                memory.is_late = !memory.is_late;
             }
             Step::Repair => _ = repair(&copies),
         }
