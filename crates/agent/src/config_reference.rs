@@ -246,7 +246,7 @@ const BORROW: &[Key] = &[
     key(
         "protection",
         "`none`, `mirror`, `opportunistic` or `disk`",
-        "\"none\"",
+        "\"opportunistic\"",
         "with `mirror`, a second lender keeps a copy of each page that a region has at lenders; \
          with `opportunistic`, only while it has memory that nobody else needs; with `disk`, this \
          host's disk keeps it, in the directory `spill`",

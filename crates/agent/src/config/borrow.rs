@@ -119,7 +119,7 @@ impl Default for BorrowConfig {
             enabled: true,
             request: Bytes::gib(1),
             max: Bytes::gib(16),
-            protection: Protection::None,
+            protection: Protection::Opportunistic,
             protection_by_group: BTreeMap::new(),
             protection_by_region: BTreeMap::new(),
             group: Group::default(),

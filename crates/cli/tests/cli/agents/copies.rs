@@ -21,7 +21,10 @@ fn with_copies_of(protection: &str, lenders: &[&'static str]) -> (Scene, Program
 
 /// A host `a` whose agent protects its regions, and a program that has written to one.
 pub(super) fn begin(protection: &str, lenders: &[&'static str]) -> (Scene, Program) {
-    let a = Spec::new("a").set("borrow", "protection", protection);
+    begin_as(Spec::new("a").set("borrow", "protection", protection), lenders)
+}
+
+fn begin_as(a: Spec, lenders: &[&'static str]) -> (Scene, Program) {
     let a = a.set("borrow", "io_timeout", "4s");
     let scene = Scene::with(a, lenders);
     let file = scene.create("items");
@@ -133,6 +136,24 @@ fn the_next_agent_and_engine_find_the_copies() {
     program.does_in_time("check 2");
     scene.0[held.lender.as_str()].restart();
     until_whole(&scene);
+    scene.end(program, &["b", "c"]);
+}
+
+#[test]
+fn without_a_word_copies_are_kept_where_nobody_needs_memory() {
+    if lacks_rights() {
+        return;
+    }
+    let a = Spec::new("a").unset("borrow", "protection");
+    let (scene, mut program) = begin_as(a, &["b", "c"]);
+    let (held, copy) = until_whole(&scene);
+    let mirror = |host: &str| scene.0[host].status().ledger.mirror;
+    assert_eq!(mirror(copy.lender.as_str()), held.capacity);
+    scene.0[held.lender.as_str()].kill_agent();
+    program.does_in_time("check 1");
+    program.does_in_time("write 2");
+    program.does_in_time("check 2");
+    scene.0[held.lender.as_str()].restart();
     scene.end(program, &["b", "c"]);
 }
 

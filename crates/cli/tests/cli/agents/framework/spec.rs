@@ -26,6 +26,8 @@ impl Spec {
             .set("borrow", "priority", 32_767)
             .set("borrow", "enabled", false)
             .set("borrow", "request", "128M")
+            // Most tests count what each lender lends.
+            .set("borrow", "protection", "none")
     }
 
     /// Sets the host's memory.
@@ -48,6 +50,12 @@ impl Spec {
         value: impl Into<Value>,
     ) -> Self {
         self.settings.push((section, key, value.into()));
+        self
+    }
+
+    /// Leaves `key` in `[section]` to its default.
+    pub fn unset(mut self, section: &str, key: &str) -> Self {
+        self.settings.retain(|(of, name, _)| (*of, *name) != (section, key));
         self
     }
 
