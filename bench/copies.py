@@ -8,8 +8,10 @@ lender, or both. The same follows with `--protection disk`, for regions that fit
 pages on their way to the disk (below $TMPDIR). The ring is empty before each turn. Then a region
 with an eighth of its pages in the cache is read and written at random. One of its two lenders is
 killed meanwhile. The script reports the longest time between two accesses, and verifies each page.
-The lender comes back, and the script waits until both copies are whole. Lenders are processes at
-loopback addresses, so pages are encrypted. Needs root. Build first:
+The lender comes back, and the script waits until both copies are whole. Last, two such regions are
+only read, one with a second copy and one without, while the first lender of each stands still for
+40 ms five times a second. Lenders are processes at loopback addresses, so pages are encrypted.
+Needs root. Build first:
     cargo build --release -p aquifer-cli
 
 Usage: bench/copies.py [--rounds N] [--size 256] [--json]
@@ -17,6 +19,7 @@ Usage: bench/copies.py [--rounds N] [--size 256] [--json]
 
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -39,10 +42,11 @@ for line in sys.stdin:
     print("done", flush=True)
 """
 
-# Accesses pages at random and verifies them. Reports the longest time of one, and the rate, for
-# each part of the run that the script names.
+# Accesses pages at random and verifies them. Reports times of an access, and the rate, for each
+# part of the run that the script names.
 LOAD = """
 import mmap, os, random, select, sys, time
+writes = len(sys.argv) < 3
 fd = os.open(sys.argv[1], os.O_RDWR)
 size = os.fstat(fd).st_size
 memory = mmap.mmap(fd, size, mmap.MAP_SHARED)
@@ -51,22 +55,27 @@ content = lambda page, version: (b"%08d%08d" % (page, version)) * 256
 for page in range(len(versions)):
     memory[page * 4096:page * 4096 + 4096] = content(page, 0)
 print("ready", flush=True)
-longest = count = wrong = 0
+wrong = 0
+times = []
 began = before = time.monotonic()
 while True:
     page = random.randrange(len(versions))
     at = page * 4096
     wrong += memory[at:at + 4096] != content(page, versions[page])
-    if count % 3 == 0:
+    if writes and len(times) % 3 == 0:
         versions[page] += 1
         memory[at:at + 4096] = content(page, versions[page])
     now = time.monotonic()
-    longest, before, count = max(longest, now - before), now, count + 1
-    if count % 64 == 0 and select.select([sys.stdin], [], [], 0)[0]:
+    times.append(now - before)
+    before = now
+    if len(times) % 64 == 0 and select.select([sys.stdin], [], [], 0)[0]:
         if not sys.stdin.readline():
             break
-        print(longest * 1000, count / (now - began), wrong, count, flush=True)
-        longest = count = 0
+        times.sort()
+        p99 = times[len(times) * 99 // 100]
+        rate = len(times) / (now - began)
+        print(times[-1] * 1000, rate, wrong, len(times), p99 * 1000, flush=True)
+        times = []
         began = before = time.monotonic()
 """
 
@@ -113,13 +122,13 @@ class Region:
     """A region, and a program that maps it."""
 
     def __init__(self, work: Path, name: str, size: int, cache: int, lenders: list, program: str,
-                 kind: str = "mirror"):
+                 kind: str = "mirror", options: tuple = ()):
         self.work, self.name, self.kind = work, name, kind
         uris = [word for lender in lenders for word in ("--lender", lender.uri)]
         made = self.aquifer("region", "create", name, "--size", size, "--cache", cache,
                             "--protection", kind, "--copy-dir", work / "copies", *uris)
         command = [AQUIFER, "--run-dir", work, "region", "exec", "--", "python3", "-c", program,
-                   json.loads(made)["file"]]
+                   json.loads(made)["file"], *options]
         self.program = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -133,6 +142,10 @@ class Region:
         self.program.stdin.write(order + "\n")
         self.program.stdin.flush()
         return self.program.stdout.readline()
+
+    def told(self) -> list:
+        """What the load reports of the part of its run that ends now."""
+        return [float(word) for word in self.ask("tell").split()]
 
     def is_whole(self) -> bool:
         lease = json.loads(self.aquifer("region", "show", self.name))["volume"]["leases"][0]
@@ -188,8 +201,7 @@ def death(work: Path, size: int) -> dict:
         region = Region(work, "load", size, size // 8, lenders, LOAD)
         wait("whole copies", region.is_whole)
 
-        def told() -> list:
-            return [float(word) for word in region.ask("tell").split()]
+        told = region.told
         told()
         time.sleep(3)
         before = told()
@@ -207,6 +219,9 @@ def death(work: Path, size: int) -> dict:
         return {
             "stall_ms": dead[0],
             "longest_before_ms": before[0],
+            "p99_before_ms": before[4],
+            "p99_while_repaired_ms": during[4],
+            "p99_while_repaired": during[4] / before[4],
             "longest_while_repaired_ms": during[0],
             "rate_dead": dead[1] / before[1],
             "rate_while_repaired": during[1] / before[1],
@@ -222,6 +237,34 @@ def death(work: Path, size: int) -> dict:
             lender.end()
 
 
+def late(work: Path, size: int) -> dict:
+    """The times of reads while a lender stands still now and then, with one copy and with two."""
+    lenders = [Lender(work, name, size) for name in ("halting", "steady")]
+    found = {}
+    try:
+        for kind, some in (("none", lenders[:1]), ("mirror", lenders)):
+            region = Region(work, "read", size, size // 8, some, LOAD, kind, ("only",))
+            try:
+                if kind == "mirror":
+                    wait("whole copies", region.is_whole)
+                region.told()
+                end = time.monotonic() + 3
+                while time.monotonic() < end:
+                    lenders[0].process.send_signal(signal.SIGSTOP)
+                    time.sleep(0.04)
+                    lenders[0].process.send_signal(signal.SIGCONT)
+                    time.sleep(0.16)
+                told = region.told()
+                found[kind] = {"longest_ms": told[0], "p99_ms": told[4], "rate": told[1],
+                               "pages_wrong": told[2]}
+            finally:
+                region.end()
+        return found
+    finally:
+        for lender in lenders:
+            lender.end()
+
+
 def measure(rounds: int, size: int) -> dict:
     work = Path(tempfile.mkdtemp(prefix="aquifer-bench-"))
     Path("/dev/shm/aquifer").mkdir(exist_ok=True)
@@ -231,10 +274,12 @@ def measure(rounds: int, size: int) -> dict:
             "disk": cost(work, rounds, min(size, RING), "disk"),
         }
         deaths = [death(work, size) for _ in range(rounds)]
+        lates = [late(work, size) for _ in range(rounds)]
         return {
             "seconds": seconds,
             **{f"{kind}_beside_none": ratio(kind, times) for kind, times in seconds.items()},
             "deaths": deaths,
+            "late": lates,
         }
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -253,9 +298,14 @@ def report(result: dict) -> None:
     for one in result["deaths"]:
         print(f"a lender dies: {one['stall_ms']:.0f} ms longest stall "
               f"({one['longest_before_ms']:.0f} ms before); rate {one['rate_dead']:.2f} while "
-              f"it is dead, {one['rate_while_repaired']:.2f} while it is repaired in "
+              f"it is dead, {one['rate_while_repaired']:.2f} and p99 "
+              f"{one['p99_while_repaired']:.2f} times as long while it is repaired in "
               f"{one['repair_s']:.1f} s, {one['rate_after']:.2f} after; "
               f"{one['pages_verified']:.0f} pages verified, {one['pages_wrong']:.0f} wrong")
+    for one in result["late"]:
+        parts = [f"{kind} {one[kind]['p99_ms']:.1f} ms p99, {one[kind]['longest_ms']:.0f} ms "
+                 f"longest" for kind in one]
+        print(f"a lender stands still at times: {'; '.join(parts)}")
 
 
 def main() -> None:
