@@ -52,6 +52,14 @@ pub enum CallError {
         /// Host that does not trust, and its reason.
         why: String,
     },
+    /// The certificate of one of the two hosts has ended, or does not hold yet.
+    #[error("the agent at {agent} and this host do not trust each other now: {why}")]
+    Lapsed {
+        /// Address of the agent.
+        agent: String,
+        /// Host whose certificate it is, and the host by whose clock.
+        why: String,
+    },
     /// The agent did not answer within the client's timeout.
     #[error("the agent at {agent} did not answer '{order}' within {} s", after.as_secs_f32())]
     TimedOut {
@@ -100,33 +108,56 @@ impl CallError {
                  both must be the same"
                     .to_owned(),
             ),
+            Self::Lapsed { .. } => Some(
+                "set the clocks of both hosts; if they are right, start the agent of the signer, \
+                 which renews certificates"
+                    .to_owned(),
+            ),
             _ => None,
         }
     }
 }
 
-/// Returns the host that does not trust a certificate, if that caused `error`.
-fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
-    use rustls::{AlertDescription as Alert, Error};
+/// Why one host does not trust the other's certificate.
+enum Distrust {
+    /// It is of another cluster, revoked, or damaged.
+    Always(String),
+    /// It has ended, or does not hold yet.
+    Now(&'static str),
+}
+
+/// Returns why one host does not trust the other, if that caused `error`.
+fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<Distrust> {
+    use rustls::{AlertDescription as Alert, CertificateError as Why, Error};
     let inner = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
     if let Some(inner) = inner {
         return distrust(inner);
     }
     match error.downcast_ref::<Error>() {
-        Some(Error::InvalidCertificate(why)) => {
-            Some(format!("this host does not trust the other's certificate ({why})"))
+        Some(Error::InvalidCertificate(Why::Expired | Why::ExpiredContext { .. })) => {
+            Some(Distrust::Now("the other's certificate has ended, by the clock of this host"))
         }
+        Some(Error::InvalidCertificate(Why::NotValidYet | Why::NotValidYetContext { .. })) => Some(
+            Distrust::Now("the other's certificate does not hold yet, by the clock of this host"),
+        ),
+        Some(Error::AlertReceived(Alert::CertificateExpired)) => Some(Distrust::Now(
+            "this host's certificate has ended, or does not hold yet, by the clock of the other",
+        )),
+        Some(Error::InvalidCertificate(why)) => Some(Distrust::Always(format!(
+            "this host does not trust the other's certificate ({why})"
+        ))),
         Some(Error::AlertReceived(
             alert @ (Alert::UnknownCA
             | Alert::BadCertificate
             | Alert::CertificateUnknown
-            | Alert::CertificateExpired
             | Alert::CertificateRevoked
             | Alert::CertificateRequired
             | Alert::UnsupportedCertificate
             | Alert::DecryptError
             | Alert::AccessDenied),
-        )) => Some(format!("the other does not trust this host's certificate ({alert:?})")),
+        )) => Some(Distrust::Always(format!(
+            "the other does not trust this host's certificate ({alert:?})"
+        ))),
         _ => error.source().and_then(distrust),
     }
 }
@@ -339,8 +370,14 @@ impl Client {
     }
 
     fn unreachable(&self, error: &(dyn std::error::Error + 'static)) -> CallError {
-        if let Some(why) = distrust(error) {
-            return CallError::Untrusted { agent: self.agent(), why };
+        match distrust(error) {
+            Some(Distrust::Always(why)) => {
+                return CallError::Untrusted { agent: self.agent(), why };
+            }
+            Some(Distrust::Now(why)) => {
+                return CallError::Lapsed { agent: self.agent(), why: why.to_owned() };
+            }
+            None => {}
         }
         let mut why = error.to_string();
         let mut source = error.source();
@@ -391,6 +428,31 @@ mod tests {
 
     const SEVEN: &str = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n7";
     const HALF: &str = "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"host\":";
+
+    #[test]
+    fn a_certificate_that_ended_is_no_foreign_one() {
+        use rustls::{AlertDescription, CertificateError, Error};
+        let client = Client::local(Path::new("/socket"));
+        let error = |of: Error| client.unreachable(&std::io::Error::other(of));
+        for of in [
+            Error::InvalidCertificate(CertificateError::Expired),
+            Error::InvalidCertificate(CertificateError::NotValidYet),
+            Error::AlertReceived(AlertDescription::CertificateExpired),
+        ] {
+            let error = error(of);
+            assert!(matches!(error, CallError::Lapsed { .. }), "{error}");
+            let help = error.help().unwrap();
+            assert!(help.contains("clocks") && !help.contains("join"), "{help}");
+        }
+        for of in [
+            Error::InvalidCertificate(CertificateError::UnknownIssuer),
+            Error::AlertReceived(AlertDescription::UnknownCA),
+        ] {
+            let error = error(of);
+            assert!(matches!(error, CallError::Untrusted { .. }), "{error}");
+            assert!(error.help().unwrap().contains("cluster join"));
+        }
+    }
 
     #[tokio::test]
     async fn a_kept_connection_serves_until_it_closes() {
