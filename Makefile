@@ -45,7 +45,7 @@ bench: ## measure all figures of docs/benchmarks.md again, beside the peers (hou
 	cargo build --release --locked --workspace --lib --examples --bins
 	bench/run all
 
-drills: ## break a cluster under load in each way that we know, and say what was lost (6 minutes)
+drills: ## break a cluster under load in each way that we know, and say what was lost (8 minutes)
 	scripts/need-root drills
 	scripts/install-packages drills
 	cargo build --release --locked --workspace --lib --bins

@@ -8,14 +8,9 @@ leases that it had.
 
 import signal
 
-from scene import Failed
 from scene.agents import cluster
 from scene.load import Load
 from scene.row import Row, start
-
-
-def leases(load) -> set:
-    return {(lease["lease"], lease["lender"], lease["state"]) for lease in load.leases()}
 
 
 def drill(_scene) -> Row:
@@ -23,15 +18,13 @@ def drill(_scene) -> Row:
     load = Load(hosts.hosts[0], [], 64, cache_mib=8)
     load.settle()
     load.run(1)
-    before = leases(load)
+    before = load.borrowed()
     for kind in (signal.SIGTERM, signal.SIGKILL):
         for host in hosts.hosts:
             host.restart(kind)
             load.run(1)
     load.verify()
-    after = leases(load)
-    if after != before:
-        raise Failed(f"the load had the leases {sorted(before)}, and now {sorted(after)}")
+    load.must_have_borrowed(before)
     lenders = ", ".join(sorted(lender for _, lender, _ in before))
     return Row("4 agents are replaced in turn, twice, one copy", load,
                f"no page was away for good; the same leases; lender: {lenders}")

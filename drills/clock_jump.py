@@ -2,7 +2,7 @@
 """Lets the monotonic and boot clocks of all agents jump by a year, forth and back, under load.
 
 Each agent restarts in a time namespace whose clocks are a year ahead, and then again in the old
-one. The wall clock does not jump: Linux has no namespace for it, and this machine has other users.
+one. Linux has no namespace for the wall clock: `wall_clock_jump` has another way.
 """
 
 import os

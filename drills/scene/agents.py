@@ -1,5 +1,6 @@
 """A cluster of hosts with agents. Each has its own /run, /var/lib and /dev/shm."""
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -40,10 +41,14 @@ class AgentHost(Host):
     def wait_until_up(self) -> None:
         wait(f"{self.name} is up", lambda: self.known().get(self.name) == "up")
 
-    def restart(self, signal: int) -> None:
-        """Ends the agent by the signal, and starts the next one."""
-        self.agent.send_signal(signal)
+    def stop(self, number: int) -> None:
+        """Ends the agent by the signal."""
+        self.agent.send_signal(number)
         self.agent.wait()
+
+    def restart(self, number: int) -> None:
+        """Ends the agent by the signal, and starts the next one."""
+        self.stop(number)
         self.start()
         self.wait_until_up()
 
@@ -51,10 +56,15 @@ class AgentHost(Host):
         """Does nothing: the drill's PID namespace ends the processes."""
 
 
-def cluster(count: int) -> Cluster:
-    """Returns a cluster of this many hosts, h1 to hN, which ends with the drill."""
-    made = Cluster(AgentHost)
-    for _ in range(count):
-        made.add()
+def cluster(count: int, make=AgentHost, lifetime: str | None = None) -> Cluster:
+    """Returns a cluster of this many hosts, h1 to hN, which ends with the drill. With a lifetime,
+    h1 signs certificates that end after it, and does nothing else: it lends nothing."""
+    made = Cluster(make)
+    for number in range(count):
+        host = made.add()
+        if lifetime and number == 0:
+            host.configure("certificates", f'lifetime = "{lifetime}"\nfor_drills = true')
+            host.configure("lend", "enabled = false")
+            host.restart(signal.SIGTERM)
     made.wait_until_all_know(made.hosts, "up")
     return made

@@ -65,7 +65,14 @@ class Load:
     def ask(self, order: str):
         """Gives the load an order, and returns its answer."""
         self.order(order)
-        if not select.select([self.program.stdout], [], [], ANSWER)[0]:
+        return self.answer(order)
+
+    def answers_within(self, seconds: float) -> bool:
+        return bool(select.select([self.program.stdout], [], [], seconds)[0])
+
+    def answer(self, order: str):
+        """Returns the answer to an order that was given."""
+        if not self.answers_within(ANSWER):
             raise Failed(f"HANG: the load did not answer '{order}' within {ANSWER} s")
         line = self.program.stdout.readline()
         if not line:
@@ -74,7 +81,9 @@ class Load:
 
     def figures(self, order: str) -> dict:
         """Gives the load an order, and adds the figures in its answer to those of the drill."""
-        said = self.ask(order)
+        return self.add(self.ask(order))
+
+    def add(self, said: dict) -> dict:
         self.written += said["written"]
         self.verified += said["verified"]
         self.wrong += said["wrong"]
@@ -85,6 +94,17 @@ class Load:
         """Lets the load run, and returns its figures of this time."""
         time.sleep(seconds)
         said = self.figures("tell")
+        self.stall_ms = max(self.stall_ms, said["longest_ms"])
+        return said
+
+    def run_stuck(self, seconds: float, mend) -> dict:
+        """Fails if the load goes on within this time. Then calls `mend`, waits until the load goes
+        on, and returns its figures."""
+        self.order("tell")
+        if self.answers_within(seconds):
+            raise Failed("the load got its pages: what the drill broke had no effect")
+        mend()
+        said = self.add(self.answer("tell"))
         self.stall_ms = max(self.stall_ms, said["longest_ms"])
         return said
 
@@ -139,6 +159,15 @@ class Load:
 
     def leases(self) -> list:
         return self.show()["volume"]["leases"]
+
+    def borrowed(self) -> list:
+        """Returns each lease with its lender and its state."""
+        return sorted((lease["lease"], lease["lender"], lease["state"]) for lease in self.leases())
+
+    def must_have_borrowed(self, before: list) -> None:
+        """Fails if a lease has ended, or is new."""
+        if (now := self.borrowed()) != before:
+            raise Failed(f"the load had the leases {before}, and now {now}")
 
     def is_whole(self) -> bool:
         """Returns whether both copies of each page are complete."""

@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import sys
+from pathlib import Path
 
 API, PAGES = 7070, 7071
 LIST, STARTTLS, GO = 3, 5, 7
@@ -23,7 +24,9 @@ def context(tls: str | None) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
     if tls:
-        made.load_cert_chain(f"{tls}/host.pem", f"{tls}/host.key")
+        # The file of a certificate that was renewed has its key, too.
+        has_key = "PRIVATE KEY" in Path(f"{tls}/host.pem").read_text()
+        made.load_cert_chain(f"{tls}/host.pem", None if has_key else f"{tls}/host.key")
     return made
 
 
