@@ -81,7 +81,10 @@ impl Forget {
         // The agent locks the directory: it alone changes what is there.
         if !self.force && !cluster.admitted().or_fail(|| what)?.contains(&self.name) {
             let why = format!("no host {} has joined, or it has left: the name is free", self.name);
-            return Err(Failure::new(what, why).help("'aquifer cluster status' lists the hosts"));
+            // A signer that was restored on another host has no record of the former one.
+            let help = "'aquifer cluster status' lists the hosts; add --force for one that did not \
+                        join here, such as a former signer";
+            return Err(Failure::new(what, why).help(help));
         }
         let order = Order { host: self.name, force: self.force };
         let forgotten: Forgotten =

@@ -342,7 +342,7 @@ fn a_host_that_was_lost_gives_its_name_to_a_new_machine() {
     let refused = Outsider::new(&cluster, "new").join(&cluster["a"], cluster.token(), "c");
     refused.must_fail(1, &["the name c is taken", "aquifer cluster forget c"]);
     assert_eq!(forget(&cluster["a"], "c").code, Some(0));
-    forget(&cluster["a"], "c").must_fail(1, &["the name is free"]);
+    forget(&cluster["a"], "c").must_fail(1, &["the name is free", "--force"]);
     cluster.join("c");
     wait_until("b knows the new c", || knows(&cluster["b"], "c", Standing::Up));
 }
