@@ -248,8 +248,8 @@ const BORROW: &[Key] = &[
         "`none`, `mirror`, `opportunistic` or `disk`",
         "\"opportunistic\"",
         "with `mirror`, a second lender keeps a copy of each page that a region has at lenders; \
-         with `opportunistic`, only while it has memory that nobody else needs; with `disk`, this \
-         host's disk keeps it, in the directory `spill`",
+         with `opportunistic`, only while it has memory that nobody else needs, and a moment \
+         behind; with `disk`, this host's disk keeps it, in the directory `spill`",
     ),
     key("protection_by_group", "table", "{}", "the same for the regions of a group: `NAME = KIND`"),
     key("protection_by_region", "table", "{}", "the same for a region or VM, before its group"),

@@ -54,7 +54,7 @@ impl Volume {
         &self,
         mut target: LeaseTarget,
     ) -> Result<(LeaseTarget, RemoteHolder, Vec<bool>), VolumeError> {
-        let is_copy = self.copies().iter().any(|(_, copy)| copy.lease == target.lease);
+        let is_copy = self.copies().iter().any(|copy| copy.lease.lease == target.lease);
         if is_copy || self.leases.find(target.lease).is_some() {
             return Err(VolumeError::LeaseInUse(self.id(), target.lease));
         }
@@ -162,9 +162,9 @@ impl Volume {
         target: Option<LeaseTarget>,
         holder: Box<dyn Holder>,
         cipher: Option<PageCipher>,
-        tags: Tags,
+        tags: impl Into<Arc<Tags>>,
     ) -> Copy {
-        let (tags, workers) = (Arc::new(tags), self.config.workers + 1);
+        let (tags, workers) = (tags.into(), self.config.workers + 1);
         let holder = VerifiedHolder::new(holder, cipher, tags.clone(), workers);
         Copy::new(target, holder, tags)
     }

@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::Happening;
-use crate::holder::{Copy, DiskWriter, FileHolder, Second, VerifiedHolder};
+use crate::holder::{
+    Copy, DiskFile, FileHolder, HolderError, Lag, LagWriter, LaggingHolder, Second, VerifiedHolder,
+};
 use crate::lease::Lease;
 use crate::lock;
 use crate::tags::Tags;
@@ -37,7 +39,7 @@ pub struct DiskCopies {
 /// The disk copies of a volume in this process.
 pub(crate) struct DiskKeeper {
     copies: DiskCopies,
-    writer: DiskWriter,
+    writer: LagWriter,
     /// The leases of which an earlier process may have left a copy. Held while a copy begins, or
     /// its file goes.
     changing: Mutex<BTreeSet<LeaseId>>,
@@ -84,7 +86,14 @@ impl Volume {
         if self.disk.get().is_some() {
             return Ok(());
         }
-        let writer = DiskWriter::start(copies.ring, self.events.clone())
+        let events = self.events.clone();
+        let tell = move |why: Option<&HolderError>| {
+            events.happened(match why {
+                Some(why) => Happening::DiskCopiesPaused { why: reason(why) },
+                None => Happening::DiskCopiesResumed,
+            });
+        };
+        let writer = LagWriter::start(copies.ring, Lag::of_disk(Box::new(tell)))
             .map_err(|source| VolumeError::DiskCopy { path: copies.path.clone(), source })?;
         let leases = self.targets().into_iter().filter(|_| resumes).map(|target| target.lease);
         let (copies, changing) = (copies.clone(), Mutex::new(leases.collect()));
@@ -144,16 +153,25 @@ impl Volume {
         let tags = Arc::new(tags.map_err(fail)?);
         let workers = self.config.workers + 1;
         let file = FileHolder::open(&path, Bytes(lease.total * EXTENT_SIZE), workers);
-        let disk = keeper.writer.add(file.map_err(fail)?, tags.clone(), (pages, id, path.clone()));
+        let file = Box::new(file.map_err(fail)?);
+        let lagging = keeper.writer.add(file, tags.clone(), (pages, WorkerId(0)));
         earlier.remove(&target.lease);
         let cipher = match &target.encryption {
             Some(encryption) => PageCipher::new(encryption, target.lease),
             None => PageCipher::new(&keeper.copies.encryption, id),
         };
-        let holder = Box::new(disk.clone());
+        let holder = Box::new(lagging.clone());
         let holder = VerifiedHolder::new(holder, Some(cipher), tags.clone(), workers);
         let copy = Copy::new(None, holder, tags);
-        self.begin_second(lease, copy, Some(disk), target.encryption.is_some());
+        let of_volume = (self.config.io_timeout, self.events.clone());
+        self.begin_second(
+            lease,
+            Second {
+                lagging: Some(lagging),
+                file: Some(DiskFile { id, path }),
+                ..Second::new(copy, target.encryption.is_some(), of_volume)
+            },
+        );
         Ok(())
     }
 
@@ -195,15 +213,23 @@ impl Volume {
     /// Removes the file of a copy that is on the disk. Nobody uses it afterwards. Returns false for
     /// any other copy.
     pub(crate) fn remove_disk_copy(&self, second: &Second) -> bool {
-        let Some(disk) = &second.disk else { return false };
-        disk.leave();
-        if let Err(error) = fs::remove_file(disk.path())
+        let Some(file) = &second.file else { return false };
+        second.lagging.iter().for_each(LaggingHolder::leave);
+        if let Err(error) = fs::remove_file(&file.path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            let why = format!("cannot remove {}: {error}", disk.path().display());
+            let why = format!("cannot remove {}: {error}", file.path.display());
             self.events.happened(Happening::DiskCopiesPaused { why });
         }
-        self.forget_tags(disk.id);
+        self.forget_tags(file.id);
         true
+    }
+}
+
+/// Returns why a disk took no pages.
+pub(crate) fn reason(error: &HolderError) -> String {
+    match error {
+        HolderError::Full(why) | HolderError::Failed(why) => why.to_string(),
+        other => other.to_string(),
     }
 }

@@ -44,9 +44,11 @@ pub use error::VolumeError;
 pub use events::{Event, Happening};
 pub use ledger::Ledger;
 pub use mover::{Evacuated, Moved, Progress};
+pub use second_copies::SecondCopy;
 pub use spill::SpillFile;
 pub use status::{
-    CopyStatus, DiskCopyStatus, LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus,
+    CopyStatus, DiskCopyStatus, LeaseState, LeaseStatus, RingStatus, SpillStatus, Traffic,
+    VolumeStatus,
 };
 pub use tags::TagMemory;
 pub use target::{LeaseTarget, NvmeAccess, Protocol};

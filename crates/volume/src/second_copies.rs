@@ -2,16 +2,19 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGES_PER_EXTENT};
+use serde::{Deserialize, Serialize};
 
 use crate::encryption::{Encryption, PageCipher};
 use crate::error::VolumeError;
 use crate::events::Happening;
-use crate::holder::{Copy, DiskHolder, Holder, Second};
+use crate::holder::{
+    Copy, Holder, HolderError, Lag, LagWriter, LaggingHolder, Second, fall_behind,
+};
 use crate::lease::Lease;
 use crate::lock;
 use crate::mover::{self, REST};
@@ -22,24 +25,52 @@ use crate::volume::Volume;
 /// How long a repair goes on before other upkeep has its turn.
 const ROUND: Duration = Duration::from_secs(1);
 
+/// The most that a volume has in rings of copies on leases.
+const RINGS: Bytes = Bytes::mib(64);
+
+/// The smallest ring. A copy for which less is left does not lag.
+const SMALLEST_RING: Bytes = Bytes::mib(1);
+
+/// A lease that holds a second copy of the pages of another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SecondCopy {
+    /// The lease of which it is a copy.
+    pub of: LeaseId,
+    /// The lease that holds the copy.
+    pub lease: LeaseTarget,
+    /// Whether the copy lags behind: a write ends before this lease has the page.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub lags: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// What a copy that lags behind needs.
+struct Ring {
+    writer: LagWriter,
+    is_behind: Arc<AtomicBool>,
+}
+
 impl Volume {
-    /// Begins a second copy of the pages of the lease `of`, on the lease `target`, which must hold
-    /// as many extents. From now on each write goes to both. What the second copy lacks comes from
-    /// the first, by [`Upkeep`](crate::Upkeep). Calls `record` before the copy is used.
+    /// Begins a second copy of the pages of a lease, on another lease, which must hold as many
+    /// extents. From now on each write goes to both. What the second copy lacks comes from the
+    /// first, by [`Upkeep`](crate::Upkeep). Calls `record` before the copy is used.
     ///
     /// # Errors
-    /// As [`add_lease`](Self::add_lease), and the error of `record`. Also if the lease `of` is
+    /// As [`add_lease`](Self::add_lease), and the error of `record`. Also if the first lease is
     /// unknown or has a second copy.
     pub fn add_copy<E: From<VolumeError>>(
         &self,
-        of: LeaseId,
-        target: LeaseTarget,
-        record: impl FnOnce(&LeaseTarget) -> Result<(), E>,
+        copy: SecondCopy,
+        record: impl FnOnce(&SecondCopy) -> Result<(), E>,
     ) -> Result<(), E> {
         let _adding = lock(&self.adding_lease);
-        self.check_copy(of, &target)?;
-        let (target, holder, _) = self.prepare(target)?;
-        self.begin_new_copy(of, target, Box::new(holder), record)
+        self.check_copy(&copy)?;
+        let (lease, holder, _) = self.prepare(copy.lease)?;
+        self.begin_new_copy(SecondCopy { lease, ..copy }, Box::new(holder), record)
     }
 
     /// Begins a second copy as [`add_copy`](Self::add_copy) does, on a holder that the caller made.
@@ -48,31 +79,30 @@ impl Volume {
     /// As [`add_copy`](Self::add_copy).
     pub fn add_copy_holder<E: From<VolumeError>>(
         &self,
-        of: LeaseId,
-        target: LeaseTarget,
+        copy: SecondCopy,
         holder: Box<dyn Holder>,
-        record: impl FnOnce(&LeaseTarget) -> Result<(), E>,
+        record: impl FnOnce(&SecondCopy) -> Result<(), E>,
     ) -> Result<(), E> {
         let _adding = lock(&self.adding_lease);
-        self.check_copy(of, &target)?;
-        self.begin_new_copy(of, target, holder, record)
+        self.check_copy(&copy)?;
+        self.begin_new_copy(copy, holder, record)
     }
 
     fn begin_new_copy<E: From<VolumeError>>(
         &self,
-        of: LeaseId,
-        mut target: LeaseTarget,
+        mut copy: SecondCopy,
         holder: Box<dyn Holder>,
-        record: impl FnOnce(&LeaseTarget) -> Result<(), E>,
+        record: impl FnOnce(&SecondCopy) -> Result<(), E>,
     ) -> Result<(), E> {
         // The same key, so that one encryption does for both copies.
-        target.encryption = self.encryption_of(of);
-        self.forget_tags(target.lease);
-        let tags = self.lease_tags(&target, true)?;
+        copy.lease.encryption = self.encryption_of(copy.of);
+        self.forget_tags(copy.lease.lease);
+        let ring = self.ring_of(&copy);
+        let tags = self.copy_tags(&copy.lease, ring.is_some(), true)?;
         // Before the record: the next process must not take them for those of pages.
         tags.forget_all();
-        record(&target)?;
-        self.begin_copy(of, target, holder, tags)?;
+        record(&copy)?;
+        self.begin_copy(copy, holder, tags, ring)?;
         Ok(())
     }
 
@@ -80,14 +110,13 @@ impl Volume {
     /// made when they are needed, as by [`resume_lease`](Self::resume_lease).
     ///
     /// # Errors
-    /// As [`resume_lease`](Self::resume_lease), or if the lease `of` is unknown or has a second
+    /// As [`resume_lease`](Self::resume_lease), or if the first lease is unknown or has a second
     /// copy.
-    pub fn resume_copy(&self, of: LeaseId, target: LeaseTarget) -> Result<(), VolumeError> {
+    pub fn resume_copy(&self, copy: SecondCopy) -> Result<(), VolumeError> {
         let _adding = lock(&self.adding_lease);
-        self.check_copy(of, &target)?;
-        let holder = self.unconnected(&target)?;
-        let tags = self.lease_tags(&target, false)?;
-        self.begin_copy(of, target, Box::new(holder), tags)
+        self.check_copy(&copy)?;
+        let holder = self.unconnected(&copy.lease)?;
+        self.resume_checked(copy, Box::new(holder))
     }
 
     /// Continues a second copy as [`resume_copy`](Self::resume_copy) does, on a holder that the
@@ -97,21 +126,70 @@ impl Volume {
     /// As [`resume_copy`](Self::resume_copy).
     pub fn resume_copy_holder(
         &self,
-        of: LeaseId,
-        target: LeaseTarget,
+        copy: SecondCopy,
         holder: Box<dyn Holder>,
     ) -> Result<(), VolumeError> {
         let _adding = lock(&self.adding_lease);
-        self.check_copy(of, &target)?;
-        let tags = self.lease_tags(&target, false)?;
-        self.begin_copy(of, target, holder, tags)
+        self.check_copy(&copy)?;
+        self.resume_checked(copy, holder)
     }
 
-    fn check_copy(&self, of: LeaseId, target: &LeaseTarget) -> Result<(), VolumeError> {
+    fn resume_checked(&self, copy: SecondCopy, holder: Box<dyn Holder>) -> Result<(), VolumeError> {
+        let ring = self.ring_of(&copy);
+        let tags = self.copy_tags(&copy.lease, ring.is_some(), false)?;
+        self.begin_copy(copy, holder, tags, ring)
+    }
+
+    /// Makes the ring of a copy that lags behind. Without one, the copy does not lag.
+    fn ring_of(&self, copy: &SecondCopy) -> Option<Ring> {
+        let leases: Vec<_> = self.leases.list().clone();
+        let of_lender = |second: Arc<Second>| {
+            second.lagging.as_ref().filter(|_| second.file.is_none()).map(LaggingHolder::ring_size)
+        };
+        let seconds = leases.iter().filter_map(|lease| lease.holder.second());
+        let rings: Bytes = seconds.filter_map(of_lender).sum();
+        // So the first copies have large rings, and later ones have some, too.
+        let left = RINGS.saturating_sub(rings);
+        let size = Bytes(copy.lease.capacity.0 / 16).min(Bytes(left.0 / 4));
+        if !copy.lags || size < SMALLEST_RING {
+            return None;
+        }
+        let is_behind = Arc::new(AtomicBool::new(true));
+        let (events, target, flag) = (self.events.clone(), copy.lease.clone(), is_behind.clone());
+        let tell = move |why: Option<&HolderError>| match why {
+            Some(why) => fall_behind(&flag, &events, Some(&target), why),
+            // For what the copy lacks.
+            None => events.wake(),
+        };
+        let lag = Lag::of_lender(Box::new(tell));
+        // Without the right to lock memory, each write waits for both lenders.
+        let writer = LagWriter::start(size, lag).ok()?;
+        Some(Ring { writer, is_behind })
+    }
+
+    /// Returns the tags of a second copy.
+    fn copy_tags(
+        &self,
+        target: &LeaseTarget,
+        lags: bool,
+        may_be_new: bool,
+    ) -> Result<Tags, VolumeError> {
+        let fail = |source| VolumeError::Tags { lease: target.lease, source };
+        match &self.config.ledger {
+            Some(ledger) if lags => {
+                let memory = ledger.tags(target.lease, pages_of(target), may_be_new);
+                memory.map(Tags::lagging).map_err(fail)
+            }
+            _ => self.lease_tags(target, may_be_new),
+        }
+    }
+
+    fn check_copy(&self, copy: &SecondCopy) -> Result<(), VolumeError> {
+        let (of, target) = (copy.of, &copy.lease);
         let lease = self.leases.find(of).ok_or(VolumeError::UnknownLease(self.id(), of))?;
         let is_used = self.leases.find(target.lease).is_some()
             || lease.holder.second().is_some()
-            || self.copies().iter().any(|(_, other)| other.lease == target.lease);
+            || self.copies().iter().any(|other| other.lease.lease == target.lease);
         if is_used {
             return Err(VolumeError::LeaseInUse(self.id(), target.lease));
         }
@@ -131,10 +209,10 @@ impl Volume {
 
     fn begin_copy(
         &self,
-        of: LeaseId,
-        target: LeaseTarget,
+        SecondCopy { of, lease: target, .. }: SecondCopy,
         holder: Box<dyn Holder>,
         tags: Tags,
+        ring: Option<Ring>,
     ) -> Result<(), VolumeError> {
         let Some(lease) = self.leases.find(of) else {
             self.forget_tags(target.lease);
@@ -144,29 +222,27 @@ impl Volume {
         let key_of = if shares_cipher { of } else { target.lease };
         let encryption = target.encryption.as_ref();
         let cipher = encryption.map(|encryption| PageCipher::new(encryption, key_of));
-        let copy: Copy = self.verified(Some(target), holder, cipher, tags);
-        self.begin_second(&lease, copy, None, shares_cipher);
+        let (tags, of_volume) = (Arc::new(tags), (self.config.io_timeout, self.events.clone()));
+        let second = |copy: Copy| Second::new(copy, shares_cipher, of_volume);
+        self.begin_second(
+            &lease,
+            match ring {
+                None => second(self.verified(Some(target), holder, cipher, tags)),
+                Some(Ring { writer, is_behind }) => {
+                    let of_sink = (pages_of(&target), self.mover_worker());
+                    let lagging = writer.alone(holder, tags.clone(), of_sink);
+                    let holder = Box::new(lagging.clone());
+                    let copy = self.verified(Some(target), holder, cipher, tags);
+                    Second { lagging: Some(lagging), is_behind, ..second(copy) }
+                }
+            },
+        );
         Ok(())
     }
 
     /// Begins a second copy that lacks all pages.
-    pub(crate) fn begin_second(
-        &self,
-        lease: &Lease,
-        copy: Copy,
-        disk: Option<DiskHolder>,
-        shares_cipher: bool,
-    ) {
-        lease.holder.begin_second(Arc::new(Second {
-            copy,
-            disk,
-            shares_cipher,
-            io_timeout: self.config.io_timeout,
-            events: self.events.clone(),
-            is_behind: AtomicBool::new(true),
-            has_full: AtomicBool::new(false),
-            late_reads: AtomicU64::new(0),
-        }));
+    pub(crate) fn begin_second(&self, lease: &Lease, second: Second) {
+        lease.holder.begin_second(Arc::new(second));
         self.events.wake();
     }
 
@@ -233,16 +309,19 @@ impl Volume {
                 return;
             }
         }
+        // A copy that lags behind does it now. If it fails, its lender does not answer.
+        _ = second.copy.holder.flush(self.mover_worker());
     }
 
-    /// Returns the second copies: the lease that each is of, and the lease that holds it.
-    pub fn copies(&self) -> Vec<(LeaseId, LeaseTarget)> {
+    /// Returns the second copies on leases.
+    pub fn copies(&self) -> Vec<SecondCopy> {
         let leases: Vec<_> = self.leases.list().clone();
-        let copy = |second: Arc<Second>| second.copy.target.clone();
-        leases
-            .iter()
-            .filter_map(|lease| Some((lease.noted_as?, lease.holder.second().and_then(copy)?)))
-            .collect()
+        let copy = |lease: &Arc<Lease>| {
+            let second = lease.holder.second()?;
+            let (target, lags) = (second.copy.target.clone()?, second.lagging.is_some());
+            Some(SecondCopy { of: lease.noted_as?, lease: target, lags })
+        };
+        leases.iter().filter_map(copy).collect()
     }
 
     /// Returns a lease of which only the second copy has some page. `strictly` counts a page that
@@ -288,5 +367,30 @@ impl Volume {
             }
         }
         all_whole
+    }
+}
+
+/// Returns the number of pages in the whole extents of a lease.
+fn pages_of(target: &LeaseTarget) -> u64 {
+    target.capacity.0 / EXTENT_SIZE * PAGES_PER_EXTENT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_earlier_version_is_a_copy_that_does_not_lag() {
+        let lease = concat!(
+            r#"{"lease":"00000000000000000000000000000002","lender":"b","#,
+            r#""address":"10.0.0.2:7001","export":"x","capacity":67108864,"secure":true}"#
+        );
+        let before = format!(r#"{{"of":"00000000000000000000000000000001","lease":{lease}}}"#);
+        let copy: SecondCopy = serde_json::from_str(&before).unwrap();
+        assert!(!copy.lags);
+        assert_eq!(serde_json::to_string(&copy).unwrap(), before);
+        let lagging = SecondCopy { lags: true, ..copy };
+        let after = serde_json::to_string(&lagging).unwrap();
+        assert_eq!(serde_json::from_str::<SecondCopy>(&after).unwrap(), lagging);
     }
 }

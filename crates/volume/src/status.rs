@@ -9,9 +9,10 @@ use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, VolumeId};
 use aquifer_transport::Address;
 use serde::{Deserialize, Serialize};
 
+use crate::disk_copies::reason;
 use crate::encryption::EncryptionMode;
 use crate::events::{Event, now_ms};
-use crate::holder::Holder as _;
+use crate::holder::{Holder as _, LaggingHolder};
 use crate::lease::Lease;
 use crate::lock;
 
@@ -104,6 +105,19 @@ pub struct CopyStatus {
     /// The reads that went to both lenders, since one was late.
     #[serde(default)]
     pub late_reads: u64,
+    /// The ring of a copy that lags behind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring: Option<RingStatus>,
+}
+
+/// The state of the ring of a copy that lags behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingStatus {
+    /// The locked memory of this host that it takes.
+    pub size: Bytes,
+    /// The pages in it, in bytes, which have yet to reach the lender of the copy. They would be
+    /// lost with the lender of the first copy if the process ended now.
+    pub used: Bytes,
 }
 
 /// The state of the copy of a lease's pages on this host's disk.
@@ -231,22 +245,27 @@ fn copy_status(lease: &Lease) -> Option<CopyStatus> {
         lacks,
         first_lacks,
         late_reads: second.late_reads.load(Ordering::Relaxed),
+        ring: second.lagging.as_ref().map(ring_status),
     })
+}
+
+fn ring_status(lagging: &LaggingHolder) -> RingStatus {
+    RingStatus { size: lagging.ring_size(), used: lagging.in_ring() }
 }
 
 fn disk_status(lease: &Lease) -> Option<DiskCopyStatus> {
     let second = lease.holder.second()?;
-    let disk = second.disk.as_ref()?;
+    let (file, lagging) = (second.file.as_ref()?, second.lagging.as_ref()?);
     let (lender_lacks, lacks) = lease.missing(false);
     Some(DiskCopyStatus {
-        lease: disk.id,
-        path: disk.path().to_owned(),
+        lease: file.id,
+        path: file.path.clone(),
         lender_answers: lease.holder.first.answers(),
         held: second.copy.tags.stored(),
-        in_ring: disk.in_ring(),
+        in_ring: lagging.in_ring(),
         lacks,
         lender_lacks,
-        paused: disk.stalled(),
+        paused: lagging.stalled().as_ref().map(reason),
     })
 }
 

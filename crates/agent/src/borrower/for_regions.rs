@@ -7,7 +7,7 @@ use aquifer_control::{BorrowedLease, LiveVolume, VolumeStatus};
 use aquifer_group::Agreements;
 use aquifer_page::{LeaseId, RegionName, VolumeId};
 use aquifer_region::process::RegionSpec;
-use aquifer_volume::LeaseTarget;
+use aquifer_volume::{LeaseTarget, SecondCopy};
 
 use super::Borrower;
 use crate::config::Protection;
@@ -39,9 +39,13 @@ impl Borrower {
     ) -> Result<(), String> {
         let live = self.regions.live().into_iter().find(|live| live.volume == volume);
         let live = live.ok_or_else(|| "the region is gone".to_owned())?;
+        // A copy that no lender must keep need not slow writes down either.
+        let lags = live.owner.region().is_some_and(|region| {
+            self.config.borrow.protection_of(region, &live.group) == Protection::Opportunistic
+        });
         let added = self
             .target_for(&live, onto)
-            .and_then(|target| self.regions.add_copy(volume, of, target));
+            .and_then(|lease| self.regions.add_copy(volume, SecondCopy { of, lease, lags }));
         if added.is_err() {
             self.reach.forget([onto.lease]);
         }

@@ -473,6 +473,7 @@ fn held(lease: LeaseStatus) -> status::Held {
             answers: copy.answer.1,
             lacks: copy.lacks,
             first_lacks: copy.first_lacks,
+            in_ring: copy.ring.map(|ring| ring.used),
         }),
         disk: lease.disk.map(|copy| status::DiskCopy {
             lease: copy.lease,

@@ -14,7 +14,7 @@ use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner};
 use aquifer_page::{Bytes, HostName, LeaseId, RegionName, VolumeId, lock};
 use aquifer_region::RegionError;
 use aquifer_region::process::{Files, RegionSpec, client};
-use aquifer_volume::{Claim, LeaseTarget};
+use aquifer_volume::{Claim, LeaseTarget, SecondCopy};
 
 use super::arrivals::{Arrivals, Whereabouts, ended_in_a_move, whereabouts};
 use super::hand_over::{HandOvers, Outcome};
@@ -36,8 +36,8 @@ pub(super) trait Engines: fmt::Debug + Send + Sync {
         identity: &Path,
     ) -> Result<(), RegionError>;
 
-    /// Begins a second copy of the lease `of`.
-    fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError>;
+    /// Begins a second copy of a lease.
+    fn add_copy(&self, files: &Files, copy: SecondCopy) -> Result<(), RegionError>;
 
     /// Keeps second copies of the region's pages in files in this directory.
     fn keep_disk_copies(&self, files: &Files, directory: &Path) -> Result<(), RegionError>;
@@ -66,8 +66,8 @@ impl Engines for RunningEngines {
         client::add_lease(files, lease, Some(identity))
     }
 
-    fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
-        client::add_copy(files, of, lease)
+    fn add_copy(&self, files: &Files, copy: SecondCopy) -> Result<(), RegionError> {
+        client::add_copy(files, copy)
     }
 
     fn keep_disk_copies(&self, files: &Files, directory: &Path) -> Result<(), RegionError> {
@@ -398,20 +398,15 @@ impl Regions {
         unused
     }
 
-    /// Begins a second copy of the lease `of` of a region.
+    /// Begins a second copy of a lease of a region.
     ///
     /// # Errors
     /// Says why the lease does not hold one. The region then does not have the lease.
-    pub(super) fn add_copy(
-        &self,
-        volume: VolumeId,
-        of: LeaseId,
-        copy: LeaseTarget,
-    ) -> Result<(), String> {
+    pub(super) fn add_copy(&self, volume: VolumeId, copy: SecondCopy) -> Result<(), String> {
         let name = lock(&self.known).get(&volume).map(|spec| spec.name.clone());
         let name = name.ok_or_else(|| format!("the region of volume {volume} is gone"))?;
-        let (files, lease) = (self.files(&name), copy.lease);
-        let added = self.engines.add_copy(&files, of, copy).map_err(|error| error.to_string());
+        let (files, lease) = (self.files(&name), copy.lease.lease);
+        let added = self.engines.add_copy(&files, copy).map_err(|error| error.to_string());
         // The engine may have begun it without an answer.
         if added.is_err() && self.has_left(volume, lease) == Some(false) {
             let evacuated = self.engines.evacuate(&files, lease, None);

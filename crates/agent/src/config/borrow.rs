@@ -50,7 +50,8 @@ pub enum Protection {
     None,
     /// Two, on different lenders.
     Mirror,
-    /// Two, on different lenders, while a lender has memory that nobody else needs.
+    /// Two, on different lenders, while a lender has memory that nobody else needs. The second lags
+    /// a moment behind.
     Opportunistic,
     /// Two: on a lender, and on this host's disk.
     Disk,

@@ -264,6 +264,11 @@ pub struct SecondCopy {
     /// The pages of which only the second copy is left, in bytes.
     #[schema(value_type = schema::Size)]
     pub first_lacks: Bytes,
+    /// For a copy that lags behind: the pages that have yet to reach its lender, in bytes. They
+    /// would be lost if the lender of the first and the owner's process died now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Size>)]
+    pub in_ring: Option<Bytes>,
 }
 
 /// The state of a lease that this host holds.

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use aquifer_page::LeaseId;
-use aquifer_volume::{DiskCopies, LeaseTarget, Progress, VolumeError};
+use aquifer_volume::{DiskCopies, LeaseTarget, Progress, SecondCopy, VolumeError};
 
 use super::Engine;
 use crate::error::RegionError;
@@ -46,28 +46,29 @@ impl Engine {
         self.may_change()
     }
 
-    /// Begins a second copy of the lease `of`, on another lease. Calls `record` once that lease is
-    /// known to be usable, and before a page can be there. A copy that the region has is not begun
-    /// again.
+    /// Begins a second copy of a lease, on another lease. Calls `record` once that lease is known
+    /// to be usable, and before a page can be there. A copy that the region has is not begun again.
     ///
     /// # Errors
-    /// The lease cannot be used, the lease `of` is unknown or has another copy, the region is being
-    /// handed over, or `record` fails.
+    /// The lease cannot be used, the first lease is unknown or has another copy, the region is
+    /// being handed over, or `record` fails.
     pub fn add_copy(
         &self,
-        of: LeaseId,
-        lease: LeaseTarget,
-        record: impl FnOnce(&LeaseTarget) -> Result<(), RegionError>,
+        copy: SecondCopy,
+        record: impl FnOnce(&SecondCopy) -> Result<(), RegionError>,
     ) -> Result<(), RegionError> {
         self.may_change()?;
         let volume = &self.lenders.volume;
-        let is_it = |(known, copy): &(LeaseId, LeaseTarget)| {
-            *known == of && copy.lease == lease.lease && copy.is_same_place(&lease)
+        let is_it = |known: &SecondCopy| {
+            let (known_lease, lease) = (&known.lease, &copy.lease);
+            known.of == copy.of
+                && known_lease.lease == lease.lease
+                && known_lease.is_same_place(lease)
         };
         if volume.copies().iter().any(is_it) {
             return Ok(());
         }
-        volume.add_copy(of, lease, record)?;
+        volume.add_copy(copy, record)?;
         self.may_change()
     }
 
@@ -87,7 +88,7 @@ impl Engine {
     pub fn end_copy(&self, copy: LeaseId) -> Result<bool, RegionError> {
         self.may_change()?;
         let volume = &self.lenders.volume;
-        if !volume.copies().iter().any(|(_, target)| target.lease == copy) {
+        if !volume.copies().iter().any(|known| known.lease.lease == copy) {
             return Ok(false);
         }
         volume.end_copy(copy)?;

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use aquifer_page::{EXTENT_SIZE, LeaseId, PAGE_SIZE, WorkerId};
-use aquifer_volume::{DiskCopies, LeaseTarget, SpillFile, Upkeep, Volume, VolumeConfig};
+use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, WorkerId};
+use aquifer_volume::{
+    DiskCopies, LeaseTarget, SecondCopy, SpillFile, Upkeep, Volume, VolumeConfig,
+};
 
 use super::cache::{Cache, Signals};
 use super::fault::Faults;
@@ -92,10 +94,10 @@ impl Engine {
         let volume_copies = volume.copies();
         let spill = config.spill.iter().map(|spill| spill.lease);
         let leases = volume.targets().into_iter().map(|target| target.lease).chain(spill);
-        let copies = config.copies.iter().chain(&volume_copies);
+        let copies = config.copies.iter().chain(&volume_copies).map(|copy| copy.lease.lease);
         let on_disk = |target: LeaseTarget| DiskCopies::tags_of(target.lease);
         let on_disk = config.disk.iter().flat_map(|_| volume.targets()).map(on_disk);
-        let leases = leases.chain(copies.map(|(_, copy)| copy.lease)).chain(on_disk);
+        let leases = leases.chain(copies).chain(on_disk);
         let fail = RegionError::io("cannot remove the tags of earlier leases");
         extent_map.keep_tags(leases).map_err(fail)?;
         if resumes && !config.foreign {
@@ -198,15 +200,12 @@ impl Engine {
 
 /// Adds the second copies of leases' pages. The next engine goes on without one that it cannot use,
 /// as the first copy has all pages that programs need.
-fn add_copies(
-    volume: &Volume,
-    copies: &[(LeaseId, LeaseTarget)],
-    resumes: bool,
-) -> Result<(), RegionError> {
-    for (of, copy) in copies.iter().cloned() {
+fn add_copies(volume: &Volume, copies: &[SecondCopy], resumes: bool) -> Result<(), RegionError> {
+    for copy in copies.iter().cloned() {
+        let of = copy.of;
         if !resumes {
-            volume.add_copy(of, copy, |_| Ok::<_, RegionError>(()))?;
-        } else if let Err(error) = volume.resume_copy(of, copy) {
+            volume.add_copy(copy, |_| Ok::<_, RegionError>(()))?;
+        } else if let Err(error) = volume.resume_copy(copy) {
             tracing::error!("no second copy of lease {of}: {error}");
         }
     }

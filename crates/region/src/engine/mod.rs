@@ -48,8 +48,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, WorkerId};
-use aquifer_volume::{DiskCopies, LeaseTarget, SpillFile, Volume};
+use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
+use aquifer_volume::{DiskCopies, SecondCopy, SpillFile, Volume};
 use serde::{Deserialize, Serialize};
 
 use self::cache::{Cache, Signals};
@@ -131,8 +131,8 @@ pub struct EngineConfig {
     pub paging: Paging,
     /// The region's spill file, if it has one.
     pub spill: Option<SpillFile>,
-    /// The second copies of leases' pages: the lease that each is of, and the lease that holds it.
-    pub copies: Vec<(LeaseId, LeaseTarget)>,
+    /// The second copies of leases' pages, on other leases.
+    pub copies: Vec<SecondCopy>,
     /// Where second copies are on this host's disk, if the region keeps some.
     pub disk: Option<DiskCopies>,
     /// The volume belongs to another host's engine. This engine must not write to it, until it owns

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use aquifer_control_socket::{Client, ControlSocket};
 use aquifer_page::Bytes;
 use aquifer_region_client::Run;
-use aquifer_volume::LeaseState;
+use aquifer_volume::{LeaseState, SecondCopy};
 
 use super::files::{Files, RegionSpec};
 use super::message::{Bucket, FetchTimes, Latency, RegionStatus, Request, Response};
@@ -198,7 +198,9 @@ impl Serving {
             }
             Request::Unshare => done(self.engine.unshare_all()),
             Request::AddLease { lease, identity } => done(self.add_lease(*lease, identity)),
-            Request::AddCopy { of, lease } => done(self.add_copy(of, *lease)),
+            Request::AddCopy { of, lease, lags } => {
+                done(self.add_copy(SecondCopy { of, lease: *lease, lags }))
+            }
             Request::KeepDiskCopies { directory } => done(self.keep_disk_copies(&directory)),
             Request::Evacuate { lease, spill } => {
                 done(self.evacuate(lease, spill.as_deref(), |now| {

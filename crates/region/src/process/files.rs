@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, Group, LeaseId, RegionName, VolumeId};
-use aquifer_volume::{DiskCopies, LeaseTarget, SpillFile, VolumeConfig};
+use aquifer_page::{Bytes, Group, RegionName, VolumeId};
+use aquifer_volume::{DiskCopies, LeaseTarget, SecondCopy, SpillFile, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use super::record;
@@ -101,16 +101,6 @@ impl RegionSpec {
             identity: None,
         }
     }
-}
-
-/// A lease that holds a second copy of the pages of another one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SecondCopy {
-    /// The lease of which it is a copy.
-    pub of: LeaseId,
-    /// The lease that holds the copy.
-    pub lease: LeaseTarget,
 }
 
 /// The files that the regions of a group share on a host.

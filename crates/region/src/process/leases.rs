@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use aquifer_page::LeaseId;
 use aquifer_transport::tls::Identity;
-use aquifer_volume::{LeaseTarget, Progress, SpillFile, VolumeError};
+use aquifer_volume::{LeaseTarget, Progress, SecondCopy, SpillFile, VolumeError};
 
 use super::control::Serving;
-use super::files::{RegionSpec, SecondCopy};
+use super::files::RegionSpec;
 use super::spill;
 use crate::error::RegionError;
 use crate::{handover, lock};
@@ -37,13 +37,13 @@ impl Serving {
         })
     }
 
-    /// Adds a second copy of the lease `of` to the record, and then to the volume.
-    pub(super) fn add_copy(&self, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
+    /// Adds a second copy of a lease to the record, and then to the volume.
+    pub(super) fn add_copy(&self, copy: SecondCopy) -> Result<(), RegionError> {
         let _changing = lock(&self.changing_leases);
-        self.engine.add_copy(of, lease, |lease| {
+        self.engine.add_copy(copy, |copy| {
             self.note(|spec| {
-                spec.copies.retain(|known| known.of != of);
-                spec.copies.push(SecondCopy { of, lease: lease.clone() });
+                spec.copies.retain(|known| known.of != copy.of);
+                spec.copies.push(copy.clone());
                 Ok(())
             })
             .map(drop)
@@ -171,8 +171,6 @@ impl Serving {
     pub(super) fn note_incarnations(&self) -> Result<(), RegionError> {
         let volume = self.engine.volume();
         let (found, copies) = (volume.targets(), volume.copies());
-        let copy = |(of, lease)| SecondCopy { of, lease };
-        let copies: Vec<_> = copies.into_iter().map(copy).collect();
         let is_known = {
             let spec = lock(&self.spec);
             // A copy that this engine cannot use stays in the record.

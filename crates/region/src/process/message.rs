@@ -47,9 +47,12 @@ pub(super) enum Request {
         identity: Option<PathBuf>,
     },
     /// Begin a second copy of the lease `of`. A copy that the region has is not begun again.
+    /// Engines of earlier versions do not know `lags`: their copy does not lag behind.
     AddCopy {
         of: LeaseId,
         lease: Box<LeaseTarget>,
+        #[serde(default)]
+        lags: bool,
     },
     /// Keep second copies of all pages that leave, in files in this directory. A region that keeps
     /// some keeps those.

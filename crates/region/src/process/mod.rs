@@ -44,7 +44,7 @@ mod spill;
 mod view;
 
 pub use file_lock::lock_file;
-pub use files::{Files, GroupFiles, RegionSpec, SecondCopy};
+pub use files::{Files, GroupFiles, RegionSpec};
 pub use message::{Bucket, FetchTimes, Latency, RegionStatus};
 pub use pages::{Extent, PageState, Pages};
 pub use preload_library::preload_library;

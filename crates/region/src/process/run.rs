@@ -142,7 +142,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         paging: spec.paging.clone(),
         spill: spec.spill.clone(),
         disk: spec.disk.clone(),
-        copies: spec.copies.iter().map(|copy| (copy.of, copy.lease.clone())).collect(),
+        copies: spec.copies.clone(),
         foreign: files.is_foreign(),
     };
     let volume = VolumeConfig {

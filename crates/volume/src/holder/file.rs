@@ -78,12 +78,6 @@ impl FileHolder {
         Ok(Self { file, direct })
     }
 
-    /// Writes pages that are aligned already, in one request where the system allows it.
-    pub(super) fn write_pages(&self, offset: u64, pages: &[Page]) -> io::Result<()> {
-        let file = self.direct.as_ref().map_or(&self.file, |direct| &direct.file);
-        file.write_all_at(pages.as_bytes(), offset)
-    }
-
     /// Returns the direct side for ranges that direct I/O accepts: whole pages.
     fn direct(&self, offset: u64, length: usize) -> Option<&Direct> {
         let aligned = offset.is_multiple_of(PAGE_SIZE as u64) && length.is_multiple_of(PAGE_SIZE);
@@ -125,6 +119,9 @@ impl Direct {
     }
 
     fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> io::Result<()> {
+        if data.as_ptr().addr().is_multiple_of(align_of::<Page>()) {
+            return self.file.write_all_at(data, offset);
+        }
         let mut chunks = data.chunks(BOUNCE * PAGE_SIZE);
         let mut at = offset;
         self.bounced(worker, |pages| {

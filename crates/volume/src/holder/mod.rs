@@ -2,8 +2,8 @@
 
 mod broken;
 mod copies;
-mod disk;
 mod file;
+mod lagging;
 mod remote;
 mod source;
 mod turns;
@@ -16,9 +16,9 @@ use aquifer_page::{PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::InitiatorError;
 
 pub(crate) use broken::BrokenHolder;
-pub(crate) use copies::{Copies, Copy, Second};
-pub(crate) use disk::{DiskHolder, DiskWriter};
+pub(crate) use copies::{Copies, Copy, DiskFile, Second, fall_behind};
 pub use file::FileHolder;
+pub(crate) use lagging::{Lag, LagWriter, LaggingHolder};
 pub use remote::RemoteHolder;
 pub use source::Source;
 pub(crate) use verified::{Sealed, VerifiedHolder};
@@ -174,6 +174,23 @@ pub enum HolderError {
     /// The holder failed otherwise.
     #[error("{0}")]
     Failed(Box<dyn Error + Send + Sync>),
+}
+
+impl HolderError {
+    /// Returns the same error, for another operation.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Unreachable { waited, source } => {
+                let why = source.failure.to_string();
+                let source = InitiatorError::new(&source.target, source.outcome, why);
+                Self::Unreachable { waited: *waited, source: Box::new(source) }
+            }
+            Self::Lost(why) => Self::Lost(why.to_string().into()),
+            Self::Wrong(wrong) => Self::Wrong(*wrong),
+            Self::Full(why) => Self::Full(why.to_string().into()),
+            Self::Failed(why) => Self::Failed(why.to_string().into()),
+        }
+    }
 }
 
 /// What is wrong with a page that a holder returned.

@@ -5,9 +5,9 @@
 use std::fs;
 
 use aquifer_page::OwnerId;
-use aquifer_region::process::{SecondCopy, record};
+use aquifer_region::process::record;
 use aquifer_transport::Address;
-use aquifer_volume::{DiskCopies, Protocol, SpillFile};
+use aquifer_volume::{DiskCopies, Protocol, SecondCopy, SpillFile};
 
 use super::*;
 
@@ -47,8 +47,8 @@ impl Engines for Fake {
         self.change(files, |spec| spec.leases.push(lease))
     }
 
-    fn add_copy(&self, files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
-        self.change(files, |spec| spec.copies.push(SecondCopy { of, lease }))
+    fn add_copy(&self, files: &Files, copy: SecondCopy) -> Result<(), RegionError> {
+        self.change(files, |spec| spec.copies.push(copy))
     }
 
     fn keep_disk_copies(&self, files: &Files, directory: &Path) -> Result<(), RegionError> {
@@ -138,12 +138,16 @@ fn the_next_agent_finds_the_leases_that_agents_borrowed() {
     assert!(open(dir.path(), Fake::Works).live().is_empty(), "a person named all its lenders");
 }
 
+fn copy() -> SecondCopy {
+    SecondCopy { of: LeaseId(1), lease: lease(2, true), lags: false }
+}
+
 #[test]
 fn a_second_copy_is_held_until_the_region_has_left_it() {
     let dir = tempfile::tempdir().unwrap();
     make(dir.path(), VOLUME, vec![lease(1, true)]);
     let regions = open(dir.path(), Fake::Works);
-    regions.add_copy(VOLUME, LeaseId(1), lease(2, true)).unwrap();
+    regions.add_copy(VOLUME, copy()).unwrap();
     for regions in [&regions, &open(dir.path(), Fake::Works)] {
         let [live] = &regions.live()[..] else { panic!("{:?}", regions.live()) };
         assert_eq!((live.bytes, live.leases.len()), (Bytes::mib(64), 1));
@@ -164,7 +168,7 @@ fn a_second_copy_that_fails_leaves_no_lease_in_the_record() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), VOLUME, vec![lease(1, true)]);
         let regions = open(dir.path(), fake);
-        regions.add_copy(VOLUME, LeaseId(1), lease(2, true)).unwrap_err();
+        regions.add_copy(VOLUME, copy()).unwrap_err();
         assert_eq!(regions.has_left(VOLUME, LeaseId(2)), Some(true));
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
-use aquifer_region::process::{Files, RegionSpec, SecondCopy, disk_copies_in};
+use aquifer_region::process::{Files, RegionSpec, disk_copies_in};
 use aquifer_region::{LinkSpec, Paging, PolicyKind, PrefetchKind, RegionError, Scheme};
-use aquifer_volume::{DiskCopies, LeaseTarget, VolumeConfig};
+use aquifer_volume::{DiskCopies, LeaseTarget, SecondCopy, VolumeConfig};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
@@ -45,10 +45,17 @@ pub(crate) struct Cached {
     ///
     /// With 'mirror', name lenders in pairs on different hosts: the second of each pair has a copy
     /// of what the first has. Each write goes to both. If one lender dies, programs go on with the
-    /// other. With 'disk', this host's disk has a copy, in files in --copy-dir. It lags behind by
-    /// what fits into 64 MiB of locked memory, and is read only if a lender fails. For what this
-    /// host's agent borrows, 'borrow.protection' of its configuration holds, too.
-    #[arg(long, value_name = "KIND", default_value = "none", requires_if("mirror", "lenders"))]
+    /// other. 'opportunistic' is the same, but a write ends when the first lender has the page: the
+    /// second gets it a moment later, from at most 64 MiB of locked memory. With 'disk', this
+    /// host's disk has a copy, in files in --copy-dir. It lags behind by what fits into 64 MiB of
+    /// locked memory, and is read only if a lender fails. For what this host's agent borrows,
+    /// 'borrow.protection' of its configuration holds, too.
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "none",
+        requires_ifs([("mirror", "lenders"), ("opportunistic", "lenders")]),
+    )]
     protection: Protection,
     /// Directory on a disk for the copies of '--protection disk'
     #[arg(long, value_name = "DIR", default_value = "/var/lib/aquifer/spill")]
@@ -147,6 +154,8 @@ enum Protection {
     None,
     /// Two copies, at two lenders
     Mirror,
+    /// Two copies, at two lenders: the second lags a moment behind
+    Opportunistic,
     /// Two copies, at a lender and on this host's disk
     Disk,
 }
@@ -168,7 +177,7 @@ impl Protection {
     ) -> Result<ChunksExact<'a, LenderUri>> {
         let each = match self {
             Self::None | Self::Disk => 1,
-            Self::Mirror => 2,
+            Self::Mirror | Self::Opportunistic => 2,
         };
         let pairs = lenders.chunks_exact(each);
         let alone = pairs.remainder().first();
@@ -390,7 +399,8 @@ impl Cached {
                 // Each must hold what the other holds.
                 lender.lease.capacity = lender.lease.capacity.min(copy.capacity);
                 copy.capacity = lender.lease.capacity;
-                copies.push(SecondCopy { of: lender.lease.lease, lease: copy });
+                let lags = self.protection == Protection::Opportunistic;
+                copies.push(SecondCopy { of: lender.lease.lease, lease: copy, lags });
             }
             missing = missing.saturating_sub(lender.lease.capacity.0);
             lenders.push(lender);
@@ -409,7 +419,7 @@ impl Cached {
         let spec = RegionSpec::new(name, size, self.cache.at_start(size));
         let disk = match self.protection {
             Protection::Disk => Some(self.disk_copies(&spec)?),
-            Protection::None | Protection::Mirror => None,
+            Protection::None | Protection::Mirror | Protection::Opportunistic => None,
         };
         let needs_agent = self.lenders.is_empty() && paging.link.is_none() && !auto;
         let agent = needs_agent.then(|| self.socket.clone());

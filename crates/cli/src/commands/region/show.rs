@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::Usage;
 use aquifer_region::process::{Files, Latency, RegionSpec, RegionStatus, client};
-use aquifer_volume::{CopyStatus, DiskCopyStatus};
+use aquifer_volume::{CopyStatus, DiskCopyStatus, RingStatus};
 use serde::Serialize;
 
 use super::directory;
@@ -72,7 +72,7 @@ pub(crate) fn listed(all: &[Listed]) -> String {
 
 /// Describes the second copy of a lease's pages.
 fn copied(copy: &CopyStatus) -> String {
-    let CopyStatus { lender, address, answer, lacks, first_lacks, late_reads, .. } = copy;
+    let CopyStatus { lender, address, answer, lacks, first_lacks, late_reads, ring, .. } = copy;
     let mut state = Vec::new();
     if !answer.1 {
         state.push("does not answer".to_owned());
@@ -87,6 +87,9 @@ fn copied(copy: &CopyStatus) -> String {
     }
     if *late_reads > 0 {
         state.push(format!("{late_reads} reads asked both lenders, as one was late"));
+    }
+    if let Some(RingStatus { size, used }) = ring {
+        state.push(format!("{used} on the way there, in {size} of locked memory"));
     }
     format!("{lender} at {address}: {}", state.join(", "))
 }

@@ -164,6 +164,7 @@ fn opportunistic_copies_make_room_for_the_lenders_own() {
     }
     let (scene, mut program) = with_copies_of("opportunistic", &["b", "c"]);
     let (held, copy) = until_whole(&scene);
+    assert!(copy.in_ring.is_some(), "it lags behind: {copy:?}");
     let lender = &scene.0[copy.lender.as_str()];
     let ledger = || lender.status().ledger;
     let before = ledger();

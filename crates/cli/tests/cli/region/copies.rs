@@ -47,11 +47,11 @@ struct Mirrored {
 }
 
 impl Mirrored {
-    fn start() -> Option<Self> {
+    fn start(protection: &str) -> Option<Self> {
         let setting = Setting::new()?;
         let lenders = ["one", "two"].map(|name| Lender::start(&setting, name));
         let second = lenders[1].export.uri();
-        let more = ["--protection", "mirror", "--lender", second, "--fault-timeout", "20s"];
+        let more = ["--protection", protection, "--lender", second, "--fault-timeout", "20s"];
         let region = setting.create_over(&lenders[0].export, "safe", &more);
         let mut program = setting.start(&region);
         program.does("write 1");
@@ -69,6 +69,7 @@ impl Mirrored {
             copy["answer"] == serde_json::json!([true, true])
                 && copy["lacks"] == 0
                 && copy["first_lacks"] == 0
+                && copy["ring"].get("used").is_none_or(|used| *used == 0)
         });
     }
 
@@ -88,7 +89,13 @@ impl Mirrored {
 
 #[test]
 fn a_program_goes_on_when_a_lender_or_an_engine_dies() {
-    let Some(mut mirrored) = Mirrored::start() else { return };
+    ["mirror", "opportunistic"].into_iter().for_each(goes_on_after_deaths);
+}
+
+fn goes_on_after_deaths(protection: &str) {
+    let Some(mut mirrored) = Mirrored::start(protection) else { return };
+    let lags = protection == "opportunistic";
+    assert_eq!(mirrored.copy()["ring"].is_object(), lags, "{}", mirrored.copy());
     let mut seed = 1;
     for dead in [0, 1, 0] {
         mirrored.is_whole();
@@ -113,7 +120,11 @@ fn a_program_goes_on_when_a_lender_or_an_engine_dies() {
 
 #[test]
 fn a_program_goes_on_when_a_lender_is_silent_or_lies() {
-    let Some(mut mirrored) = Mirrored::start() else { return };
+    ["mirror", "opportunistic"].into_iter().for_each(goes_on_after_lies);
+}
+
+fn goes_on_after_lies(protection: &str) {
+    let Some(mut mirrored) = Mirrored::start(protection) else { return };
     for silent in [0, 1] {
         mirrored.is_whole();
         let lender = mirrored.lenders[silent].export.daemon.pid();

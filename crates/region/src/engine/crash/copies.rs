@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use aquifer_page::{Bytes, LeaseId};
-use aquifer_volume::VolumeError;
+use aquifer_volume::{SecondCopy, VolumeError};
 
 use super::lender::{Away, CrashLender};
 use super::world::{Host, World, expect, wrong};
@@ -48,6 +48,11 @@ impl World {
         CrashLender { host: host.number, lease, pages: self.lender.clone(), is_copy }
     }
 
+    /// Describes a second copy to a volume. Each other one lags behind.
+    pub(super) fn copy(&self, of: LeaseId, copy: LeaseId) -> SecondCopy {
+        SecondCopy { of, lease: self.target(copy), lags: copy.0 % 2 == 1 }
+    }
+
     /// Begins a second copy of a lease without one, as the region's process does.
     pub(super) fn begin_copy(&self) {
         let host = self.host();
@@ -65,7 +70,7 @@ impl World {
         let begun = self.run(&host, format_args!("begin copy {copy} of lease {of}"), |engine| {
             let holder = Box::new(self.holder(&host, copy));
             effect::at("tags");
-            engine.volume().add_copy_holder(of, self.target(copy), holder, |_| {
+            engine.volume().add_copy_holder(self.copy(of, copy), holder, |_| {
                 effect::at("record");
                 host.copies.borrow_mut().insert(of, copy);
                 effect::at("copy");
@@ -108,7 +113,8 @@ impl World {
         }
     }
 
-    /// Returns whether each copy of the pair has all that the other one has, and nobody changed it.
+    /// Returns whether the lender of each copy of the pair has all that the other one has, and
+    /// nobody changed it. A page in a ring would be lost with a lender and the engine.
     fn is_whole(&self, host: &Host, (of, copy): (LeaseId, LeaseId)) -> bool {
         let is_right = |lease: LeaseId| {
             self.lender.away(lease).is_none() && !self.suspects.borrow().contains(&lease)
@@ -116,7 +122,10 @@ impl World {
         let status = host.engine().volume().known_status();
         let copies = status.leases.iter().find(|lease| lease.lease == of).map(|lease| &lease.copy);
         copies.is_some_and(|copies| {
-            copies.as_ref().is_some_and(|both| both.lacks + both.first_lacks == Bytes::ZERO)
+            copies.as_ref().is_some_and(|both| {
+                let in_ring = both.ring.map_or(Bytes::ZERO, |ring| ring.used);
+                both.lacks + both.first_lacks + in_ring == Bytes::ZERO
+            })
         }) && is_right(of)
             && is_right(copy)
     }

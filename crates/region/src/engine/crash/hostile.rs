@@ -31,6 +31,7 @@ fn play(seed: u64) -> (u64, u64) {
         shares: false,
         moves: false,
         copies: false,
+        lags: false,
     };
     let world = World::new(shape, Random::new(seed), true);
     let to = world.new_host();

@@ -20,10 +20,12 @@ const SHAPE: Shape = Shape {
     shares: true,
     moves: true,
     copies: false,
+    lags: false,
 };
 
-/// Leases with second copies.
-const COPIED: Shape = Shape { copies: true, ..SHAPE };
+/// Leases with second copies, which lag behind or do not.
+const COPIED: [Shape; 2] =
+    [Shape { copies: true, ..SHAPE }, Shape { copies: true, lags: true, ..SHAPE }];
 
 /// Runs `what` in a region, and checks all pages afterwards. Returns whether an engine was killed.
 #[track_caller]
@@ -72,13 +74,18 @@ fn scene_of(
 /// Runs the scene once for each point of `what`, and kills the running engine there.
 #[track_caller]
 fn at_each_point(before: impl Fn(&World), what: impl Fn(&World)) {
-    at_each_point_of(SHAPE, before, what);
+    at_each_point_of(SHAPE, &before, &what);
 }
 
 #[track_caller]
-fn at_each_point_of(shape: Shape, before: impl Fn(&World), what: impl Fn(&World)) {
+fn at_each_point_with_copies(before: impl Fn(&World), what: impl Fn(&World)) {
+    COPIED.into_iter().for_each(|shape| at_each_point_of(shape, &before, &what));
+}
+
+#[track_caller]
+fn at_each_point_of(shape: Shape, before: &dyn Fn(&World), what: &dyn Fn(&World)) {
     let mut point = 0;
-    while scene_of(shape, Some(point), &before, &what) {
+    while scene_of(shape, Some(point), before, what) {
         point += 1;
     }
     assert!(point > 0, "nothing was killed");
@@ -305,7 +312,7 @@ fn writes_of_one_of_two_programs_survive_its_death() {
 /// Returns a lease with a second copy that the engine uses, and the lease that holds it.
 fn pair(world: &World) -> Option<(LeaseId, LeaseId)> {
     let copies = world.host().engine().volume().copies();
-    copies.first().map(|(of, copy)| (*of, copy.lease))
+    copies.first().map(|copy| (copy.of, copy.lease.lease))
 }
 
 /// Makes a second copy that has all pages.
@@ -330,7 +337,7 @@ fn read_from_either(world: &World) {
 
 #[test]
 fn an_engine_killed_while_it_begins_a_copy_loses_nothing() {
-    at_each_point_of(COPIED, some_of_each, |world| {
+    at_each_point_with_copies(some_of_each, |world| {
         world.begin_copy();
         world.evict_all();
     });
@@ -338,7 +345,7 @@ fn an_engine_killed_while_it_begins_a_copy_loses_nothing() {
 
 #[test]
 fn an_engine_killed_while_it_writes_two_copies_loses_nothing() {
-    at_each_point_of(COPIED, with_copy, |world| {
+    at_each_point_with_copies(with_copy, |world| {
         world.discard(2, 4);
         world.persist();
         write(world, [3, 9]);
@@ -357,13 +364,13 @@ fn an_engine_killed_while_it_repairs_a_copy_loses_nothing() {
             world.discard(10, 3);
             world.persist();
         };
-        at_each_point_of(COPIED, before, World::mend);
+        at_each_point_with_copies(before, World::mend);
     }
 }
 
 #[test]
 fn an_engine_killed_while_it_ends_a_copy_loses_nothing() {
-    at_each_point_of(COPIED, with_copy, |world| {
+    at_each_point_with_copies(with_copy, |world| {
         world.end_copy();
         write(world, [3, 9]);
         world.evict_all();
@@ -377,7 +384,7 @@ fn an_engine_killed_while_it_leaves_a_dead_lender_loses_nothing() {
         world.lender.lose(LeaseId(1));
         write(world, 3..9);
     };
-    at_each_point_of(COPIED, before, |world| {
+    at_each_point_with_copies(before, |world| {
         world.mend();
         assert!(!world.host().leases.borrow().contains(&LeaseId(1)));
         write(world, [3, 9]);

@@ -170,7 +170,8 @@ fn shape(seed: u64, random: &mut Random) -> Shape {
     let shares = seed > SHARES_NOTHING && seed % 2 == 1;
     let moves = seed > SHARES_NOTHING && !seed.is_multiple_of(3);
     let copies = seed > SHARES_NOTHING && seed % 5 < 3;
-    Shape { pages, frames, policy, scheme, shares, moves, copies }
+    let lags = seed % 7 < 4;
+    Shape { pages, frames, policy, scheme, shares, moves, copies, lags }
 }
 
 /// Runs a schedule. On failure returns its log and the reason.

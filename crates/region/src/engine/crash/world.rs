@@ -46,6 +46,8 @@ pub(super) struct Shape {
     pub(super) moves: bool,
     /// Whether second copies come and go, and their lenders.
     pub(super) copies: bool,
+    /// Whether the first of these lags behind. Each other one of the following does, too.
+    pub(super) lags: bool,
 }
 
 /// A random sequence that depends only on its seed.
@@ -208,7 +210,7 @@ impl Host {
             for (of, copy) in &*self.copies.borrow() {
                 let holder = Box::new(world.holder(self, *copy));
                 // The engine goes on without a copy that it cannot use.
-                if let Err(error) = volume.resume_copy_holder(*of, world.target(*copy), holder) {
+                if let Err(error) = volume.resume_copy_holder(world.copy(*of, *copy), holder) {
                     world.say(format_args!("  no copy of lease {of}: {error}"));
                 }
             }
@@ -255,7 +257,7 @@ impl World {
             lender: Arc::default(),
             encryption: shape.copies.then(Encryption::random),
             suspects: RefCell::default(),
-            copies: Cell::new(0),
+            copies: Cell::new(u64::from(shape.lags)),
             schedule,
             here: RefCell::new(here.clone()),
             other: RefCell::default(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aquifer_control_socket::Answers;
 use aquifer_page::LeaseId;
-use aquifer_volume::{LeaseTarget, Progress};
+use aquifer_volume::{LeaseTarget, Progress, SecondCopy};
 
 use super::{despite_deaths, refusal, served, unanswered};
 use crate::error::RegionError;
@@ -31,14 +31,16 @@ pub fn add_lease(
     served(files, &Request::AddLease { lease: Box::new(lease), identity })
 }
 
-/// Begins a second copy of the lease `of`, on another lease. If the engine dies meanwhile, the next
-/// one gets the request again. A copy that the region has is not begun again.
+/// Begins a second copy of a lease, on another lease. If the engine dies meanwhile, the next one
+/// gets the request again. A copy that the region has is not begun again. An engine of an earlier
+/// version makes no copy that lags behind: each of its writes waits for both lenders.
 ///
 /// # Errors
-/// [`RegionError`]: the lease cannot be used, the lease `of` is unknown or has another copy, or the
-/// region is being handed over.
-pub fn add_copy(files: &Files, of: LeaseId, lease: LeaseTarget) -> Result<(), RegionError> {
-    served(files, &Request::AddCopy { of, lease: Box::new(lease) })
+/// [`RegionError`]: the lease cannot be used, the first lease is unknown or has another copy, or
+/// the region is being handed over.
+pub fn add_copy(files: &Files, copy: SecondCopy) -> Result<(), RegionError> {
+    let SecondCopy { of, lease, lags } = copy;
+    served(files, &Request::AddCopy { of, lease: Box::new(lease), lags })
 }
 
 /// Keeps second copies of all pages of a region that leave this host, in files in this directory. A

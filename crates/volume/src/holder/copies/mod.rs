@@ -1,4 +1,5 @@
 //! A holder of one or two copies of each page: on two leases, or on a lease and this host's disk.
+//! The second one may lag behind: a write ends before it is there.
 //!
 //! Each copy has its own tags. A copy that missed a write of a page has no known tag for it, so no
 //! reader takes an old version there. What a copy lacks is copied from the other one later.
@@ -12,19 +13,20 @@ mod tests;
 use std::cell::Cell;
 use std::iter;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, WorkerId};
 use aquifer_transport::initiator::{InitiatorError, Outcome};
 use aquifer_transport::sleep::going_to_sleep;
 
 use self::pace::Pace;
 use super::turns::Turns;
 use super::verified::{BATCH, is_whole};
-use super::{DiskHolder, Holder, HolderError, Piece, PieceMut, Sealed, VerifiedHolder, Wrong};
+use super::{Holder, HolderError, LaggingHolder, Piece, PieceMut, Sealed, VerifiedHolder, Wrong};
 use crate::events::{Events, Happening};
 use crate::tags::Tags;
 use crate::target::LeaseTarget;
@@ -53,20 +55,28 @@ pub(crate) struct Copy {
 /// The second copy of a lease's pages.
 pub(crate) struct Second {
     pub(crate) copy: Copy,
-    /// The holder of a copy on this host's disk, which lags behind. It is read only if the first
-    /// copy fails.
-    pub(crate) disk: Option<DiskHolder>,
+    /// The holder of a copy that lags behind.
+    pub(crate) lagging: Option<LaggingHolder>,
+    /// The file of a copy on this host's disk. It is read only if the first copy fails.
+    pub(crate) file: Option<DiskFile>,
     /// Whether the copies have the same cipher, so that one encryption does for both.
     pub(crate) shares_cipher: bool,
     /// How long an operation waits if neither copy can serve it.
     pub(crate) io_timeout: Duration,
     pub(crate) events: Arc<Events>,
     /// Whether a copy may lack pages that the other has.
-    pub(crate) is_behind: AtomicBool,
+    pub(crate) is_behind: Arc<AtomicBool>,
     /// Whether a copy had no room, so that new extents should go elsewhere.
     pub(crate) has_full: AtomicBool,
     /// The reads that went to the other copy as well, since the lender of one was late.
     pub(crate) late_reads: AtomicU64,
+}
+
+/// The file of a copy on this host's disk.
+pub(crate) struct DiskFile {
+    /// The id of the copy's tags in the ledger.
+    pub(crate) id: LeaseId,
+    pub(crate) path: PathBuf,
 }
 
 /// A lease's pages: one copy, or two while there is a second lease for them.
@@ -257,7 +267,7 @@ impl Copies {
             };
             // Its tags may be those of the version before.
             bytes.clone().for_each(|bytes| behind.0.forget(&bytes));
-            let is_full = matches!(behind.1, HolderError::Full(_));
+            let is_full = second.file.is_none() && matches!(behind.1, HolderError::Full(_));
             second.has_full.fetch_or(is_full, Ordering::Relaxed);
             second.falls_behind(behind.0, &behind.1);
             Ok(())
@@ -350,24 +360,37 @@ impl Copies {
 }
 
 impl Second {
-    fn falls_behind(&self, copy: &Copy, why: &HolderError) {
-        if !self.is_behind.swap(true, Ordering::AcqRel)
-            && let Some(target) = &copy.target
-        {
-            let (lease, lender) = (target.lease, target.lender.clone());
-            let why = why.to_string();
-            self.events.happened(Happening::CopyBehind { lease, lender, why });
+    /// A copy that may lack all pages, and does not lag.
+    pub(crate) fn new(
+        copy: Copy,
+        shares_cipher: bool,
+        (io_timeout, events): (Duration, Arc<Events>),
+    ) -> Self {
+        Self {
+            copy,
+            lagging: None,
+            file: None,
+            shares_cipher,
+            io_timeout,
+            events,
+            is_behind: Arc::new(AtomicBool::new(true)),
+            has_full: AtomicBool::new(false),
+            late_reads: AtomicU64::new(0),
         }
+    }
+
+    fn falls_behind(&self, copy: &Copy, why: &HolderError) {
+        fall_behind(&self.is_behind, &self.events, copy.target.as_ref(), why);
     }
 
     /// Makes sure that this process can end now, after a change that only the second copy has.
     fn keep_alone(&self) -> Done {
-        self.disk.as_ref().map_or(Ok(()), |disk| disk.flush(WorkerId(0)))
+        self.lagging.as_ref().map_or(Ok(()), |lagging| lagging.flush(WorkerId(0)))
     }
 
     /// Returns the error that says more about what to do.
     fn worse(&self, one: HolderError, other: HolderError) -> HolderError {
-        match &self.disk {
+        match &self.file {
             // The lender may come back, whatever is wrong with the disk.
             Some(_) if !matches!(one, HolderError::Wrong(_)) => one,
             _ => worse(one, other),
@@ -390,6 +413,22 @@ impl Second {
             thread::sleep(RETRY);
             [&copies.first, &self.copy].iter().for_each(|copy| copy.holder.probe());
         }
+    }
+}
+
+/// Notes that a copy may lack pages that the other one has.
+pub(crate) fn fall_behind(
+    is_behind: &AtomicBool,
+    events: &Events,
+    target: Option<&LeaseTarget>,
+    why: &HolderError,
+) {
+    if !is_behind.swap(true, Ordering::AcqRel)
+        && let Some(target) = target
+    {
+        let (lease, lender) = (target.lease, target.lender.clone());
+        let why = why.to_string();
+        events.happened(Happening::CopyBehind { lease, lender, why });
     }
 }
 
@@ -460,9 +499,8 @@ impl Holder for Copies {
             None => self.first.holder.flush(worker),
             Some(second) => {
                 let flush = |holder: &VerifiedHolder| holder.flush(worker);
-                // A copy on the disk lags behind.
                 let other = |other: &VerifiedHolder, _: Option<Sealed<'_>>| {
-                    if second.disk.is_some() { Ok(()) } else { flush(other) }
+                    if second.lagging.is_some() { Ok(()) } else { flush(other) }
                 };
                 self.in_both(&second, iter::empty(), |first, _| flush(first), other)
             }

@@ -11,7 +11,7 @@ impl Copies {
     /// Returns the copies, the better one to read first.
     pub(super) fn by_pace<'a>(&'a self, second: &'a Second) -> (&'a Copy, &'a Copy) {
         let both = (&self.first, &second.copy);
-        let is_whole = second.disk.is_none() && !second.is_behind.load(Ordering::Relaxed);
+        let is_whole = second.file.is_none() && !second.is_behind.load(Ordering::Relaxed);
         match is_whole && both.0.pace.yields_to(&both.1.pace) {
             true => (both.1, both.0),
             false => both,
@@ -76,7 +76,7 @@ impl Copies {
     ) -> bool {
         let page = at / PAGE;
         // The disk is no faster than a lender that is late.
-        let is_choice = second.disk.is_none() && other.answers();
+        let is_choice = second.file.is_none() && other.answers();
         if !is_choice || [one, other].iter().any(|copy| copy.tags.is_lacking(page)) {
             return false;
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use aquifer_page::{PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 
-use super::{Copies, Copy, Done, Holder as _, HolderError, PAGE, Second, Wrong};
+use super::{Copies, Copy, Done, Holder as _, HolderError, LaggingHolder, PAGE, Second, Wrong};
 
 /// Pages that a repair copies at a time, while writes of these wait.
 pub(super) const RUN: u64 = 64;
@@ -57,8 +57,9 @@ impl Copies {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<bool, HolderError> {
         let Some(second) = self.second() else { return Ok(true) };
-        let is_stalled = second.disk.as_ref().is_some_and(|disk| disk.stalled().is_some());
-        if is_stalled || !self.first.answers() || !second.copy.answers() {
+        let stalled = second.lagging.as_ref().filter(|copy| copy.stalled().is_some());
+        stalled.into_iter().for_each(LaggingHolder::retry);
+        if stalled.is_some() || !self.first.answers() || !second.copy.answers() {
             return Ok(false);
         }
         if !second.is_behind.swap(false, Ordering::AcqRel) {
@@ -66,7 +67,7 @@ impl Copies {
         }
         let (mut all, mut order) = (Ok(true), order.into_iter());
         // A page that cannot be copied does not keep the others waiting.
-        let done = loop {
+        let mut done = loop {
             let Some(pages) = order.next() else { break all };
             match self.repair_pages(worker, &second, pages, buffer, &mut go_on) {
                 Ok(true) => {}
@@ -81,6 +82,10 @@ impl Copies {
                 }
             }
         };
+        if matches!(done, Ok(true)) {
+            // What the second copy got may have yet to reach it.
+            done = second.lagging.as_ref().map_or(Ok(()), |copy| copy.flush(worker)).map(|()| true);
+        }
         match done {
             Ok(true) => second.has_full.store(false, Ordering::Relaxed),
             _ => second.is_behind.store(true, Ordering::Release),
@@ -102,7 +107,7 @@ impl Copies {
             // A long run of zeroes is one discard.
             let kind = need(first);
             let is_zero = kind.is_some_and(|need| need.is_zero);
-            if second.disk.as_ref().is_some_and(|disk| !disk.wait_for_half()) {
+            if second.lagging.as_ref().is_some_and(|copy| !copy.wait_for_half()) {
                 return Ok(false);
             }
             let most = first + if is_zero { PAGES_PER_EXTENT } else { RUN };

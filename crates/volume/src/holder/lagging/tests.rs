@@ -1,17 +1,23 @@
-//! Any order of writes, discards and ends of the process: a page that is read is the newest one.
+//! Any order of writes, discards, failures of the sink and ends of the process: a page that is read
+//! is the newest one.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs::File;
-use std::sync::atomic::AtomicU64;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use aquifer_page::LeaseId;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
 use crate::encryption::{Encryption, PageCipher};
-use crate::holder::{VerifiedHolder, Wrong};
+use crate::holder::{FileHolder, VerifiedHolder, Wrong};
+use crate::lock;
 use crate::tags::TagMemory;
 
 const PAGES: u64 = 96;
@@ -25,10 +31,52 @@ struct Remains {
     directory: TempDir,
 }
 
-/// A process with a disk copy.
+/// A file that takes no pages at times.
+struct Flaky {
+    file: FileHolder,
+    is_broken: Arc<AtomicBool>,
+    /// Held while it works on a write.
+    working: Arc<Mutex<()>>,
+}
+
+impl Flaky {
+    fn may_change(&self) -> Result<(), HolderError> {
+        drop(lock(&self.working));
+        match self.is_broken.load(Ordering::SeqCst) {
+            true => Err(HolderError::Full("no room".into())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Holder for Flaky {
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        self.file.read(worker, offset, into)
+    }
+
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+        self.may_change()?;
+        self.file.write(worker, offset, data)
+    }
+
+    fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
+        self.may_change()?;
+        self.file.discard(worker, offset, length)
+    }
+
+    fn flush(&self, worker: WorkerId) -> Result<(), HolderError> {
+        self.file.flush(worker)
+    }
+}
+
+/// A process with a lagging copy.
 struct Process {
-    writer: DiskWriter,
-    disk: DiskHolder,
+    writer: LagWriter,
+    disk: LaggingHolder,
+    is_broken: Arc<AtomicBool>,
+    working: Arc<Mutex<()>>,
+    /// What the sink's state was when it changed: whether it took no pages.
+    told: Arc<Mutex<Vec<bool>>>,
     tags: Arc<Tags>,
     holder: VerifiedHolder,
 }
@@ -43,15 +91,47 @@ impl Remains {
         Self { tags, encryption: Encryption::random(), directory }
     }
 
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("copy")
+    }
+
     fn start(&self) -> Process {
-        let path = self.directory.path().join("copy");
-        let file = FileHolder::open(&path, Bytes(PAGES * PAGE), 2).unwrap();
-        let writer = DiskWriter::start(Bytes(RING * PAGE), Arc::default()).unwrap();
+        let file = FileHolder::open(&self.path(), Bytes(PAGES * PAGE), 2).unwrap();
+        let (is_broken, working, told) = Default::default();
+        let sink = Flaky { file, is_broken: Arc::clone(&is_broken), working: Arc::clone(&working) };
+        let log: Arc<Mutex<Vec<bool>>> = Arc::clone(&told);
+        let tell = move |why: Option<&HolderError>| lock(&log).push(why.is_some());
+        let lag = Lag { lag: Duration::from_millis(1), ..Lag::of_disk(Box::new(tell)) };
+        let writer = LagWriter::start(Bytes(RING * PAGE), lag).unwrap();
         let tags = Arc::new(Tags::lagging(self.tags.clone()));
-        let disk = writer.add(file, tags.clone(), (PAGES, LeaseId(2), path));
+        let disk = writer.add(Box::new(sink), tags.clone(), (PAGES, WORKER));
         let cipher = PageCipher::new(&self.encryption, LeaseId(1));
         let holder = VerifiedHolder::new(Box::new(disk.clone()), Some(cipher), tags.clone(), 2);
-        Process { writer, disk, tags, holder }
+        Process { writer, disk, is_broken, working, told, tags, holder }
+    }
+}
+
+impl Process {
+    fn break_sink(&self) {
+        self.is_broken.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes the sink take pages again, and waits until the thread knows.
+    fn mend_sink(&self) {
+        self.is_broken.store(false, Ordering::SeqCst);
+        until("the sink takes pages again", || {
+            self.disk.retry();
+            self.disk.stalled().is_none()
+        });
+    }
+}
+
+#[track_caller]
+fn until(what: &str, mut is_true: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_true() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_micros(300));
     }
 }
 
@@ -73,6 +153,9 @@ enum Step {
     /// The thread has some time.
     Rest,
     Flush,
+    /// The sink takes no pages until it is mended.
+    Break,
+    Mend,
     /// The process ends, and another one begins.
     End,
 }
@@ -86,6 +169,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (page, 1..40_u64).prop_map(|(page, pages)| Step::Read { page, pages }),
         1 => Just(Step::Rest),
         1 => Just(Step::Flush),
+        1 => Just(Step::Break),
+        2 => Just(Step::Mend),
         1 => Just(Step::End),
     ]
 }
@@ -115,10 +200,12 @@ fn play(steps: Vec<Step>) {
             Step::Write { page, pages, byte } => {
                 let all = page..(page + pages).min(PAGES);
                 let data = vec![byte; ((all.end - all.start) * PAGE) as usize];
-                process.holder.write(WORKER, page * PAGE, &data).unwrap();
+                let done = process.holder.write(WORKER, page * PAGE, &data);
+                let is_broken = process.is_broken.load(Ordering::SeqCst);
+                assert!(done.is_ok() || is_broken, "{done:?}");
                 for page in all {
                     newest[page as usize] = byte;
-                    is_safe[page as usize] = true;
+                    is_safe[page as usize] = done.is_ok();
                     has_ended_since_flush[page as usize] = true;
                 }
             }
@@ -139,8 +226,14 @@ fn play(steps: Vec<Step>) {
                 }
             }
             Step::Rest => thread::sleep(Duration::from_micros(300)),
+            Step::Break => process.break_sink(),
+            Step::Mend => process.mend_sink(),
             Step::Flush => {
-                process.holder.flush(WORKER).unwrap();
+                let done = process.holder.flush(WORKER);
+                if process.is_broken.load(Ordering::SeqCst) && done.is_err() {
+                    continue;
+                }
+                done.unwrap();
                 assert_eq!(process.disk.in_ring(), Bytes::ZERO);
                 has_ended_since_flush = [false; PAGES as usize];
             }
@@ -212,7 +305,7 @@ fn discards_become_holes_in_the_file() {
     let all = vec![7; (PAGES * PAGE) as usize];
     process.holder.write(WORKER, 0, &all).unwrap();
     process.holder.flush(WORKER).unwrap();
-    let blocks = || std::fs::metadata(process.disk.path()).unwrap().blocks() * 512;
+    let blocks = || std::fs::metadata(remains.path()).unwrap().blocks() * 512;
     assert!(blocks() >= PAGES * PAGE);
     process.holder.discard(WORKER, 0, (PAGES - 1) * PAGE).unwrap();
     process.holder.flush(WORKER).unwrap();
@@ -226,12 +319,53 @@ fn pages_reach_the_file_although_nobody_asks() {
     let remains = Remains::new();
     let process = remains.start();
     process.holder.write(WORKER, 5 * PAGE, &[1; PAGE_SIZE]).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while process.disk.in_ring() > Bytes::ZERO {
-        assert!(Instant::now() < deadline, "the page stays in the ring");
-        thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(process.disk.stalled(), None);
+    until("the page leaves the ring", || process.disk.in_ring() == Bytes::ZERO);
+    assert!(process.disk.stalled().is_none());
     drop(process.writer);
     assert!(process.holder.write(WORKER, 0, &[1; PAGE_SIZE]).is_err(), "nobody writes it");
+}
+
+#[test]
+fn pages_stay_in_the_ring_while_the_sink_is_full() {
+    let remains = Remains::new();
+    let process = remains.start();
+    process.break_sink();
+    for page in 0..RING {
+        process.holder.write(WORKER, page * PAGE, &[1; PAGE_SIZE]).unwrap();
+    }
+    until("this is told", || *lock(&process.told) == [true]);
+    let refused = process.holder.write(WORKER, RING * PAGE, &[1; PAGE_SIZE]).unwrap_err();
+    assert!(matches!(refused, HolderError::Full(_)), "{refused}");
+    assert!(process.holder.flush(WORKER).is_err() && !process.disk.wait_for_half());
+    // A page that is there already has room.
+    process.holder.write(WORKER, 3 * PAGE, &[2; PAGE_SIZE]).unwrap();
+    assert!(expect(&process, 0, 1) && expect(&process, 3, 2) && !expect(&process, RING, 1));
+    process.mend_sink();
+    process.holder.flush(WORKER).unwrap();
+    assert_eq!(*lock(&process.told), [true, false]);
+    drop(process);
+    let next = remains.start();
+    let newest = |page| if page == 3 { 2 } else { 1 };
+    assert!((0..RING).all(|page| expect(&next, page, newest(page))));
+    assert!(next.tags.is_unknown(RING));
+}
+
+#[test]
+fn a_sink_that_hangs_holds_up_only_its_own_copy() {
+    let (one, other) = (Remains::new(), Remains::new());
+    let (one, other) = (one.start(), other.start());
+    let hangs = lock(&one.working);
+    let write_all = |process: &Process, pages| {
+        for page in 0..pages {
+            process.holder.write(WORKER, page * PAGE, &[1; PAGE_SIZE]).unwrap();
+        }
+    };
+    write_all(&one, RING);
+    write_all(&other, PAGES);
+    other.holder.flush(WORKER).unwrap();
+    assert!((0..PAGES).all(|page| expect(&other, page, 1)));
+    assert!((0..RING).all(|page| expect(&one, page, 1)));
+    drop(hangs);
+    one.holder.flush(WORKER).unwrap();
+    assert!((0..RING).all(|page| expect(&one, page, 1)));
 }

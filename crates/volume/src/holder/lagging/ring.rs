@@ -1,4 +1,4 @@
-//! The ring: the pages that have yet to reach the files of disk copies, in locked memory.
+//! The ring: the pages that have yet to reach the sinks of lagging copies, in locked memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -11,8 +11,7 @@ use aquifer_transport::sleep::going_to_sleep;
 
 use super::super::HolderError;
 use super::super::file::Page;
-use super::Backing;
-use crate::events::{Events, Happening};
+use super::{Backing, Lag, Tell};
 use crate::tags::OF_ZEROES;
 use crate::{lock, sys};
 
@@ -22,13 +21,10 @@ const MARKED: u64 = 256;
 /// Pages that are staged at a time, while other threads wait for the ring.
 const STAGED: usize = 32;
 
-/// How long a full ring waits for a disk that ends no write.
+/// How long a full ring waits for a sink that ends no write.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// How long pages wait for others to be written with, unless the ring fills up.
-const LAG: Duration = Duration::from_millis(100);
-
-/// The pause before the next attempt, after the disk took no pages.
+/// The pause before the next attempt, after a sink took no pages.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// A page of a copy: the number of the copy, and that of the page.
@@ -38,8 +34,8 @@ pub(super) type Key = (u32, u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Ring,
-    File,
-    /// It was discarded, and the file may still have an old version.
+    Sink,
+    /// It was discarded, and the sink may still have an old version.
     Hole,
 }
 
@@ -52,7 +48,7 @@ struct Entry {
     tag: u64,
 }
 
-/// A copy, and the pages that were discarded and have yet to become holes in the file.
+/// A copy, and the pages that were discarded and have yet to become holes in the sink.
 struct Copy {
     backing: Arc<Backing>,
     holes: Box<[u64]>,
@@ -67,12 +63,12 @@ pub(super) struct State {
     versions: u64,
     /// The rounds of the thread that have begun, and the last one that wrote all that it found.
     rounds: (u64, u64),
-    /// Counts writes to files that have ended.
+    /// Counts writes to sinks that have ended.
     written: u64,
     /// Somebody waits for the next round.
     is_awaited: bool,
-    /// Why the disk takes no pages.
-    stalled: Option<String>,
+    /// Why the sink takes no pages.
+    stalled: Option<HolderError>,
     has_ended: bool,
 }
 
@@ -85,7 +81,8 @@ pub(super) struct Ring {
     work: Condvar,
     /// For all others: a write or a round has ended.
     progress: Condvar,
-    events: Arc<Events>,
+    lag: Duration,
+    tell: Tell,
     pub(super) capacity: usize,
 }
 
@@ -119,13 +116,13 @@ impl State {
 }
 
 impl Ring {
-    pub(super) fn new(size: Bytes, events: Arc<Events>) -> io::Result<Self> {
+    pub(super) fn new(size: Bytes, Lag { lag, tell, .. }: Lag) -> io::Result<Self> {
         let capacity = size.pages().max(1) as usize;
         let memory = vec![Page([0; PAGE_SIZE]); capacity].into_boxed_slice();
         sys::lock_memory(&memory).map_err(|error| {
             let why = format!(
-                "cannot lock {size} of memory for pages on their way to the disk: {error}; run \
-                 with CAP_IPC_LOCK, or raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)"
+                "cannot lock {size} of memory for pages on their way to a second copy: {error}; \
+                 run with CAP_IPC_LOCK, or raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)"
             );
             io::Error::new(error.kind(), why)
         })?;
@@ -143,7 +140,7 @@ impl Ring {
             has_ended: false,
         };
         let (work, progress) = (Condvar::new(), Condvar::new());
-        Ok(Self { state: Mutex::new(state), work, progress, events, capacity })
+        Ok(Self { state: Mutex::new(state), work, progress, lag, tell, capacity })
     }
 
     pub(super) fn add(&self, backing: Arc<Backing>) -> u32 {
@@ -172,8 +169,9 @@ impl Ring {
         self.progress.notify_all();
     }
 
-    pub(super) fn stalled(&self) -> Option<String> {
-        lock(&self.state).stalled.clone()
+    /// Returns why the sink takes no pages, if so.
+    pub(super) fn stalled(&self) -> Option<HolderError> {
+        lock(&self.state).stalled.as_ref().map(HolderError::again)
     }
 
     /// Returns how many pages of a copy are in the ring.
@@ -241,10 +239,20 @@ impl Ring {
             return Place::Ring;
         }
         let is_hole = state.copies.get(&number).is_some_and(|copy| copy.is_hole(page));
-        if is_hole { Place::Hole } else { Place::File }
+        if is_hole { Place::Hole } else { Place::Sink }
     }
 
-    /// Waits until the files have all that is in the ring now.
+    /// Returns whether the sink has the newest version of all these pages.
+    pub(super) fn has_none_of(&self, number: u32, mut pages: impl Iterator<Item = u64>) -> bool {
+        let state = &*lock(&self.state);
+        let Some(copy) = state.copies.get(&number) else { return true };
+        if state.index.is_empty() && copy.hole_count == 0 {
+            return true;
+        }
+        pages.all(|page| !state.index.contains_key(&(number, page)) && !copy.is_hole(page))
+    }
+
+    /// Waits until the sinks have all that is in the ring now.
     pub(super) fn drain(&self) -> Result<(), HolderError> {
         let mut state = lock(&self.state);
         if !state.has_work() {
@@ -259,6 +267,11 @@ impl Ring {
         Ok(())
     }
 
+    pub(super) fn retry(&self) {
+        lock(&self.state).is_awaited = true;
+        self.work.notify_one();
+    }
+
     pub(super) fn wait_for_half(&self) -> bool {
         let mut state = lock(&self.state);
         while state.free.len() < self.capacity / 2 {
@@ -270,13 +283,13 @@ impl Ring {
         state.stalled.is_none() && !state.has_ended
     }
 
-    /// Waits until a write to the disk or a round has ended.
+    /// Waits until a write to a sink or a round has ended.
     fn wait_for_progress<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
     ) -> Result<MutexGuard<'a, State>, HolderError> {
         if let Some(why) = &state.stalled {
-            return Err(HolderError::Failed(why.clone().into()));
+            return Err(why.again());
         }
         if state.has_ended {
             return Err(ended());
@@ -286,14 +299,15 @@ impl Ring {
         let waited = self.progress.wait_timeout(state, SILENCE);
         let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() && (state.written, state.rounds) == before {
-            self.stall(&mut state, "no write to it has ended for 5 s".to_owned());
+            let why = HolderError::Failed("no write to it has ended for 5 s".into());
+            self.stall(&mut state, why);
         }
         Ok(state)
     }
 
-    fn stall(&self, state: &mut State, why: String) {
+    fn stall(&self, state: &mut State, why: HolderError) {
         if state.stalled.is_none() {
-            self.events.happened(Happening::DiskCopiesPaused { why: why.clone() });
+            (self.tell)(Some(&why));
         }
         state.stalled = Some(why);
         self.progress.notify_all();
@@ -315,7 +329,7 @@ impl Ring {
         }
         let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.capacity / 4;
         if !state.has_ended && !is_urgent(&state) {
-            state = wait(state, LAG);
+            state = wait(state, self.lag);
         }
         !state.has_ended
     }
@@ -338,42 +352,35 @@ impl Ring {
         self.progress.notify_all();
     }
 
-    /// Copies a run of pages of one copy, up to the first that is no longer in the ring, with the
-    /// version of each.
+    /// Copies the pages of one copy that are still in the ring, and notes the version of each.
     pub(super) fn stage(
         &self,
         keys: &[Key],
         pages: &mut [Page],
-        versions: &mut Vec<u64>,
+        staged: &mut Vec<(Key, u64)>,
     ) -> Option<Arc<Backing>> {
-        versions.clear();
-        let mut staged = 0;
-        for (part, pages) in keys.chunks(STAGED).zip(pages.chunks_mut(STAGED)) {
-            staged += part.len();
+        staged.clear();
+        for part in keys.chunks(STAGED) {
             let state = &*lock(&self.state);
-            for (key, page) in part.iter().zip(pages) {
-                let Some(entry) = state.index.get(key) else { break };
-                page.0.copy_from_slice(&state.memory[entry.slot as usize].0);
-                versions.push(entry.version);
-            }
-            if versions.len() < staged {
-                break;
+            for key in part {
+                let Some(entry) = state.index.get(key) else { continue };
+                pages[staged.len()].0.copy_from_slice(&state.memory[entry.slot as usize].0);
+                staged.push((*key, entry.version));
             }
         }
-        let (number, _) = keys.first().filter(|_| !versions.is_empty())?;
+        let ((number, _), _) = staged.first()?;
         Some(lock(&self.state).copies.get(number)?.backing.clone())
     }
 
-    /// Notes that the file has these versions of pages, or why it does not.
+    /// Notes that the sink has these versions of pages, or why it does not.
     pub(super) fn wrote(
         &self,
-        keys: &[Key],
-        versions: &[u64],
-        done: io::Result<()>,
+        staged: &[(Key, u64)],
+        done: Result<(), HolderError>,
     ) -> Result<(), ()> {
         let state = &mut *lock(&self.state);
         self.end_write(state, done)?;
-        for (key, version) in keys.iter().zip(versions) {
+        for (key, version) in staged {
             let newest = state.index.get(key).filter(|entry| entry.version == *version);
             if let Some((entry, copy)) = newest.zip(state.copies.get(&key.0)) {
                 copy.backing.tags.arrive(key.1, entry.tag);
@@ -383,14 +390,14 @@ impl Ring {
         Ok(())
     }
 
-    fn end_write(&self, state: &mut State, done: io::Result<()>) -> Result<(), ()> {
+    fn end_write(&self, state: &mut State, done: Result<(), HolderError>) -> Result<(), ()> {
         if let Err(error) = done {
-            self.stall(state, error.to_string());
+            self.stall(state, error);
             return Err(());
         }
         state.written += 1;
         if state.stalled.take().is_some() {
-            self.events.happened(Happening::DiskCopiesResumed);
+            (self.tell)(None);
         }
         self.progress.notify_all();
         Ok(())
@@ -411,12 +418,12 @@ impl Ring {
         (at < end).then(|| (copy.backing.clone(), at..end))
     }
 
-    /// Notes that these pages have become holes in the file, or why they have not.
+    /// Notes that these pages have become holes in the sink, or why they have not.
     pub(super) fn punched(
         &self,
         number: u32,
         pages: Range<u64>,
-        done: io::Result<()>,
+        done: Result<(), HolderError>,
     ) -> Result<(), ()> {
         let state = &mut *lock(&self.state);
         self.end_write(state, done)?;
@@ -433,5 +440,5 @@ impl Ring {
 }
 
 fn ended() -> HolderError {
-    HolderError::Failed("the copy on the disk has ended".into())
+    HolderError::Failed("the copy has ended".into())
 }

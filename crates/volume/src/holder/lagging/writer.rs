@@ -1,0 +1,74 @@
+//! The thread that writes the ring to the sinks of lagging copies.
+
+use aquifer_page::PAGE_SIZE;
+use zerocopy::IntoBytes as _;
+
+use super::super::Piece;
+use super::super::file::Page;
+use super::PAGE;
+use super::ring::{Key, Ring};
+
+/// The most pages of one write: 2 MiB.
+pub(super) const MOST: usize = 512;
+
+/// Writes until the ring ends, at most `batch` pages at a time.
+pub(super) fn run(ring: &Ring, batch: usize) {
+    let mut round = Round {
+        ring,
+        keys: Vec::with_capacity(ring.capacity),
+        holes: Vec::new(),
+        pages: vec![Page([0; PAGE_SIZE]); batch.clamp(1, MOST)].into(),
+        staged: Vec::with_capacity(MOST),
+    };
+    while ring.wait_for_work() {
+        if round.run().is_ok() {
+            ring.end_round();
+        }
+    }
+}
+
+/// One pass over the ring, and its buffers.
+struct Round<'a> {
+    ring: &'a Ring,
+    keys: Vec<Key>,
+    holes: Vec<u32>,
+    pages: Box<[Page]>,
+    /// Which pages these are, and their versions.
+    staged: Vec<(Key, u64)>,
+}
+
+impl Round<'_> {
+    /// Writes all that is in the ring now. Ends at the first failure: the pages then stay there.
+    fn run(&mut self) -> Result<(), ()> {
+        let Self { ring, keys, holes, pages, staged } = self;
+        ring.begin_round(keys, holes);
+        // Adjacent pages go together.
+        keys.sort_unstable();
+        for keys in keys.chunk_by(|one, next| one.0 == next.0) {
+            for batch in keys.chunks(pages.len()) {
+                // If there is none, the pages were discarded, or their copy has ended.
+                let Some(backing) = ring.stage(batch, pages, staged) else { continue };
+                let mut runs: [Piece<'_>; MOST] = [(0, &[]); MOST];
+                let follows = |one: &(Key, u64), next: &(Key, u64)| one.0.1 + 1 == next.0.1;
+                let (mut count, mut rest) = (0, &**pages);
+                for run in staged.chunk_by(follows) {
+                    let (now, later) = rest.split_at(run.len());
+                    runs[count] = (run[0].0.1 * PAGE, now.as_bytes());
+                    (count, rest) = (count + 1, later);
+                }
+                let done = backing.sink.write_many(backing.worker, &runs[..count]);
+                ring.wrote(staged, done)?;
+            }
+        }
+        for number in &*holes {
+            let mut from = 0;
+            while let Some((backing, pages)) = ring.next_hole(*number, from) {
+                from = pages.end;
+                let (at, length) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);
+                let done = backing.sink.discard(backing.worker, at, length);
+                ring.punched(*number, pages, done)?;
+            }
+        }
+        Ok(())
+    }
+}
