@@ -253,6 +253,12 @@ const BORROW: &[Key] = &[
     ),
     key("protection_by_group", "table", "{}", "the same for the regions of a group: `NAME = KIND`"),
     key("protection_by_region", "table", "{}", "the same for a region or VM, before its group"),
+    key(
+        "protection_of_swap",
+        "`none`, `mirror` or `opportunistic`",
+        "\"none\"",
+        "the same for the pages that this host swaps out; not with `attach = \"direct\"`",
+    ),
     key("group", "name", "\"default\"", "the tenant to which lenders account the leases"),
     key(
         "spill",

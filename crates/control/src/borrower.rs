@@ -222,7 +222,10 @@ impl Borrower {
     fn nearly_full(&self, ctx: &StepContext<'_>) -> bool {
         let mut swap = self.volumes.values().filter(|volume| volume.owner.is_swap());
         let all_active = swap.all(|volume| volume.state == VolumeState::Active);
-        let (used, borrowed) = (ctx.memory().swap_used.0, self.borrowed_for(Owner::is_swap).0);
+        let is_room = |holding: &Holding| {
+            holding.copy_of.is_none() && self.volumes[&holding.volume].owner.is_swap()
+        };
+        let (used, borrowed) = (ctx.memory().swap_used.0, self.borrowed_for(is_room).0);
         all_active && used.saturating_mul(4) > borrowed.saturating_mul(3)
     }
 
@@ -282,10 +285,9 @@ impl Borrower {
         self.borrowed_for(|_| true)
     }
 
-    fn borrowed_for(&self, which: impl Fn(&Owner) -> bool) -> Bytes {
+    fn borrowed_for(&self, which: impl Fn(&Holding) -> bool) -> Bytes {
         let staying = self.holdings.values().filter(|holding| holding.leaving == Leaving::No);
-        let staying = staying.filter(|holding| which(&self.volumes[&holding.volume].owner));
-        staying.map(|holding| holding.borrowed.bytes).sum()
+        staying.filter(|holding| which(holding)).map(|holding| holding.borrowed.bytes).sum()
     }
 
     /// Returns whether this host borrows for swap, which makes it a borrower.
@@ -357,10 +359,11 @@ impl Borrower {
         self.drop_volume(volume, ctx);
     }
 
-    /// Algorithm 3 line 4. Does nothing while one of the volume's leases is being vacated; a later
-    /// tick tries again.
+    /// Algorithm 3 line 4. Does nothing while one of the volume's leases is being vacated, or about
+    /// to hold second copies; a later tick tries again.
     fn deactivate(&mut self, id: VolumeId, ctx: &mut StepContext<'_>) {
-        if self.evacuating(id) {
+        let begins = |holding: &Holding| holding.volume == id && holding.is_beginning;
+        if self.evacuating(id) || self.holdings.values().any(begins) {
             return;
         }
         self.abandon_replacement(id, ctx);

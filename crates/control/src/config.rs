@@ -38,7 +38,7 @@ pub struct Config {
     pub request: Bytes,
     /// The most that this host borrows, all volumes together.
     pub max_borrowed: Bytes,
-    /// How many copies regions have of the pages that leave this host.
+    /// How many copies pages that leave this host have.
     pub protection: Protections,
     /// The tenant for which an overloaded host borrows.
     pub group: Group,

@@ -1,8 +1,9 @@
-//! Second copies of the pages in regions' leases, on leases of other lenders.
+//! Second copies of the pages in leases, on leases of other lenders.
 //!
-//! A region's pages first go to leases with one copy of each. Then this host asks for a second
-//! lease for each of these, and the region's engine copies the pages. A lease that holds a copy
-//! goes back at once if its lender asks for it: another one takes its place later.
+//! The pages of a region, or of swap, first go to leases with one copy of each. Then this host asks
+//! for a second lease for each of these, and the process of the volume copies the pages. A lease
+//! that holds a copy goes back at once if its lender asks for it: another one takes its place
+//! later.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +33,7 @@ impl Borrower {
             (self.volumes[&volume].owner.clone(), self.volumes[&volume].group.clone());
         let goes_first = ctx.config().protection.of(&owner, &group) == Protection::Opportunistic;
         let fits = |offer: &Offer| offer.spare >= bytes && offer.host != lender;
-        let offers = self.offers(true, ctx).map(|offer| offer.to_copies(goes_first));
+        let offers = self.offers(true, ctx).map(|offer| offer.to_copies(&owner, goes_first));
         let offers: Vec<_> = offers.filter(fits).collect();
         let is_apart = |offer: &&Offer| !near.contains(&offer.host);
         let apart: Vec<_> = offers.iter().filter(is_apart).cloned().collect();
@@ -50,7 +51,6 @@ impl Borrower {
         holding.leaving == Leaving::No
             && holding.copy_of.is_none()
             && volume.state == VolumeState::Active
-            && !volume.owner.is_swap()
             && !self.holdings.values().any(|other| other.copy_of == Some(lease))
     }
 

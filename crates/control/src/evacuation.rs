@@ -1,6 +1,8 @@
 //! The borrower's side of `mem_len_fin`: pages in the lease move elsewhere while I/O goes on (Fig.
 //! 5b).
 
+use std::time::Duration;
+
 use aquifer_page::{Bytes, HostName, LeaseId};
 
 use crate::borrower::{Borrower, Holding, Leaving, Stuck, Volume, VolumeState};
@@ -100,14 +102,19 @@ impl Borrower {
     /// Ends the round for a replacement, and moves the pages of the lease onto the round's leases.
     pub(crate) fn evacuate(&mut self, round: Round, ctx: &mut StepContext<'_>) {
         let Purpose::Replace { volume, lease } = round.purpose else { return };
+        let is_swap = self.volumes[&volume].owner.is_swap();
+        let is_needed = self.has_stuck_copy(lease, ctx.now());
         let Some(holding) = self.holdings.get_mut(&lease) else {
             return self.give_back(&round, ctx);
         };
         holding.leaving = Leaving::Evacuating;
         holding.replaced = holding.replaced.saturating_add(round.got_bytes());
         let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();
-        let is_region = !self.volumes[&volume].owner.is_swap();
-        let spills = is_region && holding.may_spill(ctx.now());
+        let spills = match is_swap {
+            // Its second copies serve its pages, unless their lender wants the memory.
+            true => !holding.is_abandoned || is_needed,
+            false => holding.may_spill(ctx.now()),
+        };
         let is_new = !holding.is_stuck(ctx.now()) || !round.got.is_empty();
         for got in &round.got {
             self.hold(volume, got.clone());
@@ -116,6 +123,13 @@ impl Borrower {
             ctx.decide(What::Evacuates { lease, lender, bytes, onto: round.got_bytes() });
         }
         ctx.act(Action::Evacuate { volume, lease, onto: round.got, spills });
+    }
+
+    /// Returns whether the lease with the second copies of this one cannot leave, although its
+    /// lender asks for it.
+    fn has_stuck_copy(&self, of: LeaseId, now: Duration) -> bool {
+        let is_it = |holding: &Holding| holding.copy_of == Some(of) && holding.is_stuck(now);
+        self.holdings.values().any(is_it)
     }
 
     /// Gives the lease back: it is empty, and its volume no longer uses it.

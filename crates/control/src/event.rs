@@ -63,6 +63,14 @@ pub struct LentLease {
     pub goes_first: bool,
 }
 
+impl LentLease {
+    /// Returns whether the lease makes its lender one by role: it is for swap. Second copies that
+    /// go first do not keep a host from borrowing.
+    pub fn makes_lender(&self) -> bool {
+        self.owner.is_swap() && !self.goes_first
+    }
+}
+
 /// A request for memory of a region: of a new one, or more for one that has leases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionRequest {
@@ -361,8 +369,7 @@ pub enum Action {
         onto: BorrowedLease,
     },
     /// Borrower: add the leases `onto` to the volume, then vacate `lease` while I/O goes on. The
-    /// pages of `lease` move to free room in the volume. Those of a volume for swap go to its spill
-    /// file, if there is no room. A second copy ends. The agent answers with `Evacuated` or
+    /// pages of `lease` move to free room in the volume. A second copy ends. The agent answers with `Evacuated` or
     /// `EvacuationFailed`.
     Evacuate {
         /// The volume.
@@ -371,7 +378,7 @@ pub enum Action {
         lease: LeaseId,
         /// The leases borrowed to replace it; may be empty.
         onto: Vec<BorrowedLease>,
-        /// Pages of a region may go to its spill file, too.
+        /// Pages may go to the volume's spill file, if there is no other room.
         spills: bool,
     },
     /// Lender: set up the lease. The agent answers with `LeaseOpened` or `LeaseFailed`. The

@@ -100,9 +100,9 @@ impl Answers {
 }
 
 impl Loan {
-    /// Returns whether the lease is for its borrower's swap.
-    pub(crate) fn is_for_swap(&self) -> bool {
-        self.lease.owner.is_swap()
+    /// Returns whether the lease makes this host a lender by role.
+    pub(crate) fn makes_lender(&self) -> bool {
+        self.lease.makes_lender()
     }
 
     /// Returns whether the lease is set up. One for swap then makes this host a lender.

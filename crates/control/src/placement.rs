@@ -36,10 +36,12 @@ impl Offer {
         Self::new(self.host.clone(), spare)
     }
 
-    /// Returns the part of the offer that is for second copies.
-    pub(crate) fn to_copies(&self, go_first: bool) -> Self {
-        let spare = if go_first { self.for_copies } else { self.for_regions };
-        Self::new(self.host.clone(), spare)
+    /// Returns the part of the offer that is for second copies of the owner's pages.
+    pub(crate) fn to_copies(&self, owner: &Owner, go_first: bool) -> Self {
+        match go_first {
+            true => Self::new(self.host.clone(), self.for_copies),
+            false => self.to(owner),
+        }
     }
 }
 

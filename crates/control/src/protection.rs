@@ -1,4 +1,4 @@
-//! How many copies regions have of their pages at lenders.
+//! How many copies pages have at lenders.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use aquifer_page::{Group, RegionName};
 
 use crate::Owner;
 
-/// How many copies of its pages a region has at lenders.
+/// How many copies the pages of a region, or of swap, have at lenders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protection {
     /// One: the pages are lost with their lender.
@@ -18,9 +18,11 @@ pub enum Protection {
     Opportunistic,
 }
 
-/// The protection of each region. Swap has one copy.
+/// The protection of each region, and of swap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Protections {
+    /// That of the pages that this host swaps out.
+    pub swap: Protection,
     /// That of regions that the other fields do not name.
     pub default: Protection,
     /// That of the regions of groups.
@@ -30,7 +32,7 @@ pub struct Protections {
 }
 
 impl Protections {
-    /// Returns the same protection for all regions.
+    /// Returns the same protection for all regions, and none for swap.
     pub fn all(default: Protection) -> Self {
         Self { default, ..Self::default() }
     }
@@ -38,7 +40,7 @@ impl Protections {
     /// Returns the protection of the pages of an owner.
     pub fn of(&self, owner: &Owner, group: &Group) -> Protection {
         match owner {
-            Owner::Swap => Protection::None,
+            Owner::Swap => self.swap,
             Owner::Region(region) => {
                 let named = self.regions.get(region).or_else(|| self.groups.get(group));
                 named.copied().unwrap_or(self.default)
@@ -46,10 +48,10 @@ impl Protections {
         }
     }
 
-    /// Returns whether any region may have second copies.
+    /// Returns whether any pages may have second copies.
     pub fn has_copies(&self) -> bool {
         let named = self.groups.values().chain(self.regions.values());
-        named.chain([&self.default]).any(|protection| *protection != Protection::None)
+        named.chain([&self.default, &self.swap]).any(|protection| *protection != Protection::None)
     }
 }
 
@@ -64,13 +66,17 @@ mod tests {
             default: Protection::Opportunistic,
             groups: BTreeMap::from([(group("bank"), Protection::Mirror)]),
             regions: BTreeMap::from([("scratch".parse().unwrap(), Protection::None)]),
+            swap: Protection::Mirror,
         };
         let of =
             |region: &str, of: &str| rules.of(&Owner::Region(region.parse().unwrap()), &group(of));
         assert_eq!(of("web", "shop"), Protection::Opportunistic);
         assert_eq!(of("web", "bank"), Protection::Mirror);
         assert_eq!(of("scratch", "bank"), Protection::None);
-        assert_eq!(rules.of(&Owner::Swap, &group("bank")), Protection::None);
+        assert_eq!(rules.of(&Owner::Swap, &group("shop")), Protection::Mirror);
         assert!(rules.has_copies() && !Protections::default().has_copies());
+        let all = Protections::all(Protection::Opportunistic);
+        assert_eq!(all.of(&Owner::Swap, &group("bank")), Protection::None);
+        assert!(Protections { swap: Protection::Mirror, ..Protections::default() }.has_copies());
     }
 }

@@ -133,7 +133,7 @@ impl Simulation {
         let (demand, total, used) = (machine.demand, machine.total, machine.used());
         let found = machine.resident + machine.disk + machine.swapped();
         let volumes = machine.volumes.values().filter(|volume| volume.is_swap()).count();
-        let leases = machine.store.values().filter(|kept| kept.lent.owner.is_swap()).count();
+        let leases = machine.store.values().filter(|kept| kept.lent.makes_lender()).count();
         let rule = if found != demand {
             Rule::Astray { host: name(), demand, found }
         } else if used > total {

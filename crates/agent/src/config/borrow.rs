@@ -24,6 +24,8 @@ pub struct BorrowConfig {
     pub protection_by_group: BTreeMap<Group, Protection>,
     /// The same for these regions, whatever their groups.
     pub protection_by_region: BTreeMap<RegionName, Protection>,
+    /// How many copies the pages that this host swaps out have.
+    pub protection_of_swap: Protection,
     /// Tenant to which lenders account the leases.
     pub group: Group,
     /// Directory of local files for pages that a lender recalls and no other lender has room
@@ -76,12 +78,13 @@ impl BorrowConfig {
         own.copied().unwrap_or(self.protection)
     }
 
-    /// Returns the protection of each region.
+    /// Returns the protection of each region, and of swap.
     pub fn protections(&self) -> aquifer_control::Protections {
         aquifer_control::Protections {
             default: self.protection.into(),
             groups: all(&self.protection_by_group),
             regions: all(&self.protection_by_region),
+            swap: self.protection_of_swap.into(),
         }
     }
 }
@@ -123,6 +126,7 @@ impl Default for BorrowConfig {
             protection: Protection::Opportunistic,
             protection_by_group: BTreeMap::new(),
             protection_by_region: BTreeMap::new(),
+            protection_of_swap: Protection::None,
             group: Group::default(),
             spill: PathBuf::from("/var/lib/aquifer/spill"),
             io_timeout: Duration::from_secs(8),
@@ -150,6 +154,22 @@ impl BorrowConfig {
             return Err("[borrow] io_timeout must be at least 100ms".to_owned());
         }
         Ok(())
+    }
+
+    pub(super) fn validate_swap(&self) -> Result<(), String> {
+        match (self.protection_of_swap, self.attach) {
+            (Protection::Disk, _) => {
+                let why = "[borrow] protection_of_swap = \"disk\" would make swap as slow as this \
+                           host's disk: use \"mirror\", \"opportunistic\" or \"none\"";
+                Err(why.to_owned())
+            }
+            (Protection::Mirror | Protection::Opportunistic, Attach::Direct) => {
+                let why = "[borrow] protection_of_swap needs attach = \"pool\": with \"direct\" \
+                           the kernel writes each page to one lender";
+                Err(why.to_owned())
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn validate_way(&self) -> Result<(), String> {

@@ -151,6 +151,7 @@ impl Config {
         self.borrow.validate_amounts()?;
         self.lend.validate(self.pages)?;
         self.borrow.validate_way()?;
+        self.borrow.validate_swap()?;
         let mut seen = BTreeSet::from([&self.host]);
         for peer in &self.peers {
             if !seen.insert(&peer.name) {

@@ -74,6 +74,8 @@ pub(super) fn volume(volume: Volume) -> VolumeReading {
         volume: volume.volume,
         spilled: volume.spilled,
         last_error: volume.last_error,
+        // Without a process, the kernel writes to one lender.
+        takes_copies: volume.pid.is_some(),
         leases: volume.leases.into_iter().map(lease).collect(),
     }
 }
@@ -84,6 +86,7 @@ pub(super) fn region(region: Region) -> VolumeReading {
         volume: region.volume,
         spilled: region.spilled,
         last_error: region.last_error,
+        takes_copies: true,
         leases: region.leases.into_iter().map(lease).collect(),
     }
 }

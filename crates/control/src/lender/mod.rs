@@ -40,6 +40,11 @@ impl Wish {
     fn class(&self) -> Class {
         if self.goes_first { Class::Mirror } else { Class::Lent }
     }
+
+    /// Returns why this host's role keeps it from lending, if that matters to the lease.
+    fn hindrance(&self, busy: Option<Reason>) -> Option<Reason> {
+        busy.filter(|_| self.owner.is_swap() && !self.goes_first)
+    }
 }
 
 /// How a request repeats an earlier one.
@@ -91,12 +96,12 @@ impl LenderRole {
 
     /// Returns whether no lease for swap exists or is being set up.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.loans.values().any(Loan::is_for_swap)
+        !self.loans.values().any(Loan::makes_lender)
     }
 
     /// Returns whether at least one lease for swap is set up, which makes this host a lender.
     pub(crate) fn lends(&self) -> bool {
-        self.loans.values().any(|loan| loan.is_for_swap() && loan.exists())
+        self.loans.values().any(|loan| loan.makes_lender() && loan.exists())
     }
 
     /// Returns the capacity of the leases that this host can recall, or is about to have back. It
@@ -122,7 +127,7 @@ impl LenderRole {
         busy: Option<Reason>,
         ctx: &mut StepContext<'_>,
     ) {
-        let busy = busy.filter(|_| wish.owner.is_swap());
+        let busy = wish.hindrance(busy);
         match self.repeated(&wish, ctx) {
             Repeated::Answered => {}
             Repeated::Rejected(reason) => self.reject(&wish, busy, reason, ctx),
@@ -250,8 +255,8 @@ impl LenderRole {
         if let Some(loan) = self.loans.remove(&lease) {
             let LentLease { borrower, request, bytes, owner, group, goes_first, .. } = loan.lease;
             ctx.decide(What::OpenFailed { borrower: borrower.clone(), lease, why });
-            let busy = busy.filter(|_| owner.is_swap());
             let wish = Wish { borrower, request, bytes, owner, group, goes_first };
+            let busy = wish.hindrance(busy);
             self.reject(&wish, busy, Reason::Failed, ctx);
         }
     }

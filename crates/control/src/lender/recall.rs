@@ -119,9 +119,9 @@ impl LenderRole {
         self.recall_held(because, |_| true, ctx);
     }
 
-    /// Recalls all leases for swap, as a host must that borrows for swap as well.
+    /// Recalls all leases that make this host a lender, as it must if it borrows for swap as well.
     pub(crate) fn recall_from_swap(&mut self, because: Because, ctx: &mut StepContext<'_>) {
-        self.recall_held(because, Loan::is_for_swap, ctx);
+        self.recall_held(because, Loan::makes_lender, ctx);
     }
 
     pub(super) fn recall_held(

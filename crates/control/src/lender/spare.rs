@@ -104,7 +104,7 @@ impl LenderRole {
         ctx: &StepContext<'_>,
     ) -> Bytes {
         match (&wish.owner, wish.class()) {
-            (Owner::Region(_), Class::Mirror) => self.spare_for_copies(ctx),
+            (_, Class::Mirror) => self.spare_for_copies(ctx),
             (Owner::Region(_), _) => self.spare_for_regions(ctx),
             (Owner::Swap, _) => self.spare_for_swap(busy, ctx),
         }

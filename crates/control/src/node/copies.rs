@@ -1,4 +1,4 @@
-//! Second copies of regions' leases: which lease gets one next, and what becomes of leases whose
+//! Second copies of leases: which lease gets one next, and what becomes of leases whose
 //! lender is gone.
 //!
 //! One lease at a time gets its copy. If a lender is silent for [`GONE`], the pages that it has
@@ -36,6 +36,7 @@ pub(super) struct Copies {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     is_ok: bool,
+    takes_copies: bool,
     copy: Option<CopyReading>,
 }
 
@@ -52,9 +53,12 @@ impl Node {
             .into_iter()
             .filter_map(|held| Some((held.copy_of?, held.lease.lease)))
             .collect();
-        for held in volumes.iter().flat_map(|volume| &volume.leases) {
+        let held = volumes
+            .iter()
+            .flat_map(|volume| volume.leases.iter().map(|held| (volume.takes_copies, held)));
+        for (takes_copies, held) in held {
             let is_ok = held.health == Health::Ok && !lost.contains(&held.lease);
-            copies.seen.insert(held.lease, Seen { is_ok, copy: held.copy });
+            copies.seen.insert(held.lease, Seen { is_ok, takes_copies, copy: held.copy });
             let answers = held.copy.map_or(is_ok, |copy| copy.first_answers && is_ok);
             // The engine may not use a lease that holds copies by this host's book.
             let copy = held.copy.map(|it| (it.lease, it.answers));
@@ -160,7 +164,7 @@ impl Node {
     /// Returns whether a lease answers, so that its pages can be copied.
     fn may_copy(&self, lease: LeaseId) -> bool {
         let seen = self.borrowing.copies.seen.get(&lease);
-        seen.is_some_and(|seen| seen.is_ok && seen.copy.is_none())
+        seen.is_some_and(|seen| seen.is_ok && seen.takes_copies && seen.copy.is_none())
     }
 }
 

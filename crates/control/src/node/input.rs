@@ -249,6 +249,8 @@ pub struct VolumeReading {
     pub spilled: Bytes,
     /// The last error of a page's I/O.
     pub last_error: Option<String>,
+    /// Whether its leases can have second copies. The kernel's own initiator writes to one lender.
+    pub takes_copies: bool,
     /// The leases under the volume.
     pub leases: Vec<LeaseReading>,
 }

@@ -16,7 +16,7 @@
 //! - `moves`: VMs that move to other hosts, or come from them.
 //! - `caches`: local caches of regions that give RAM up under overload, and grow back. `thin`: what
 //!   their regions need at lenders. `spilled`: the way back for pages on this host's disk.
-//! - `copies`: second copies of regions' leases, and what to do when a lender is gone.
+//! - `copies`: second copies of leases, and what to do when a lender is gone.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod caches;

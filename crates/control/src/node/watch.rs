@@ -127,6 +127,7 @@ mod tests {
             volume: VolumeId(0),
             spilled: Bytes(spilled),
             last_error: error.map(str::to_owned),
+            takes_copies: true,
             leases: vec![lease],
         }
     }

@@ -109,7 +109,7 @@ fn algorithm_3_line_1_a_recalled_lease_empties_before_the_fin() {
     let mut host = Host::new(config());
     let volume = host.borrow();
     host.receive("b", len_fin(1));
-    let evacuate = Action::Evacuate { volume, lease: LeaseId(1), onto: Vec::new(), spills: false };
+    let evacuate = Action::Evacuate { volume, lease: LeaseId(1), onto: Vec::new(), spills: true };
     assert_eq!(host.step.actions, [evacuate], "b is not asked, and no other host is known");
     host.event(Event::Evacuated { lease: LeaseId(1), unused: Vec::new() });
     assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);

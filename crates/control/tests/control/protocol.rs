@@ -247,7 +247,7 @@ fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
     host.receive("b", len_fin(1));
     assert_eq!(
         host.step.actions,
-        [Action::Evacuate { volume, lease, onto: Vec::new(), spills: false }]
+        [Action::Evacuate { volume, lease, onto: Vec::new(), spills: true }]
     );
 }
 

@@ -135,6 +135,7 @@ impl Volume {
             volume,
             spilled: self.spilled,
             last_error: None,
+            takes_copies: true,
             leases: self.places.values().map(lease).collect(),
         }
     }

@@ -178,7 +178,7 @@ impl Simulation {
         if volume.is_detaching {
             return (unused, Some("its process is moving pages already".to_owned()));
         }
-        if !spills && !volume.is_swap() && volume.lacks_without(lease) > Bytes::ZERO {
+        if !spills && volume.lacks_without(lease) > Bytes::ZERO {
             return (unused, Some("no other lease has room".to_owned()));
         }
         let under_way = volume

@@ -23,11 +23,11 @@ impl Simulation {
         };
         // Only a request can lead to a grant.
         let spare = match &input {
-            Input::Heard { message: Message::MemBorReq { owner: Owner::Swap, .. }, .. } => {
-                agent.node.controller().spare()
-            }
             Input::Heard { message: Message::MemBorReq { goes_first: true, .. }, .. } => {
                 agent.node.controller().spare_for_copies()
+            }
+            Input::Heard { message: Message::MemBorReq { owner: Owner::Swap, .. }, .. } => {
+                agent.node.controller().spare()
             }
             Input::Heard { message: Message::MemBorReq { .. }, .. } => {
                 agent.node.controller().spare_for_regions()

@@ -154,7 +154,8 @@ fn rough_with_vms(seed: u64) -> Scenario {
     let faults = Faults { drains: rng.random_range(0.0..30.0), longest_drain, ..rough.faults };
     let move_after = Some(Duration::from_secs(rng.random_range(10..120)));
     let kinds = [Protection::Mirror, Protection::None, Protection::Opportunistic];
-    let protection = Protections::all(kinds[seed as usize % kinds.len()]);
+    let kind = |number: u64| kinds[number as usize % kinds.len()];
+    let protection = Protections { swap: kind(seed / 3), ..Protections::all(kind(seed)) };
     let config = Config { max_borrowed: Bytes::gib(8), protection, ..rough.config.clone() };
     Scenario { hosts: loads, vms, faults, move_after, config, ..rough }
 }

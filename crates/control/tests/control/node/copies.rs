@@ -52,8 +52,13 @@ fn look_with(shell: &mut Shell, first_answers: bool, answers: Option<bool>, lack
         health: answers.map_or(alone, |_| Health::Ok),
         copy: answers.map(copy),
     };
-    let (spilled, last_error) = (Bytes::ZERO, None);
-    let reading = VolumeReading { volume: VOLUME, spilled, last_error, leases: vec![lease] };
+    let reading = VolumeReading {
+        volume: VOLUME,
+        spilled: Bytes::ZERO,
+        last_error: None,
+        takes_copies: true,
+        leases: vec![lease],
+    };
     shell.input(Input::Volumes(vec![reading]));
 }
 

@@ -79,7 +79,7 @@ fn leases_with_a_former_peer_settle_from_the_first_period_on() {
     let recall = ("x".to_owned(), Message::MemLenFin { lease: LeaseId(2), generation: 0 });
     assert!(shell.sent().contains(&recall));
     let evacuate =
-        Action::Evacuate { volume: VolumeId(3), lease: LEASE, onto: Vec::new(), spills: false };
+        Action::Evacuate { volume: VolumeId(3), lease: LEASE, onto: Vec::new(), spills: true };
     assert!(shell.begun().contains(&evacuate));
     let why = "no room".to_owned();
     let failed = Event::EvacuationFailed { lease: LEASE, unused: Vec::new(), why };

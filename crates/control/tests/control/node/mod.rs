@@ -14,6 +14,7 @@ mod period;
 mod random;
 mod reclaim;
 mod regions;
+mod swap_copies;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -36,7 +36,8 @@ fn look(shell: &mut Shell, volume: VolumeId, health: Health) {
     let (lender, placed) = (name("b"), Bytes::mib(64));
     let lease = LeaseReading { lease: LEASE, lender, placed, health, copy: None };
     let (spilled, last_error) = (Bytes::ZERO, None);
-    let reading = VolumeReading { volume, spilled, last_error, leases: vec![lease] };
+    let reading =
+        VolumeReading { volume, spilled, last_error, takes_copies: true, leases: vec![lease] };
     shell.input(Input::Volumes(vec![reading]));
 }
 
