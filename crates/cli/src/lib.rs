@@ -17,6 +17,7 @@ pub mod instance;
 pub mod io_timeout;
 pub mod lender;
 pub mod lender_uri;
+pub mod lenders;
 pub mod listening;
 pub mod load;
 pub mod logging;

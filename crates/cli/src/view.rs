@@ -137,11 +137,8 @@ fn scanners(scanners: &[GroupScanner]) -> String {
 }
 
 fn owner(lease: &Lent) -> String {
-    match &lease.region {
-        None => "swap".to_owned(),
-        Some(region) if lease.goes_first => format!("{region} (mirror)"),
-        Some(region) => region.to_string(),
-    }
+    let owner = lease.region.as_ref().map_or_else(|| "swap".to_owned(), ToString::to_string);
+    if lease.goes_first { format!("{owner} (mirror)") } else { owner }
 }
 
 fn lent(leases: &[Lent]) -> String {

@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use aquifer_blockdev::BackendKind;
 use aquifer_blockdev::process::client::{self, Started};
-use aquifer_blockdev::process::{VolumeRecord, VolumeSpec};
+use aquifer_blockdev::process::message::VolumeProcessStatus;
+use aquifer_blockdev::process::{ProcessError, VolumeRecord, VolumeSpec};
 use aquifer_page::VolumeId;
+use aquifer_volume::{LeaseTarget, SecondCopy};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, OrFail, Result, is_denied};
-use crate::lender::ClaimedLender;
+use crate::lenders::Lenders;
 use crate::progress::Progress;
 
 /// The swap priority of attached volumes: above disks, which the kernel gives negative priorities.
@@ -31,6 +34,16 @@ impl Owner {
     pub fn of(note: &serde_json::Value) -> Option<Self> {
         Self::deserialize(note).ok()
     }
+}
+
+/// How many copies a volume without an agent has of its pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Protection {
+    /// One copy: a page is lost with its lender
+    #[default]
+    None,
+    /// Two copies, at two lenders
+    Mirror,
 }
 
 /// The properties of a volume's device.
@@ -70,22 +83,21 @@ impl Volumes {
         Ok(Self { state })
     }
 
-    /// Makes a volume over a lender's export, served by a process of its own.
+    /// Makes a volume over lenders' exports, served by a process of its own.
     ///
     /// # Errors
-    /// If another volume uses the export, or if the process cannot serve.
-    pub fn attach(&self, lender: ClaimedLender, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
-        let what = || format!("attaching {}", lender.lease.uri());
-        self.start(&lender, wish, owner)?.keep().or_fail(what)
+    /// If another volume uses an export, or if the process cannot serve.
+    pub fn attach(&self, lenders: &Lenders, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
+        self.start(lenders, wish, owner)?.keep().or_fail(|| attaching(lenders))
     }
 
     /// As [`attach`](Self::attach), but the volume goes away unless the caller keeps it.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
-    pub fn start(&self, lender: &ClaimedLender, wish: Wish, owner: Owner) -> Result<Started> {
-        let what = || format!("attaching {}", lender.lease.uri());
-        if let Some(other) = self.all()?.into_iter().find(|found| is_over(&found.record, lender)) {
+    pub fn start(&self, lenders: &Lenders, wish: Wish, owner: Owner) -> Result<Started> {
+        let what = || attaching(lenders);
+        if let Some(other) = self.all()?.into_iter().find(|found| is_over(&found.record, lenders)) {
             let (id, device) = (other.record.spec.volume, other.record.device);
             let why = format!(
                 "volume {id} ({}) uses it already, and two would corrupt each other's pages",
@@ -96,21 +108,26 @@ impl Volumes {
         }
         let spec = VolumeSpec {
             volume: VolumeId::random(),
-            capacity: lender.lease.capacity,
-            leases: vec![lender.lease.clone()],
+            capacity: lenders.capacity(),
+            leases: lenders.leases.clone(),
             backend: wish.backend,
             swap: wish.swap.is_some(),
             priority: wish.swap,
             io_timeout: wish.io_timeout,
             workers: VolumeSpec::DEFAULT_WORKERS,
-            identity: lender.identity.clone(),
+            identity: lenders.identity.clone(),
             spill: None,
             state: self.state.clone(),
             note: serde_json::to_value(owner).or_fail(what)?,
         };
         let exe = std::env::current_exe().or_fail(what)?;
         let _progress = Progress::spinner(what());
-        client::start(&exe, &spec).or_fail(what)
+        let started = client::start(&exe, &spec).or_fail(what)?;
+        // A failure drops the new volume.
+        for SecondCopy { of, lease, .. } in &lenders.copies {
+            client::add_copy(&self.state, spec.volume, *of, lease.clone()).or_fail(what)?;
+        }
+        Ok(started)
     }
 
     /// Detaches a volume: swapoff, device gone, process ended. Removes the remains of a dead one.
@@ -128,6 +145,14 @@ impl Volumes {
             progress.set(now.total.saturating_sub(now.remaining), now.total)
         })
         .or_fail(what)
+    }
+
+    /// Asks a volume's process for its status.
+    ///
+    /// # Errors
+    /// If no process serves the volume, or it does not answer.
+    pub fn status(&self, volume: VolumeId) -> Result<VolumeProcessStatus, ProcessError> {
+        client::status(&self.state, volume)
     }
 
     /// Returns all volumes, living or dead; skips records that cannot be parsed.
@@ -153,7 +178,11 @@ impl Volumes {
     }
 }
 
-fn is_over(record: &VolumeRecord, lender: &ClaimedLender) -> bool {
-    let same = |lease: &aquifer_volume::LeaseTarget| lease.is_same_place(&lender.lease);
-    record.spec.leases.iter().any(same)
+fn attaching(lenders: &Lenders) -> String {
+    let uris: Vec<_> = lenders.all().map(LeaseTarget::uri).collect();
+    format!("attaching {}", uris.join(" and "))
+}
+
+fn is_over(record: &VolumeRecord, lenders: &Lenders) -> bool {
+    record.leases().any(|lease| lenders.all().any(|wanted| lease.is_same_place(wanted)))
 }

@@ -28,10 +28,7 @@ impl Borrower {
     }
 
     /// Begins a second copy of the lease `of` of a region on the lease `onto`.
-    ///
-    /// # Errors
-    /// Says why that lease does not hold one.
-    pub fn add_copy(
+    pub(super) fn copy_region(
         &self,
         volume: VolumeId,
         of: LeaseId,
@@ -43,13 +40,8 @@ impl Borrower {
         let lags = live.owner.region().is_some_and(|region| {
             self.config.borrow.protection_of(region, &live.group) == Protection::Opportunistic
         });
-        let added = self
-            .target_for(&live, onto)
-            .and_then(|lease| self.regions.add_copy(volume, SecondCopy { of, lease, lags }));
-        if added.is_err() {
-            self.reach.forget([onto.lease]);
-        }
-        added
+        let lease = self.target_for(&live, onto)?;
+        self.regions.add_copy(volume, SecondCopy { of, lease, lags })
     }
 
     /// Returns whether regions are to keep copies of their pages on this host's disk, and one does

@@ -3,12 +3,14 @@
 //! A pooled volume spans any number of leases and has a process of its own. A direct volume uses
 //! one lease through the kernel's own initiator. A region's engine has its volume.
 //!
+//! - `copies`: begins second copies, for swap and for regions.
 //! - `reach`: chooses how to reach a lease, from the lender's offer and the configuration.
 //! - `direct`: volumes without a process.
 //! - `regions`: regions with borrowed leases. `for_regions`: the orders about them. `hand_over`:
 //!   leases on their way to a new region. `arrivals`: regions that other hosts may move here.
 
 mod arrivals;
+mod copies;
 mod direct;
 mod for_regions;
 mod hand_over;
@@ -213,13 +215,14 @@ impl Borrower {
         };
         done.map_err(|error| error.to_string())?;
         if let Some(record) = self.volumes().remove(&volume) {
-            self.reach.forget(record.spec.leases.iter().map(|target| target.lease));
+            self.reach.forget(record.leases().map(|target| target.lease));
         }
         Ok(())
     }
 
     /// Adds the leases `onto` to the volume, then moves all pages out of `lease` while I/O
-    /// continues. A direct volume first becomes a pooled one. Returns the leases that could not be
+    /// continues, or ends the second copy on it. With `spills`, pages go to the spill file if no
+    /// other lease has room. A direct volume first becomes a pooled one. Returns the leases that could not be
     /// added, and the result of the move.
     pub fn evacuate(
         &self,
@@ -239,7 +242,8 @@ impl Borrower {
         let moved = ready.and_then(|()| match direct {
             Some(_) => self.direct.detach(volume),
             None => {
-                client::evacuate(state, volume, lease, |_| ()).map_err(|error| error.to_string())
+                let moved = client::evacuate(state, volume, (lease, spills), |_| ());
+                moved.map_err(|error| error.to_string())
             }
         });
         self.refresh(volume);
@@ -264,7 +268,7 @@ impl Borrower {
     fn stands_on(&self, volume: VolumeId, lease: LeaseId) -> Option<bool> {
         let volumes = self.volumes();
         let record = volumes.get(&volume)?;
-        Some(record.spec.leases.iter().any(|target| target.lease == lease))
+        Some(record.leases().any(|target| target.lease == lease))
     }
 
     /// Tells whether a volume has left this lease without an order of this agent: the previous
@@ -375,7 +379,7 @@ impl Borrower {
     /// Returns the leases of all volumes and regions, by lender.
     pub fn leases_by_lender(&self) -> BTreeMap<HostName, Vec<LeaseId>> {
         let mut lenders = self.regions.leases_by_lender();
-        for target in self.volumes().values().flat_map(|record| &record.spec.leases) {
+        for target in self.volumes().values().flat_map(VolumeRecord::leases) {
             lenders.entry(target.lender.clone()).or_default().push(target.lease);
         }
         for lease in self.direct.live().into_iter().flat_map(|volume| volume.leases) {
@@ -514,6 +518,6 @@ fn live(record: &VolumeRecord) -> Option<LiveVolume> {
         group,
         cause,
         leases: record.spec.leases.iter().map(lease).collect(),
-        copies: Vec::new(),
+        copies: record.copies.iter().map(|copy| (copy.of, lease(&copy.lease))).collect(),
     })
 }

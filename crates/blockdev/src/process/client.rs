@@ -173,14 +173,27 @@ pub fn add_lease(state: &Path, volume: VolumeId, lease: LeaseTarget) -> Result<(
     done(&Files::new(state, volume), &Request::AddLease { lease: Box::new(lease) }, |_| ())
 }
 
-/// Moves all extents off a lease and releases it, while I/O continues.
+/// Begins a second copy of the pages of the lease `of`, on another lease. A copy that the volume
+/// has is not begun again.
+pub fn add_copy(
+    state: &Path,
+    volume: VolumeId,
+    of: LeaseId,
+    lease: LeaseTarget,
+) -> Result<(), ProcessError> {
+    let request = Request::AddCopy { of, lease: Box::new(lease) };
+    done(&Files::new(state, volume), &request, |_| ())
+}
+
+/// Moves all extents off a lease and releases it, or ends the second copy on it, while I/O
+/// continues. With `spills`, extents go to the spill file if no other lease has room.
 pub fn evacuate(
     state: &Path,
     volume: VolumeId,
-    lease: LeaseId,
+    (lease, spills): (LeaseId, bool),
     mut progress: impl FnMut(aquifer_volume::Progress),
 ) -> Result<(), ProcessError> {
-    done(&Files::new(state, volume), &Request::Evacuate { lease }, |response| {
+    done(&Files::new(state, volume), &Request::Evacuate { lease, spills }, |response| {
         if let Response::Evacuating(now) = response {
             progress(now);
         }

@@ -49,9 +49,10 @@ fn answer(
     let last = match request {
         Request::Status => Response::Status(Box::new(serving.status())),
         Request::AddLease { lease } => done(serving.add_lease(*lease).map_err(Into::into)),
-        Request::Evacuate { lease } => {
-            let evacuated = serving.evacuate(lease, |now| progress(Response::Evacuating(now)));
-            done(evacuated.map_err(Into::into))
+        Request::AddCopy { of, lease } => done(serving.add_copy(of, *lease).map_err(Into::into)),
+        Request::Evacuate { lease, spills } => {
+            let progress = |now| progress(Response::Evacuating(now));
+            done(serving.evacuate(lease, spills, progress).map_err(Into::into))
         }
         Request::Detach => done(serving.detach(|now| progress(Response::SwapOff(now)))),
     };

@@ -23,14 +23,25 @@ pub enum Request {
         /// The lease to add.
         lease: Box<LeaseTarget>,
     },
-    /// Moves all extents off a lease and releases it. The replies are [`Response::Evacuating`]
-    /// during the move, then [`Response::Done`].
+    /// Begins a second copy of the pages of the lease `of`. A copy that the volume has is not begun
+    /// again. The reply is [`Response::Done`].
+    AddCopy {
+        /// The lease of which it is a copy.
+        of: LeaseId,
+        /// The lease that holds the copy.
+        lease: Box<LeaseTarget>,
+    },
+    /// Moves all extents off a lease and releases it, or ends the second copy on it. The replies
+    /// are [`Response::Evacuating`] during the move, then [`Response::Done`].
     ///
     /// Any client may repeat it at any time. While the lease moves, the repeated request follows
     /// that move. A lease that the volume does not have counts as moved.
     Evacuate {
         /// The lease to release.
         lease: LeaseId,
+        /// Whether extents may go to the spill file if no other lease has room.
+        #[serde(default = "yes")]
+        spills: bool,
     },
     /// Turns swap off, detaches the device and ends the process. The replies are
     /// [`Response::SwapOff`] during swapoff, then [`Response::Done`].
@@ -68,4 +79,9 @@ pub struct VolumeProcessStatus {
     pub volume: VolumeStatus,
     /// The safety rules and whether they hold.
     pub safety: SafetyReport,
+}
+
+/// Clients of earlier versions let extents go to the spill file.
+fn yes() -> bool {
+    true
 }

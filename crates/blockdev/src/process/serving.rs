@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use aquifer_page::{LeaseId, WorkerId, lock};
 use aquifer_transport::tls::Identity;
-use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig, VolumeError};
+use aquifer_volume::{
+    Event, Happening, LeaseTarget, SecondCopy, Upkeep, Volume, VolumeConfig, VolumeError,
+};
 
 use super::disk::VolumeDisk;
 use super::message::VolumeProcessStatus;
@@ -43,6 +45,7 @@ impl Serving {
             pid: std::process::id(),
             device: attached.path().to_owned(),
             backend: attached.kind(),
+            copies: Vec::new(),
         };
         lock.write(&record).map_err(note_error(&files)).inspect_err(|_| files.remove())?;
         let upkeep = Upkeep::start(&volume, log)
@@ -84,24 +87,52 @@ impl Serving {
 
     pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), VolumeError> {
         self.volume.add_lease(lease.clone())?;
-        self.note_leases(|leases| leases.push(lease));
+        self.note(|record| record.spec.leases.push(lease));
         Ok(())
     }
 
-    /// Moves all extents off a lease and releases it; see [`Volume::release`].
+    /// Begins a second copy of the lease `of`, unless the volume has this one.
+    pub(super) fn add_copy(&self, of: LeaseId, lease: LeaseTarget) -> Result<(), VolumeError> {
+        let is_it = |known: &SecondCopy| {
+            let there = &known.lease;
+            known.of == of && there.lease == lease.lease && there.is_same_place(&lease)
+        };
+        if self.volume.copies().iter().any(is_it) {
+            return Ok(());
+        }
+        self.volume.add_copy(SecondCopy { of, lease, lags: false }, |copy| {
+            self.note(|record| {
+                record.copies.retain(|known| known.of != of);
+                record.copies.push(copy.clone());
+            });
+            Ok(())
+        })
+    }
+
+    /// Moves all extents off a lease and releases it, or ends the second copy on it; see
+    /// [`Volume::release`].
     pub(super) fn evacuate(
         &self,
         lease: LeaseId,
+        spills: bool,
         progress: impl FnMut(aquifer_volume::Progress),
     ) -> Result<(), VolumeError> {
-        self.volume.release(lease, progress)?;
-        self.note_leases(|leases| leases.retain(|target| target.lease != lease));
+        self.volume.end_copy(lease)?;
+        match spills {
+            true => self.volume.release(lease, progress)?,
+            false => self.volume.release_to_lenders(lease, progress)?,
+        }
+        self.note(|record| {
+            record.spec.leases.retain(|target| target.lease != lease);
+            // A copy ends with the lease of which it is one.
+            record.copies.retain(|copy| copy.of != lease && copy.lease.lease != lease);
+        });
         Ok(())
     }
 
-    fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) {
+    fn note(&self, change: impl FnOnce(&mut VolumeRecord)) {
         let (record, lock) = &mut *lock(&self.record);
-        change(&mut record.spec.leases);
+        change(record);
         // The record only informs the next agent; the volume has its leases in any case.
         if let Err(error) = lock.write(record) {
             tracing::warn!("{}", note_error(&self.files)(error));
@@ -129,6 +160,8 @@ impl Serving {
         if let Err(error) = self.volume.discard(WorkerId(0), 0, self.record().spec.capacity.0) {
             tracing::warn!("cannot discard the volume's pages: {error}");
         }
+        // They may have missed discards.
+        self.volume.empty_copies();
     }
 
     fn claim(&self) -> Result<MutexGuard<'_, Box<dyn Attached>>, ProcessError> {

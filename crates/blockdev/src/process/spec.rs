@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, VolumeId, file};
-use aquifer_volume::LeaseTarget;
+use aquifer_volume::{LeaseTarget, SecondCopy};
 use serde::{Deserialize, Serialize};
 
 use super::ProcessError;
@@ -177,6 +177,16 @@ pub struct VolumeRecord {
     pub device: PathBuf,
     /// The backend that made the device.
     pub backend: BackendKind,
+    /// The second copies of leases' pages at present.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<SecondCopy>,
+}
+
+impl VolumeRecord {
+    /// Returns all leases at present, those that hold second copies last.
+    pub fn leases(&self) -> impl Iterator<Item = &LeaseTarget> {
+        self.spec.leases.iter().chain(self.copies.iter().map(|copy| &copy.lease))
+    }
 }
 
 /// Time for which a lock is retried: a process that checks a record's lock holds it for a moment.

@@ -10,7 +10,9 @@ use std::time::Duration;
 use aquifer_blockdev::process::{Files, ProcessError, VolumeRecord, VolumeSpec, client};
 use aquifer_blockdev::{BackendKind, backend, swap};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
-use aquifer_volume::{Encryption, EncryptionKey, EncryptionMode, LeaseTarget, Protocol};
+use aquifer_volume::{
+    Encryption, EncryptionKey, EncryptionMode, LeaseStatus, LeaseTarget, Protocol,
+};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
@@ -189,7 +191,7 @@ fn a_lease_may_be_moved_out_by_several_at_once_and_again() {
     let record = volume.spawn();
     write_content(&record.device);
     client::add_lease(volume.state(), volume.id(), lease(&second, 2)).unwrap();
-    let evacuate = || client::evacuate(volume.state(), volume.id(), LeaseId(1), |_| ());
+    let evacuate = || client::evacuate(volume.state(), volume.id(), (LeaseId(1), true), |_| ());
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..3).map(|_| scope.spawn(evacuate)).collect();
         all.into_iter().for_each(|one| one.join().unwrap().unwrap());
@@ -238,7 +240,7 @@ fn records_are_replaced_whole_and_no_live_process_seems_dead() {
         for round in 0..10 {
             let (from, to) = if round % 2 == 0 { (1, &second) } else { (2, &first) };
             client::add_lease(volume.state(), volume.id(), lease(to, 3 - from)).unwrap();
-            client::evacuate(volume.state(), volume.id(), LeaseId(from), |_| ()).unwrap();
+            client::evacuate(volume.state(), volume.id(), (LeaseId(from), true), |_| ()).unwrap();
         }
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
         looks.join().unwrap();
@@ -328,12 +330,81 @@ fn a_lease_is_replaced_by_another_without_a_byte_lost() {
 
     client::add_lease(volume.state(), volume.id(), lease(&second, 2)).unwrap();
     let mut last = None;
-    client::evacuate(volume.state(), volume.id(), LeaseId(1), |now| last = Some(now)).unwrap();
+    client::evacuate(volume.state(), volume.id(), (LeaseId(1), true), |now| last = Some(now))
+        .unwrap();
     assert_eq!(last.map(|now| now.moved), Some(EXTENTS));
     drop(first);
     check_content(&record.device);
     let noted = client::record(volume.state(), volume.id()).unwrap().spec.leases;
     assert_eq!(noted, [lease(&second, 2)]);
+    volume.detach().unwrap();
+}
+
+/// Waits until the only lease of the volume has a whole second copy.
+fn copies_are_whole(volume: &Volume) {
+    crate::common::wait_until("both copies are whole", || {
+        let leases = client::status(volume.state(), volume.id()).unwrap().volume.leases;
+        let [LeaseStatus { copy: Some(copy), .. }] = &leases[..] else { return false };
+        copy.answer == (true, true) && copy.lacks.saturating_add(copy.first_lacks) == Bytes::ZERO
+    });
+}
+
+#[test]
+fn each_of_two_copies_may_lose_its_lender_without_a_byte_lost() {
+    let (mut first, mut second) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
+    let volume = Volume::new(vec![lease(&first, 1)]);
+    let record = volume.spawn();
+    write_content(&record.device);
+    let add = || client::add_copy(volume.state(), volume.id(), LeaseId(1), lease(&second, 2));
+    add().unwrap();
+    add().unwrap();
+    copies_are_whole(&volume);
+    let noted = client::record(volume.state(), volume.id()).unwrap();
+    let leases: Vec<_> = noted.leases().map(|target| target.lease).collect();
+    assert_eq!(leases, [LeaseId(1), LeaseId(2)]);
+
+    first.kill();
+    check_content(&record.device);
+    // Only the second copy gets these.
+    write_content(&record.device);
+    first.restart();
+    copies_are_whole(&volume);
+    second.kill();
+    check_content(&record.device);
+    second.restart();
+    copies_are_whole(&volume);
+    volume.detach().unwrap();
+    for lender in [&first, &second] {
+        assert_eq!(lender.ram(), Bytes::ZERO, "its memory must be free again");
+    }
+}
+
+#[test]
+fn a_second_copy_or_the_first_may_leave_and_the_other_stays() {
+    let [first, second, third] = [(); 3].map(|()| OurLender::start(EXTENTS));
+    let volume = Volume::new(vec![lease(&first, 1)]);
+    let record = volume.spawn();
+    write_content(&record.device);
+    let add = |copy| client::add_copy(volume.state(), volume.id(), LeaseId(1), copy);
+    let leave =
+        |lease| client::evacuate(volume.state(), volume.id(), (LeaseId(lease), false), |_| ());
+    add(lease(&second, 2)).unwrap();
+    copies_are_whole(&volume);
+    leave(2).unwrap();
+    assert_eq!(client::record(volume.state(), volume.id()).unwrap().copies, []);
+    check_content(&record.device);
+
+    add(lease(&second, 3)).unwrap();
+    copies_are_whole(&volume);
+    drop(first);
+    let no_room = leave(1).unwrap_err();
+    assert!(no_room.to_string().contains("no lease has room"), "{no_room}");
+    client::add_lease(volume.state(), volume.id(), lease(&third, 4)).unwrap();
+    leave(1).unwrap();
+    let noted = client::record(volume.state(), volume.id()).unwrap();
+    assert_eq!((noted.spec.leases, noted.copies), (vec![lease(&third, 4)], Vec::new()));
+    drop(second);
+    check_content(&record.device);
     volume.detach().unwrap();
 }
 

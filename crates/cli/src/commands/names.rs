@@ -41,7 +41,7 @@ fn source(words: &[&str], argument: &str) -> Option<Find> {
         (["group" | "serve", _], "name") | (_, "group") => all_groups,
         (["volume", "detach"], "which") => attached,
         (["host", "return"], "volume") => all_volumes,
-        (["volume", "attach"], "uri") | (_, "lender" | "lenders") => lenders,
+        (["volume", "attach"], "uris") | (_, "lender" | "lenders") => lenders,
         (["vm", "migrate"], "to") | (_, "lender_host") => peer_names,
         (["why"], "name") => hosts_and_vms,
         _ => return None,

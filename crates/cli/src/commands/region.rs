@@ -31,7 +31,7 @@ pub(super) use manuals::MANUALS;
 use pages::Part;
 pub use resize::Resize;
 pub(crate) use resize::set_cache;
-pub(crate) use show::{Listed, cells, listed, text};
+pub(crate) use show::{Listed, cells, copied, listed, text};
 
 /// Manage memory regions that are kept in the pool
 ///

@@ -16,13 +16,14 @@ use crate::instance::Instance;
 use crate::io_timeout::{self, IoTimeout};
 use crate::lender::{ClaimedLender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
+use crate::lenders::Lenders;
 use crate::manual::Manual;
 use crate::run::child::{Supervisor, exit_code};
 use crate::run::leftovers::{self, Note};
 use crate::run::pool::{Pool, RunMemory};
 use crate::run::priority::Choice;
 use crate::run::watch::{Place, Watch};
-use crate::volumes::Volumes;
+use crate::volumes::{Protection, Volumes};
 
 /// The exit code for a command that SIGBUS killed after pages of its swap were lost. It differs
 /// from the codes that shells use, as the command is not at fault.
@@ -33,7 +34,7 @@ const KILLED_BY_SIGBUS: u8 = 128 + 7;
 /// Run a command with limited RAM and the rest in the pool
 ///
 /// The command runs in a memory cgroup with --local of RAM. The kernel swaps the rest to memory
-/// that this host's agent borrows, or to one --lender.
+/// that this host's agent borrows, or to a --lender.
 ///
 /// The command runs as if the shell had started it: signals reach it, and the terminal is its own.
 /// Its children and threads share the limit. Its exit code is the exit code of 'aquifer run'.
@@ -60,16 +61,23 @@ pub struct Run {
     /// Name of the cgroup; default aquifer-run-PID
     #[arg(long, value_name = "NAME", value_parser = cgroup_name)]
     name: Option<String>,
-    /// Swap to this NBD export or NVMe namespace
+    /// Swap to this NBD export or NVMe namespace; repeat for more
     ///
     /// URIs are as in 'aquifer volume attach'. By default the agent borrows memory.
-    #[arg(long, value_name = "URI")]
-    lender: Option<LenderUri>,
+    #[arg(long = "lender", value_name = "URI")]
+    lenders: Vec<LenderUri>,
+    /// Copies of each page at the lenders
+    ///
+    /// With 'mirror', name lenders in pairs on different hosts: the second of each pair has a copy
+    /// of what the first has. Each write goes to both. If one dies, the command goes on with the
+    /// other. With the agent, 'borrow.protection_of_swap' of its configuration applies.
+    #[arg(long, value_name = "KIND", default_value = "none", requires = "lenders")]
+    protection: Protection,
     /// How long a program waits for a silent --lender, or 'forever'
     ///
     /// In whole seconds; 'forever' means one day. After that, the program gets SIGBUS. With the
     /// agent, borrow.io_timeout of its configuration applies.
-    #[arg(long, value_name = "TIME", requires = "lender", default_value = "8s",
+    #[arg(long, value_name = "TIME", requires = "lenders", default_value = "8s",
         value_parser = io_timeout::parse)]
     io_timeout: IoTimeout,
     #[command(flatten)]
@@ -96,6 +104,11 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer run --local 256M --lender 'nbd+unix:///?socket=/run/aquifer/export.sock' \
              -- ./job",
             "Swap to 'aquifer serve export --size 4G' without an agent",
+        ),
+        (
+            "aquifer run --local 256M --protection mirror --lender nbds://b/ --lender nbds://c/ \
+             --tls /etc/aquifer/tls -- ./job",
+            "Swap to two hosts at once, and go on if one of them dies",
         ),
         ("aquifer run --local 1G --remote 0 -- ./job", "Limit the command, without the pool"),
     ],
@@ -230,14 +243,17 @@ impl Run {
         if self.remote == Some(Bytes::ZERO) {
             return Ok(None);
         }
-        let Some(uri) = &self.lender else {
+        if self.lenders.is_empty() {
             let bytes = self.remote.unwrap_or(Bytes(self.local.0.saturating_mul(2)));
             let choice = Choice::make(run_dir, self.priority)?;
             return pool.borrow(bytes, choice.priority).map(Some);
-        };
-        let lender = ClaimedLender::find(uri, &self.trust, None, Purpose::Volume("run"))?;
+        }
+        let what = format!("running {}", self.command[0].display());
+        let find = |uri: &_| ClaimedLender::find(uri, &self.trust, None, Purpose::Volume("run"));
+        let mirror = self.protection == Protection::Mirror;
+        let lenders = Lenders::find(&what, &self.lenders, mirror, find)?;
         let choice = Choice::make(run_dir, self.priority)?;
-        pool.attach(lender, choice.priority, self.io_timeout.of_volume()).map(Some)
+        pool.attach(&lenders, choice.priority, self.io_timeout.of_volume()).map(Some)
     }
 
     /// Runs the command inside the cgroup to its end.

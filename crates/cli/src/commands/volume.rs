@@ -2,6 +2,7 @@
 
 mod attach;
 mod detach;
+mod list;
 
 use std::process::ExitCode;
 
@@ -26,6 +27,7 @@ pub struct Volume {
 enum What {
     Attach(Box<attach::Attach>),
     Detach(detach::Detach),
+    List(list::List),
 }
 
 pub(super) const MANUAL: Manual = Manual {
@@ -42,7 +44,7 @@ pub(super) const MANUAL: Manual = Manual {
 
 /// One manual for each subcommand, by its name.
 pub(super) const MANUALS: &[(&str, &Manual)] =
-    &[("attach", &attach::MANUAL), ("detach", &detach::MANUAL)];
+    &[("attach", &attach::MANUAL), ("detach", &detach::MANUAL), ("list", &list::MANUAL)];
 
 impl Volume {
     /// Runs the subcommand.
@@ -53,6 +55,7 @@ impl Volume {
         match self.what {
             What::Attach(attach) => attach.run(common),
             What::Detach(detach) => detach.run(common),
+            What::List(list) => list.run(common),
         }
     }
 }

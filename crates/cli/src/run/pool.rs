@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent_call::Agent;
 use crate::failure::Result;
-use crate::lender::ClaimedLender;
+use crate::lenders::Lenders;
 use crate::progress::Progress;
 use crate::run::watch::Place;
 use crate::volumes::{Owner, Volumes, Wish};
@@ -68,18 +68,18 @@ impl Pool {
         Ok(RunMemory { volume: Volume::Borrowed(borrowed.volume), place })
     }
 
-    /// Swaps to a lender's export at this priority; `io_timeout` is the timeout of its I/O.
+    /// Swaps to lenders' exports at this priority; `io_timeout` is the timeout of their I/O.
     ///
     /// # Errors
-    /// If it cannot be attached.
+    /// If they cannot be attached.
     pub fn attach(
         &self,
-        lender: ClaimedLender,
+        lenders: &Lenders,
         priority: u16,
         io_timeout: Duration,
     ) -> Result<RunMemory> {
         let wish = Wish { backend: BackendKind::Auto, swap: Some(priority), io_timeout };
-        let record = self.volumes.attach(lender, wish, Owner::Run(std::process::id()))?;
+        let record = self.volumes.attach(lenders, wish, Owner::Run(std::process::id()))?;
         let place = Place { state: record.spec.state, volume: record.spec.volume };
         Ok(RunMemory { volume: Volume::Attached(place.volume), place })
     }

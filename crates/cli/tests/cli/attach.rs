@@ -1,5 +1,7 @@
 //! Tests of `aquifer volume attach`, `detach` and `run --lender` as programs, over real exports.
 
+mod copies;
+
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;

@@ -1,7 +1,6 @@
 //! The arguments of memory in the pool, for every command that makes some.
 
 use std::path::PathBuf;
-use std::slice::ChunksExact;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use crate::commands::region::directory;
 use crate::failure::{Failure, OrFail as _, Result};
 use crate::lender::{ClaimedLender, PastOwner, Purpose, Trust};
 use crate::lender_uri::LenderUri;
+use crate::lenders::Lenders;
 
 /// Memory that is in the pool, with local RAM as its cache.
 #[derive(Debug, Args)]
@@ -166,30 +166,6 @@ enum SchemeName {
     OnDemand,
     /// Keep a few frames free, so that no fetch waits for an eviction
     PreEvict,
-}
-
-impl Protection {
-    /// Returns the lenders, each with the one that has the copy, if there are copies.
-    fn groups<'a>(
-        self,
-        name: &RegionName,
-        lenders: &'a [LenderUri],
-    ) -> Result<ChunksExact<'a, LenderUri>> {
-        let each = match self {
-            Self::None | Self::Disk => 1,
-            Self::Mirror | Self::Opportunistic => 2,
-        };
-        let pairs = lenders.chunks_exact(each);
-        let alone = pairs.remainder().first();
-        let twice = pairs.clone().find(|pair| pair.iter().skip(1).any(|uri| *uri == pair[0]));
-        let why = match (alone, twice) {
-            (Some(lender), _) => format!("{lender} has no second lender for the copy"),
-            (_, Some(pair)) => format!("{} cannot hold the copy of its own pages", pair[0]),
-            (None, None) => return Ok(pairs),
-        };
-        let what = format!("finding room for '{name}'");
-        Err(Failure::new(what, why).help("name lenders in pairs: --lender A --lender B"))
-    }
 }
 
 /// The memory of a VM: a region, by default with a cache that the agent sizes. With '--cache none'
@@ -384,31 +360,17 @@ impl Cached {
             encrypt(&mut lender.lease);
             Ok(lender)
         };
-        let (mut lenders, mut copies) = (Vec::new(), Vec::new());
-        let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
-        for uris in self.protection.groups(&name, &self.lenders)? {
-            let mut lender: ClaimedLender = find(&uris[0])?;
-            if let Some(uri) = uris.get(1) {
-                let ClaimedLender { lease: mut copy, identity } = find(uri)?;
-                lender.identity = lender.identity.or(identity);
-                if lender.lease.is_same_place(&copy) {
-                    let why = format!("{uri} cannot hold the copy of its own pages");
-                    return Err(Failure::new(format!("finding room for '{name}'"), why)
-                        .help("name lenders on two hosts"));
-                }
-                // Each must hold what the other holds.
-                lender.lease.capacity = lender.lease.capacity.min(copy.capacity);
-                copy.capacity = lender.lease.capacity;
-                let lags = self.protection == Protection::Opportunistic;
-                copies.push(SecondCopy { of: lender.lease.lease, lease: copy, lags });
-            }
-            missing = missing.saturating_sub(lender.lease.capacity.0);
-            lenders.push(lender);
-        }
+        let what = format!("finding room for '{name}'");
+        let is_lagging = self.protection == Protection::Opportunistic;
+        let mirror = is_lagging || self.protection == Protection::Mirror;
+        let mut lenders = Lenders::find(&what, &self.lenders, mirror, find)?;
+        lenders.copies.iter_mut().for_each(|copy| copy.lags = is_lagging);
+        let missing = size.0.next_multiple_of(EXTENT_SIZE).saturating_sub(lenders.capacity().0);
         if missing > 0 && !self.lenders.is_empty() {
             let why = format!("its lenders have {} less than its size needs", Bytes(missing));
-            return Err(Failure::new(format!("finding room for '{name}'"), why)
-                .help("add another --lender, or choose a smaller size"));
+            return Err(
+                Failure::new(what, why).help("add another --lender, or choose a smaller size")
+            );
         }
         let auto = self.cache == CacheSize::Auto;
         if auto && self.lenders.is_empty() && paging.link.is_some() {
@@ -430,9 +392,9 @@ impl Cached {
                 .unwrap_or(VolumeConfig::DEFAULT_IO_TIMEOUT)
                 .min(VolumeConfig::DEFAULT_IO_TIMEOUT),
             paging,
-            identity: lenders.iter().find_map(|lender| lender.identity.clone()),
-            leases: lenders.into_iter().map(|lender| lender.lease).collect(),
-            copies,
+            identity: lenders.identity,
+            leases: lenders.leases,
+            copies: lenders.copies,
             disk,
             auto,
             began_local: auto,

@@ -71,7 +71,7 @@ pub(crate) fn listed(all: &[Listed]) -> String {
 }
 
 /// Describes the second copy of a lease's pages.
-fn copied(copy: &CopyStatus) -> String {
+pub(crate) fn copied(copy: &CopyStatus) -> String {
     let CopyStatus { lender, address, answer, lacks, first_lacks, late_reads, ring, .. } = copy;
     let mut state = Vec::new();
     if !answer.1 {

@@ -21,9 +21,10 @@ use crate::failure::{Failure, OrFail as _, Result};
 use crate::io_timeout::{self, IoTimeout};
 use crate::lender::{ClaimedLender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
+use crate::lenders::Lenders;
 use crate::manual::Manual;
 use crate::output;
-use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
+use crate::volumes::{Owner, PRIORITY, Protection, Volumes, Wish};
 
 /// Attach lent memory as a block device or as swap
 ///
@@ -34,12 +35,20 @@ use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 /// With --direct there is no such process: the kernel's NVMe initiator connects to the lender.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// Lender: nbd://, nbds://, nbd+unix:// or nvme+tcp:// URI
+    /// Lender: nbd://, nbds://, nbd+unix:// or nvme+tcp:// URI; more than one are used together
     ///
     /// Forms: nbd://HOST:PORT/NAME, nbds://HOST:PORT/NAME for TLS, nbd+unix:///NAME?socket=PATH,
     /// nvme+tcp://HOST:PORT/NQN, and with --direct also nvme+rdma://HOST:PORT/NQN.
-    uri: Lent,
-    /// Use at most this much of the export; default all
+    #[arg(value_name = "URI", required = true)]
+    uris: Vec<Lent>,
+    /// Copies of each page at the lenders
+    ///
+    /// With 'mirror', name lenders in pairs on different hosts: the second of each pair has a copy
+    /// of what the first has. Each write goes to both. If one dies, I/O goes on with the other. The
+    /// kernel's own initiator (--direct) writes to one lender only.
+    #[arg(long, value_name = "KIND", default_value = "none", conflicts_with = "direct")]
+    protection: Protection,
+    /// Use at most this much of each export; default all
     #[arg(long, value_name = "SIZE", conflicts_with = "direct")]
     size: Option<Bytes>,
     /// Swap to the device
@@ -82,6 +91,11 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer volume attach nvme+tcp://192.0.2.2:4420/NQN \
              --dhchap-secret /etc/aquifer/secret",
             "Attach the first namespace of any NVMe/TCP target",
+        ),
+        (
+            "aquifer volume attach nbds://b.example.org/ nbds://c.example.org/ \
+             --protection mirror --tls /etc/aquifer/tls --swap",
+            "Swap to two hosts at once: the pages outlive either of them",
         ),
         (
             "dev=$(aquifer volume attach nbd://127.0.0.1:10809/)",
@@ -137,6 +151,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("/etc/nvme/hostnqn", "this host's NVMe name; hostid is beside it"),
     ],
     see_also: &[
+        "aquifer-volume-list(1)",
         "aquifer-volume-detach(1)",
         "aquifer-serve-export(1)",
         "aquifer-doctor(1)",
@@ -165,33 +180,43 @@ impl Attach {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let swap = self.swap.then_some(self.priority);
         if self.direct.direct {
-            let uri = self.uri.subsystem()?;
+            let [uri] = &self.uris[..] else {
+                let why = "the kernel's initiator makes one device of one subsystem";
+                return Err(Failure::new("attaching with --direct", why).help("name one URI"));
+            };
+            let uri = uri.subsystem()?;
             return self.direct.run(common, uri, swap, self.io_timeout, &self.trust);
         }
-        match &self.uri {
-            Lent::Served(uri) => self.serve(common, uri),
+        let served = |uri: &Lent| match uri {
+            Lent::Served(uri) => Ok(uri.clone()),
             Lent::Rdma(uri) => {
                 Err(Failure::new(format!("attaching {uri}"), "only the kernel speaks RDMA")
                     .help("add --direct, or use nvme+tcp://"))
             }
-        }
+        };
+        self.serve(common, &self.uris.iter().map(served).collect::<Result<Vec<_>>>()?)
     }
 
     /// Attaches by a volume process.
-    fn serve(&self, common: &Common, uri: &LenderUri) -> Result<ExitCode> {
-        if !uri.is_secure() && !uri.address().is_local() {
+    fn serve(&self, common: &Common, uris: &[LenderUri]) -> Result<ExitCode> {
+        for uri in uris.iter().filter(|uri| !uri.is_secure() && !uri.address().is_local()) {
             let can = if self.trust.unencrypted { "read and change pages" } else { "change pages" };
             let why = format!("the connection is not protected: anyone on its path can {can}");
             Failure::new(format!("attaching {uri}"), why)
                 .help("use nbds:// with --tls")
                 .warn(common.json);
         }
-        let lender =
-            ClaimedLender::find(uri, &self.trust, self.size, Purpose::Volume("volume attach"))?;
+        let all: Vec<_> = uris.iter().map(ToString::to_string).collect();
+        let what = format!("attaching {}", all.join(" and "));
+        let find = |uri: &_| {
+            ClaimedLender::find(uri, &self.trust, self.size, Purpose::Volume("volume attach"))
+        };
+        let mirror = self.protection == Protection::Mirror;
+        let lenders = Lenders::find(&what, uris, mirror, find)?;
         let swap = self.swap.then_some(self.priority);
         let wish = Wish { backend: self.backend, swap, io_timeout: self.io_timeout.of_volume() };
         // If this program ends before `keep`, the volume's process takes the volume away.
-        let started = Volumes::under(&common.run_dir)?.start(&lender, wish, Owner::Attach)?;
+        let started = Volumes::under(&common.run_dir)?.start(&lenders, wish, Owner::Attach)?;
         let record = started.record();
         let attached = Attached {
             volume: record.spec.volume,
@@ -202,7 +227,7 @@ impl Attach {
             pid: record.pid,
         };
         output::answer(common.json, &attached, |attached| attached.device.clone())?;
-        started.keep().or_fail(|| format!("attaching {uri}"))?;
+        started.keep().or_fail(|| what)?;
         Ok(ExitCode::SUCCESS)
     }
 }

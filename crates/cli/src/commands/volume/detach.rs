@@ -45,7 +45,12 @@ pub(super) const MANUAL: Manual = Manual {
         ("aquifer volume detach /dev/loop3", "Detach one device"),
         ("aquifer volume detach --all", "Detach every volume made by 'aquifer volume attach'"),
     ],
-    see_also: &["aquifer-volume-attach(1)", "aquifer-host-return(1)", "swapoff(8)"],
+    see_also: &[
+        "aquifer-volume-attach(1)",
+        "aquifer-volume-list(1)",
+        "aquifer-host-return(1)",
+        "swapoff(8)",
+    ],
     ..Manual::NONE
 };
 
@@ -133,7 +138,7 @@ impl Detach {
         let what = || format!("detaching {which}");
         match all.into_iter().find(is_meant) {
             None => Err(Failure::new(what(), "there is no such volume")
-                .help("'aquifer status' lists the agent's; RUN_DIR/volumes has a file for each")),
+                .help("'aquifer volume list' lists all")),
             Some(found) if self.force || found.owner == Some(Owner::Attach) => {
                 Ok(vec![found.record.spec.volume])
             }

@@ -20,7 +20,7 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(180);
 /// A load that reads parts of the file holds those pages locked while the kernel reclaims memory in
 /// the load's cgroup. The reclaim waits for swap, and so for the lender. A lender that starts just
 /// then may need the same pages, and both would wait for ever.
-fn program() -> &'static Path {
+pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let load = Path::new(env!("CARGO_TARGET_TMPDIR")).join("load");

@@ -17,7 +17,7 @@ pub use aquifer_hosts::{block_on, wait_for, wait_until};
 pub use cluster::{Cluster, address, init};
 pub use host::{Host, lives, process};
 pub use impostor::Impostor;
-pub use load::Load;
+pub use load::{Load, program as load_program};
 pub use rights::{lacks_rights, the_kernels_swap};
 pub use spec::Spec;
 pub use stranger::{Identity, Stranger};
