@@ -248,6 +248,12 @@ mod tests {
             ("host = 'a'\n[borrow]\nmax = '64M'", "less than a single request"),
             ("host = 'a'\n[borrow]\nbackend = 'floppy'", "floppy"),
             ("host = 'a'\n[borrow]\nattach = 'direct'", "needs protocol"),
+            ("host = 'a'\n[borrow]\nprotection_of_swap = 'disk'", "as slow as this host's disk"),
+            (
+                "host = 'a'\n[borrow]\nattach = 'direct'\nprotocol = 'nvme-tcp'\n\
+                 protection_of_swap = 'mirror'",
+                "protection_of_swap needs attach = \"pool\"",
+            ),
             ("host = 'a'\npages = '0.0.0.0:7071'", "cannot reach pages = \"0.0.0.0:7071\""),
             ("host = 'a'\n[lend]\nnvme = '[::]:4420'", "[lend] nvme"),
             ("host = 'a'\n[borrow]\nprotocol = 'nvme-rdma'", "needs attach"),

@@ -57,7 +57,7 @@ pub use orders::nobody_lends;
 pub use output::{Answer, Output, Problem, Work};
 
 use crate::ledger::{Claims, Ledger, OwnMemory, Purpose};
-use crate::{Action, Controller, Decision, Event, LoanState, Memory, Subject, What};
+use crate::{Action, Controller, Decision, Event, LoanState, Memory, Owner, Subject, What};
 use caches::Caches;
 use copies::Copies;
 use moves::Moves;
@@ -277,8 +277,14 @@ impl Node {
             self.outputs.push(Output::RoleChanged { from, to });
         }
         let mut about = decision.what.subjects();
-        if let Some(region) = self.region_of(&about).filter(|_| !has_region(&about)) {
-            about.extend([Subject::Region(region.clone()), Subject::Vm(region)]);
+        match self.user_of(&about) {
+            Some((_, Owner::Region(region))) if !has_region(&about) => {
+                about.extend([Subject::Region(region.clone()), Subject::Vm(region)]);
+            }
+            Some((volume, Owner::Swap)) if !about.contains(&Subject::Volume(volume)) => {
+                about.push(Subject::Volume(volume));
+            }
+            _ => {}
         }
         if decision.what.is_limited_by_ledger() {
             let vms = self.controller.own().vms.iter();
@@ -290,8 +296,8 @@ impl Node {
         }
     }
 
-    /// Returns the region whose lease is among the subjects.
-    fn region_of(&self, about: &[Subject]) -> Option<RegionName> {
+    /// Returns the volume, and its owner, whose lease is among the subjects.
+    fn user_of(&self, about: &[Subject]) -> Option<(VolumeId, Owner)> {
         let lease = about.iter().find_map(|one| match one {
             Subject::Lease(lease) => Some(*lease),
             _ => None,
@@ -299,7 +305,8 @@ impl Node {
         let borrowed = self.controller.borrowed();
         let volume = borrowed.iter().find(|held| held.lease.lease == lease)?.volume;
         let volumes = self.controller.volumes();
-        volumes.iter().find(|known| known.volume == volume)?.owner.region().cloned()
+        let known = volumes.into_iter().find(|known| known.volume == volume)?;
+        Some((volume, known.owner))
     }
 
     /// Begins an action, unless work on the same subject is in progress.
