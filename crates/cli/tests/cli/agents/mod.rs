@@ -31,5 +31,6 @@ mod revocations;
 mod scanners;
 mod sharing;
 mod strangers;
+mod swap_copies;
 mod vm_moves;
 mod words;
