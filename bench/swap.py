@@ -33,8 +33,18 @@ class Aquifer:
 
     name = "aquifer"
 
+    # How pages are encrypted; `None` for lenders of this host.
+    encryption: dict | None = None
+
     def __init__(self):
         self.lender = self.pid = None
+
+    def lease(self, socket: Path) -> dict:
+        """A lease on all that the lender at this socket has."""
+        return {
+            "lease": uuid.uuid4().hex, "lender": "lender", "address": f"unix:{socket}",
+            "export": "", "capacity": DEVICE_SIZE, "secure": False, "encryption": self.encryption,
+        }
 
     def start(self, work: Path, workers: int) -> None:
         socket = work / "lender.sock"
@@ -43,12 +53,8 @@ class Aquifer:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
         wait("the lender's socket", socket.exists)
-        lease = {
-            "lease": uuid.uuid4().hex, "lender": "lender", "address": f"unix:{socket}",
-            "export": "", "capacity": DEVICE_SIZE, "secure": False,
-        }
         spec = {
-            "volume": uuid.uuid4().hex, "capacity": DEVICE_SIZE, "leases": [lease],
+            "volume": uuid.uuid4().hex, "capacity": DEVICE_SIZE, "leases": [self.lease(socket)],
             "backend": "fuse-loop", "workers": workers, "swap": True, "priority": PRIORITY,
             "io_timeout": {"secs": 8, "nanos": 0}, "identity": None, "spill": None,
             "state": str(work), "note": None,
