@@ -1,12 +1,12 @@
 #!/usr/bin/python3 -B
 """Measures what a second copy of each page costs swap: `--protection mirror` beside `none`.
 
-Each round runs the same load over both in turn, so that disturbances fall on both alike. In a memory
-cgroup of 256 MiB, a process fills 768 MiB with checked content: nearly all of that is written to
+Each round runs the same load over both in turn, so that disturbances fall on both alike. In a
+memory cgroup of 256 MiB, a process fills 768 MiB with checked content: two thirds are written to
 swap. It then reads, checks and rewrites pages at random, which reads and writes swap. The lenders
 are processes at Unix sockets, and pages are encrypted as for other hosts. The script checks that
-the second copy is whole before and after each load. Target: at most 1.25 times the time. Needs root.
-Build first:
+the second copy is whole before and after each load. Target: at most 1.25 times the time. Needs
+root. Build first:
     cargo build --release -p aquifer-blockdev -p aquifer-nbd --examples
 
 Usage: bench/swap_copies.py [--rounds N] [--accesses N] [--limit 256M] [--memory 768M] [--json]

@@ -369,8 +369,8 @@ pub enum Action {
         onto: BorrowedLease,
     },
     /// Borrower: add the leases `onto` to the volume, then vacate `lease` while I/O goes on. The
-    /// pages of `lease` move to free room in the volume. A second copy ends. The agent answers with `Evacuated` or
-    /// `EvacuationFailed`.
+    /// pages of `lease` move to free room in the volume. A second copy ends. The agent answers with
+    /// `Evacuated` or `EvacuationFailed`.
     Evacuate {
         /// The volume.
         volume: VolumeId,

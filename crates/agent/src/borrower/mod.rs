@@ -222,8 +222,8 @@ impl Borrower {
 
     /// Adds the leases `onto` to the volume, then moves all pages out of `lease` while I/O
     /// continues, or ends the second copy on it. With `spills`, pages go to the spill file if no
-    /// other lease has room. A direct volume first becomes a pooled one. Returns the leases that could not be
-    /// added, and the result of the move.
+    /// other lease has room. A direct volume first becomes a pooled one. Returns the leases that
+    /// could not be added, and the result of the move.
     pub fn evacuate(
         &self,
         volume: VolumeId,
