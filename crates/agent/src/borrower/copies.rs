@@ -7,6 +7,12 @@ use aquifer_page::{LeaseId, VolumeId};
 use super::Borrower;
 
 impl Borrower {
+    /// Returns whether the leases of a volume for swap can have second copies. A process of an
+    /// earlier version can begin none, and nor can the kernel.
+    pub fn takes_copies(&self, volume: VolumeId) -> bool {
+        self.volumes().get(&volume).is_some_and(|record| record.copies.is_some())
+    }
+
     /// Begins a second copy of the lease `of` on the lease `onto`.
     ///
     /// # Errors

@@ -518,6 +518,6 @@ fn live(record: &VolumeRecord) -> Option<LiveVolume> {
         group,
         cause,
         leases: record.spec.leases.iter().map(lease).collect(),
-        copies: record.copies.iter().map(|copy| (copy.of, lease(&copy.lease))).collect(),
+        copies: record.copies.iter().flatten().map(|copy| (copy.of, lease(&copy.lease))).collect(),
     })
 }

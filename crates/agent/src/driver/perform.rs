@@ -169,7 +169,10 @@ impl Driver {
         }
         let borrower = self.parts.borrower.clone();
         self.later(move || {
-            let volumes = borrower.status().into_iter().map(readings::volume);
+            let volumes = borrower.status().into_iter().map(|volume| {
+                let takes_copies = borrower.takes_copies(volume.volume);
+                readings::volume(volume, takes_copies)
+            });
             let regions = borrower.regions().into_iter().map(readings::region);
             Input::Volumes(volumes.chain(regions).collect())
         });

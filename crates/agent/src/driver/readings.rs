@@ -69,13 +69,12 @@ impl Driver {
 }
 
 /// Converts a volume's status to the node's type.
-pub(super) fn volume(volume: Volume) -> VolumeReading {
+pub(super) fn volume(volume: Volume, takes_copies: bool) -> VolumeReading {
     VolumeReading {
         volume: volume.volume,
         spilled: volume.spilled,
         last_error: volume.last_error,
-        // Without a process, the kernel writes to one lender.
-        takes_copies: volume.pid.is_some(),
+        takes_copies,
         leases: volume.leases.into_iter().map(lease).collect(),
     }
 }

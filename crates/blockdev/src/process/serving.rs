@@ -45,7 +45,7 @@ impl Serving {
             pid: std::process::id(),
             device: attached.path().to_owned(),
             backend: attached.kind(),
-            copies: Vec::new(),
+            copies: Some(Vec::new()),
         };
         lock.write(&record).map_err(note_error(&files)).inspect_err(|_| files.remove())?;
         let upkeep = Upkeep::start(&volume, log)
@@ -102,8 +102,9 @@ impl Serving {
         }
         self.volume.add_copy(SecondCopy { of, lease, lags: false }, |copy| {
             self.note(|record| {
-                record.copies.retain(|known| known.of != of);
-                record.copies.push(copy.clone());
+                let copies = record.copies.get_or_insert_default();
+                copies.retain(|known| known.of != of);
+                copies.push(copy.clone());
             });
             Ok(())
         })
@@ -125,7 +126,8 @@ impl Serving {
         self.note(|record| {
             record.spec.leases.retain(|target| target.lease != lease);
             // A copy ends with the lease of which it is one.
-            record.copies.retain(|copy| copy.of != lease && copy.lease.lease != lease);
+            let copies = record.copies.get_or_insert_default();
+            copies.retain(|copy| copy.of != lease && copy.lease.lease != lease);
         });
         Ok(())
     }

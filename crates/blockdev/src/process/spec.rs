@@ -177,15 +177,16 @@ pub struct VolumeRecord {
     pub device: PathBuf,
     /// The backend that made the device.
     pub backend: BackendKind,
-    /// The second copies of leases' pages at present.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub copies: Vec<SecondCopy>,
+    /// The second copies of leases' pages at present; `None` if the process is of an earlier
+    /// version, which can begin none.
+    #[serde(default)]
+    pub copies: Option<Vec<SecondCopy>>,
 }
 
 impl VolumeRecord {
     /// Returns all leases at present, those that hold second copies last.
     pub fn leases(&self) -> impl Iterator<Item = &LeaseTarget> {
-        self.spec.leases.iter().chain(self.copies.iter().map(|copy| &copy.lease))
+        self.spec.leases.iter().chain(self.copies.iter().flatten().map(|copy| &copy.lease))
     }
 }
 

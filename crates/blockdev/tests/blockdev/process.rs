@@ -391,7 +391,7 @@ fn a_second_copy_or_the_first_may_leave_and_the_other_stays() {
     add(lease(&second, 2)).unwrap();
     copies_are_whole(&volume);
     leave(2).unwrap();
-    assert_eq!(client::record(volume.state(), volume.id()).unwrap().copies, []);
+    assert_eq!(client::record(volume.state(), volume.id()).unwrap().copies, Some(Vec::new()));
     check_content(&record.device);
 
     add(lease(&second, 3)).unwrap();
@@ -402,7 +402,7 @@ fn a_second_copy_or_the_first_may_leave_and_the_other_stays() {
     client::add_lease(volume.state(), volume.id(), lease(&third, 4)).unwrap();
     leave(1).unwrap();
     let noted = client::record(volume.state(), volume.id()).unwrap();
-    assert_eq!((noted.spec.leases, noted.copies), (vec![lease(&third, 4)], Vec::new()));
+    assert_eq!((noted.spec.leases, noted.copies), (vec![lease(&third, 4)], Some(Vec::new())));
     drop(second);
     check_content(&record.device);
     volume.detach().unwrap();
