@@ -1,7 +1,7 @@
 //! The page path allocates nothing: a host swaps because it has no memory left.
 
 use aquifer_page::{EXTENT_SIZE, LeaseId, WorkerId};
-use aquifer_volume::{Encryption, LeaseTarget, Volume, VolumeConfig, VolumeError};
+use aquifer_volume::{Encryption, LeaseTarget, SecondCopy, Volume, VolumeConfig, VolumeError};
 
 use crate::common::*;
 use crate::counting::allocations_here;
@@ -95,19 +95,22 @@ fn no_page_costs_an_allocation_when_it_is_encrypted() {
 
 #[test]
 fn no_page_costs_an_allocation_with_two_copies() {
-    let lenders = [(); 4].map(|()| lender(1));
-    let volume = Volume::new(config(2)).unwrap();
-    let target = |number: usize| LeaseTarget {
-        encryption: Some(Encryption::random()),
-        ..lease(&lenders[number], number as u128 + 1, 1)
-    };
-    for first in [0, 1] {
-        volume.add_lease(target(first)).unwrap();
-        let of = LeaseId(first as u128 + 1);
-        volume.add_copy(of, target(first + 2), |_| Ok::<_, VolumeError>(())).unwrap();
+    for lags in [false, true] {
+        let lenders = [(); 4].map(|()| lender(1));
+        let volume = Volume::new(config(2)).unwrap();
+        let target = |number: usize| LeaseTarget {
+            encryption: Some(Encryption::random()),
+            ..lease(&lenders[number], number as u128 + 1, 1)
+        };
+        for first in [0, 1] {
+            volume.add_lease(target(first)).unwrap();
+            let of = LeaseId(first as u128 + 1);
+            let copy = SecondCopy { of, lease: target(first + 2), lags };
+            volume.add_copy(copy, |_| Ok::<_, VolumeError>(())).unwrap();
+        }
+        wait_until("both copies are whole", || volume.repair_copies(|| true));
+        exercise(&volume);
     }
-    wait_until("both copies are whole", || volume.repair_copies(|| true));
-    exercise(&volume);
 }
 
 #[test]
