@@ -8,7 +8,7 @@ use aquifer_api::order::{Claim, ClaimPurpose};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_region::process::{Files, RegionSpec, disk_copies_in};
 use aquifer_region::{LinkSpec, Paging, PolicyKind, PrefetchKind, RegionError, Scheme};
-use aquifer_volume::{DiskCopies, LeaseTarget, SecondCopy, VolumeConfig};
+use aquifer_volume::{DiskCopies, LeaseTarget, VolumeConfig};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
