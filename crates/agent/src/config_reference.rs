@@ -266,6 +266,13 @@ const BORROW: &[Key] = &[
         "\"/var/lib/aquifer/spill\"",
         "directory of files for pages that no lender has room for, and for copies of pages",
     ),
+    key(
+        "key_lifetime",
+        "time, `never`",
+        "\"30d\"",
+        "how old the key of a lease gets: then another lease with a new key replaces it, while \
+         programs run; at least 1s",
+    ),
     key("io_timeout", "time", "\"8s\"", "how long I/O waits for a silent lender, at least 100ms"),
     key(
         "attach",
@@ -289,6 +296,10 @@ const BORROW: &[Key] = &[
 ];
 
 const BORROW_NOTES: &[&str] = &[
+    "To replace a key, the agent borrows for the pages of its lease, moves them there, and gives \
+     the lease back: one lease at a time, and only while a lender has room. \
+     [Security](../explain/security.md#keys-that-are-replaced) tells which keys that concerns. \
+     `aquifer host rotate-keys` does it at once.",
     "Spilled pages are encrypted. The key of a volume for swap is only in its process, and that of \
      a region only in its record. No other host may use the directory. `attach = \
      \"direct\"` needs `protocol = \"nvme-tcp\"` or `\"nvme-rdma\"`. \

@@ -117,6 +117,25 @@ pub struct Returned {
     pub volumes: Vec<VolumeId>,
 }
 
+/// Replace the keys of leases: other leases with new keys take their pages. The agent answers at
+/// once, and replaces one lease after the other while nothing else moves and lenders have room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RotateKeys {
+    /// One lease. Default: all leases with keys of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Id>)]
+    pub lease: Option<LeaseId>,
+}
+
+/// The leases whose keys the agent replaces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RotatesKeys {
+    /// These leases.
+    #[schema(value_type = Vec<schema::Id>)]
+    pub leases: Vec<LeaseId>,
+}
+
 /// Drain this host, or end that. While it drains, it takes its leases back, lends nothing, moves
 /// its VMs to other hosts and takes none. Borrowers move their pages to other lenders, or to a
 /// local file, while I/O continues.

@@ -60,6 +60,8 @@ pub const FIND_GROUP: &str = "/v1/groups/find";
 pub const BORROW: &str = "/v1/borrow";
 /// `POST` [`crate::order::Return`].
 pub const RETURN: &str = "/v1/return";
+/// `POST` [`crate::order::RotateKeys`].
+pub const ROTATE_KEYS: &str = "/v1/keys/rotate";
 /// `POST` [`crate::order::Drain`]; `GET` the progress. Both answer [`crate::order::Draining`].
 pub const DRAIN: &str = "/v1/drain";
 /// `POST` [`crate::order::Claim`].

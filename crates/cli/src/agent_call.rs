@@ -1,7 +1,7 @@
 //! Calls to this host's agent over its unix socket.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aquifer_api::client::{CallError, Client};
@@ -50,6 +50,13 @@ impl Socket {
             Builder::new_current_thread().enable_all().build().or_fail(|| "calling the agent")?;
         Ok(Agent { runtime, client: Client::local(&path), path })
     }
+}
+
+/// Asks the agent at this socket for its host's status; `None` if it does not answer.
+pub fn status_at(socket: &Path) -> Option<Status> {
+    let runtime = Builder::new_current_thread().enable_all().build().ok()?;
+    let client = Client::local(socket).with_timeout(STATUS_LIMIT);
+    runtime.block_on(client.get(path::STATUS)).ok()
 }
 
 impl Agent {

@@ -229,7 +229,9 @@ fn held(lease: &Held) -> String {
     let state = if lease.state == "ok" { String::new() } else { format!(" ({})", lease.state) };
     let copy = lease.copy.as_ref().map(copy).unwrap_or_default();
     let disk = lease.disk.as_ref().map(on_disk).unwrap_or_default();
-    format!("{}: {} of {}{state}{copy}{disk}", lease.lender, lease.placed, lease.capacity)
+    let days = lease.key_age_s.map_or(0, |seconds| (seconds / 86_400.0) as u64);
+    let key = if days == 0 { String::new() } else { format!(", key {days}d old") };
+    format!("{}: {} of {}{state}{copy}{disk}{key}", lease.lender, lease.placed, lease.capacity)
 }
 
 /// Describes the second copies of a lease's pages.
@@ -352,7 +354,7 @@ mod tests {
                     "spilled": 1 << 26, "last_error": "lender b is gone",
                     "leases": [{
                         "lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30,
-                        "placed": 1 << 26, "state": "unreachable for 3s"
+                        "placed": 1 << 26, "state": "unreachable for 3s", "key_age_s": 1e6
                     }]
                 }],
                 "peers": [{
@@ -375,7 +377,7 @@ mod tests {
             "384MiB",
             "/dev/loop3",
             "1MiB of 1GiB",
-            "b: 64MiB of 1GiB (unreachable for 3s)",
+            "b: 64MiB of 1GiB (unreachable for 3s), key 11d old",
             "64MiB in the local spill file",
             "lender b is gone",
             "connection refused",

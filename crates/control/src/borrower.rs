@@ -106,6 +106,9 @@ pub(crate) struct Holding {
     pub(crate) has_told_lack: bool,
     /// Whether it is left because its lender is gone, and not because that lender asks for it.
     pub(crate) is_abandoned: bool,
+    /// Whether it is left so that its pages get another key: it stays if other leases cannot take
+    /// all of it.
+    pub(crate) rotates: bool,
 }
 
 /// A lease that could not be vacated.
@@ -219,7 +222,7 @@ impl Borrower {
     /// Returns whether more than three quarters of the borrowed memory is in use and no more is on
     /// its way. Extents of a volume that lost their lease to a recall are on a disk, so they do not
     /// count as borrowed memory.
-    fn nearly_full(&self, ctx: &StepContext<'_>) -> bool {
+    pub(crate) fn nearly_full(&self, ctx: &StepContext<'_>) -> bool {
         let mut swap = self.volumes.values().filter(|volume| volume.owner.is_swap());
         let all_active = swap.all(|volume| volume.state == VolumeState::Active);
         let is_room = |holding: &Holding| {
@@ -326,6 +329,7 @@ impl Borrower {
             is_beginning: false,
             has_told_lack: false,
             is_abandoned: false,
+            rotates: false,
         };
         self.holdings.insert(holding.borrowed.lease, holding);
     }
@@ -371,7 +375,7 @@ impl Borrower {
         volume.state = VolumeState::Deactivating;
         let what = What::Deactivates { volume: id, bytes: volume.bytes, by_hand: volume.returned };
         for holding in self.holdings.values_mut().filter(|holding| holding.volume == id) {
-            holding.leaving = Leaving::No;
+            (holding.leaving, holding.rotates) = (Leaving::No, false);
         }
         ctx.decide(what);
         ctx.act(Action::Deactivate { volume: id });

@@ -142,10 +142,27 @@ impl Controller {
         self.asked(LenderRole::spare_for_copies)
     }
 
-    fn asked(&self, ask: impl FnOnce(&LenderRole, &StepContext<'_>) -> Bytes) -> Bytes {
+    fn asked<T>(&self, ask: impl FnOnce(&LenderRole, &StepContext<'_>) -> T) -> T {
         let mut ids = self.ids.clone();
         let ctx = StepContext { facts: &self.facts, ids: &mut ids, step: Step::default() };
         ask(&self.lender, &ctx)
+    }
+
+    /// Returns whether this host lacks memory, beside what it borrowed for that.
+    pub(crate) fn is_short(&self) -> bool {
+        let is_overloaded = self.facts.memory.overloaded(&self.facts.config);
+        let has_swap = self.borrower.swaps();
+        is_overloaded && (!has_swap || self.asked(|_, ctx| self.borrower.nearly_full(ctx)))
+    }
+
+    /// Returns how much of a lease nothing can replace now.
+    pub(crate) fn irreplaceable(&self, lease: LeaseId) -> Bytes {
+        self.asked(|_, ctx| self.borrower.irreplaceable(lease, ctx))
+    }
+
+    /// Returns whether a lease is left so that its pages get another key.
+    pub(crate) fn rotates(&self, lease: LeaseId) -> bool {
+        self.borrower.rotates(lease)
     }
 
     /// Returns the bytes of which a program can make use here while this host stays below T_upper
@@ -297,6 +314,7 @@ fn handle(
         Event::Protect { lease, near } => borrower.protect(lease, &near, ctx),
         Event::Copied { lease, failed } => borrower.copied(lease, failed, ctx),
         Event::Abandon { lease } => borrower.abandon_lease(lease, ctx),
+        Event::Replace { lease, room } => borrower.replace(lease, room),
         Event::Evacuated { lease, unused } => borrower.evacuated(lease, unused, ctx),
         Event::EvacuationFailed { lease, unused, why } => {
             borrower.evacuation_failed(lease, unused, why, ctx);

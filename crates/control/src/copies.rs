@@ -119,6 +119,7 @@ impl Borrower {
             return;
         }
         (holding.leaving, holding.surplus, holding.is_abandoned) = (Leaving::Wanted, false, true);
+        holding.rotates = false;
         let lender = holding.borrowed.lender.clone();
         // It tries again and again while no other host has room.
         let is_new = !holding.is_stuck(ctx.now());

@@ -74,6 +74,7 @@ pub enum What {
         cause: Option<Cause>,
         owner: Owner,
         copy_of: Option<LeaseId>,
+        instead_of: Option<LeaseId>,
     },
     /// The lender did not answer in time.
     GivesUp { lender: HostName, bytes: Bytes, waited: Duration },
@@ -136,6 +137,8 @@ pub enum What {
     CopyFailed { lease: LeaseId, lender: HostName, why: String },
     /// No host has room for second copies of a lease's pages.
     LacksCopy { lease: LeaseId, lender: HostName, bytes: Bytes },
+    /// Lenders did not grant enough to replace a lease with an old key.
+    KeepsKey { lease: LeaseId, lender: HostName, bytes: Bytes, got: Bytes },
     /// The lender of the lease is gone, and a second copy has its pages.
     Abandoned { lease: LeaseId, lender: HostName },
     /// Grants a request.
@@ -291,10 +294,13 @@ impl Decision {
 
     fn asking(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Asks { lender, bytes, cause, owner, copy_of } => {
+            What::Asks { lender, bytes, cause, owner, copy_of, instead_of } => {
                 write!(f, "asks {lender} for {bytes}{}: ", For(owner))?;
                 if let Some(of) = copy_of {
                     return write!(f, "lease {of} needs a second copy of its pages");
+                }
+                if let Some(lease) = instead_of {
+                    return write!(f, "the pages in lease {lease} must move");
                 }
                 match cause {
                     Some(Cause::Overload) => f.write_str(&self.overload()),
@@ -302,7 +308,7 @@ impl Decision {
                         f.write_str("the operator ordered it")
                     }
                     Some(Cause::ByHand) => f.write_str("the region needs a place for its pages"),
-                    None => f.write_str("a lender recalls its lease"),
+                    None => f.write_str("pages must move"),
                 }
             }
             What::GivesUp { lender, bytes, waited } => {
@@ -437,6 +443,11 @@ impl Decision {
                 "has one copy only of the pages in lease {lease} of {lender}: no other host grants \
                  {bytes}, or borrow.max is reached"
             ),
+            What::KeepsKey { lease, lender, bytes, got } => write!(
+                f,
+                "keeps lease {lease} of {lender} with its key: of {bytes}, lenders granted {got} \
+                 to replace it"
+            ),
             What::Abandoned { lease, lender } => write!(
                 f,
                 "moves the pages in lease {lease} elsewhere: {lender} does not answer or has lost \
@@ -556,6 +567,7 @@ mod tests {
             cause: Some(Cause::Overload),
             owner: Owner::Swap,
             copy_of: None,
+            instead_of: None,
         };
         let decision = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what };
         assert_eq!(

@@ -27,7 +27,7 @@ impl Borrower {
             if holding.borrowed.lender != *from {
                 return ctx.decide(What::Stranger { from: from.clone(), lease });
             }
-            (holding.surplus, holding.is_abandoned) = (false, false);
+            (holding.surplus, holding.is_abandoned, holding.rotates) = (false, false, false);
             let deactivating = self.volumes[&holding.volume].state == VolumeState::Deactivating;
             if holding.leaving == Leaving::No && !deactivating {
                 holding.leaving = Leaving::Wanted;
@@ -107,10 +107,18 @@ impl Borrower {
         let Some(holding) = self.holdings.get_mut(&lease) else {
             return self.give_back(&round, ctx);
         };
-        holding.leaving = Leaving::Evacuating;
-        holding.replaced = holding.replaced.saturating_add(round.got_bytes());
         let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();
+        let replaced = holding.replaced.saturating_add(round.got_bytes());
+        if holding.rotates && replaced < bytes {
+            (holding.leaving, holding.rotates) = (Leaving::No, false);
+            let got = round.got_bytes();
+            ctx.decide(What::KeepsKey { lease, lender, bytes, got });
+            return self.give_back(&round, ctx);
+        }
+        (holding.leaving, holding.replaced) = (Leaving::Evacuating, replaced);
         let spills = match is_swap {
+            // No key is worth a disk.
+            _ if holding.rotates => false,
             // Its second copies serve its pages, unless their lender wants the memory.
             true => !holding.is_abandoned || is_needed,
             false => holding.may_spill(ctx.now()),
@@ -166,7 +174,9 @@ impl Borrower {
         let at = ctx.now();
         let before = holding.stuck.clone().filter(|stuck| stuck.lasts(at));
         let is_new = before.as_ref().is_none_or(|before| before.why != why);
-        if !std::mem::take(&mut holding.surplus) {
+        let is_free = std::mem::take(&mut holding.rotates);
+        // No host waits for a lease that this host leaves of its own accord.
+        if !std::mem::take(&mut holding.surplus) && !is_free {
             let since = before.map_or(at, |before| before.since);
             holding.stuck = Some(Stuck { why: why.clone(), at, since });
         }

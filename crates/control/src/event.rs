@@ -193,6 +193,14 @@ pub enum Event {
         /// The lease.
         lease: LeaseId,
     },
+    /// A lease is left for others, so that its pages get another key. It stays if lenders do not
+    /// have room for all of it.
+    Replace {
+        /// The lease.
+        lease: LeaseId,
+        /// The room that its volume got for its pages already.
+        room: Bytes,
+    },
     /// [`Action::Evacuate`] is done: nothing uses the lease any more.
     Evacuated {
         /// The empty lease.

@@ -88,6 +88,8 @@
 //! | move a VM from lasting overload | `moves`: `relief` | `moves::a_vm_leaves_` |
 //! | back off after a failed move | `moves`: `failed` | `moves::a_failed_move_` |
 //! | let the host leave the cluster | `leave`: `leave` | `leave::a_host_` |
+//! | replace a lease with an old key | `keys`: `rotate_keys` | `keys::an_old_` |
+//! | keep a lease that nothing replaces | `keys`: `rotate` | `keys::without_room_` |
 
 pub mod balance;
 mod borrower;
@@ -113,6 +115,7 @@ mod placement;
 mod protection;
 mod regions;
 pub mod restart;
+mod rotation;
 mod round;
 mod step_context;
 mod subject;

@@ -110,7 +110,7 @@ impl Borrower {
     pub(crate) fn give_back_lease(&mut self, lease: LeaseId, ctx: &mut StepContext<'_>) {
         let Some(holding) = self.holdings.get_mut(&lease) else { return };
         if holding.leaving == Leaving::No {
-            (holding.leaving, holding.surplus) = (Leaving::Wanted, true);
+            (holding.leaving, holding.surplus, holding.rotates) = (Leaving::Wanted, true, false);
             self.evacuate_waiting(ctx);
         }
     }

@@ -108,11 +108,12 @@ impl Round {
         let (since, sent) = (ctx.now(), ctx.now());
         let ask = Ask { request: ctx.ids.request(), lender, bytes, since, sent };
         let (lender, cause, owner) = (ask.lender.clone(), self.purpose.cause(), self.owner.clone());
-        let copy_of = match self.purpose {
-            Purpose::Copy { of, .. } => Some(of),
-            _ => None,
+        let (copy_of, instead_of) = match self.purpose {
+            Purpose::Copy { of, .. } => (Some(of), None),
+            Purpose::Replace { lease, .. } => (None, Some(lease)),
+            _ => (None, None),
         };
-        ctx.decide(What::Asks { lender, bytes, cause, owner, copy_of });
+        ctx.decide(What::Asks { lender, bytes, cause, owner, copy_of, instead_of });
         ctx.send(&ask.lender, self.message(&ask));
         self.ask = Some(ask);
         true

@@ -61,6 +61,7 @@ impl What {
             | Self::Copies { lender: host, of: lease, .. }
             | Self::CopyFailed { lender: host, lease, .. }
             | Self::LacksCopy { lender: host, lease, .. }
+            | Self::KeepsKey { lender: host, lease, .. }
             | Self::Abandoned { lender: host, lease }
             | Self::EvacuationFailed { lender: host, lease, .. }
             | Self::Grants { borrower: host, lease, .. }

@@ -105,6 +105,8 @@ pub enum Command {
     Drain(bool),
     /// The same, and move all VMs away and take none, or take some again.
     Vacate(bool),
+    /// Replace the keys of all leases.
+    RotateKeys,
     /// No longer count this host of [`Scenario::hosts`] as a peer.
     Part(usize),
     /// Count all hosts as peers again.

@@ -184,6 +184,7 @@ impl DirectVolumes {
                     health,
                     copy: None,
                     disk: None,
+                    key_age_s: None,
                 }],
                 last_error: None,
             }

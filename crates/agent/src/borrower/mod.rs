@@ -31,7 +31,7 @@ use aquifer_blockdev::swap;
 use aquifer_control::{BorrowedLease, Cause, LiveVolume, Owner};
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId, lock};
 use aquifer_region::process::remove_old_spill_files;
-use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
+use aquifer_volume::{EncryptionMode, LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
 use self::direct::DirectVolumes;
@@ -61,6 +61,18 @@ pub struct Borrower {
 struct Note {
     group: Group,
     cause: Cause,
+}
+
+/// A lease that a volume leaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaving {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Whether pages of a region may go to its spill file.
+    pub spills: bool,
+    /// Whether the volume leaves it so that its pages get another key. It stays if the leases for
+    /// its pages cannot be used.
+    pub rotates: bool,
 }
 
 impl Borrower {
@@ -227,7 +239,7 @@ impl Borrower {
     pub fn evacuate(
         &self,
         volume: VolumeId,
-        (lease, spills): (LeaseId, bool),
+        Leaving { lease, spills, rotates }: Leaving,
         onto: &[BorrowedLease],
     ) -> (Vec<LeaseId>, Result<(), String>) {
         if self.regions.has(volume) {
@@ -239,6 +251,10 @@ impl Borrower {
             Some(direct) if !client::is_alive(state, volume) => self.become_pooled(direct, onto),
             _ => (self.add(volume, onto), Ok(())),
         };
+        if rotates && !unused.is_empty() {
+            self.reach.forget(unused.iter().copied());
+            return (unused, Err("the lease for its pages cannot be used".to_owned()));
+        }
         let moved = ready.and_then(|()| match direct {
             Some(_) => self.direct.detach(volume),
             None => {
@@ -388,6 +404,14 @@ impl Borrower {
         lenders
     }
 
+    /// Returns the leases whose pages this host encrypts under keys of their own.
+    pub fn own_keys(&self) -> BTreeSet<LeaseId> {
+        let volumes = self.volumes();
+        let of_volumes = volumes.values().flat_map(|record| &record.spec.leases);
+        let own = of_volumes.filter(|target| has_own_key(target)).map(|target| target.lease);
+        own.chain(self.regions.own_keys()).collect()
+    }
+
     /// Describes a volume as the answer to an order.
     ///
     /// # Errors
@@ -440,6 +464,11 @@ impl Borrower {
     }
 }
 
+/// Returns whether no other lease has the key of this one.
+fn has_own_key(target: &LeaseTarget) -> bool {
+    target.encryption.as_ref().is_some_and(|it| it.mode == EncryptionMode::Random)
+}
+
 fn cannot_be_used(replacement: LeaseId, error: &str) {
     tracing::warn!(lease = %replacement, "cannot use the replacement lease: {error}");
 }
@@ -488,6 +517,7 @@ fn held(lease: LeaseStatus) -> status::Held {
             lender_lacks: copy.lender_lacks,
             paused: copy.paused,
         }),
+        key_age_s: None,
     }
 }
 

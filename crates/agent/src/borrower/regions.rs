@@ -18,7 +18,7 @@ use aquifer_volume::{Claim, LeaseTarget, SecondCopy};
 
 use super::arrivals::{Arrivals, Whereabouts, ended_in_a_move, whereabouts};
 use super::hand_over::{HandOvers, Outcome};
-use super::held;
+use super::{has_own_key, held};
 
 #[cfg(test)]
 mod tests;
@@ -500,6 +500,15 @@ impl Regions {
             Some(false) => (unused, Ok(())),
             _ => (unused, moved),
         }
+    }
+
+    /// Returns the leases of regions with keys of their own. Second copies are under the keys of
+    /// other leases.
+    pub(super) fn own_keys(&self) -> Vec<LeaseId> {
+        let known = lock(&self.known);
+        let leases = known.values().flat_map(|spec| &spec.leases);
+        let own = leases.filter(|target| is_borrowed(target) && has_own_key(target));
+        own.map(|target| target.lease).collect()
     }
 
     /// Returns the borrowed leases of all regions, by lender.

@@ -31,6 +31,10 @@ pub struct BorrowConfig {
     /// Directory of local files for pages that a lender recalls and no other lender has room
     /// for, and for copies of pages on the disk.
     pub spill: PathBuf,
+    /// The age at which the key of a lease has been replaced, together with the lease; `None` for
+    /// never.
+    #[serde(deserialize_with = "super::duration_or_never")]
+    pub key_lifetime: Option<Duration>,
     /// How long I/O waits for a lender that does not answer, at least 100 ms.
     #[serde(deserialize_with = "super::duration")]
     pub io_timeout: Duration,
@@ -129,6 +133,7 @@ impl Default for BorrowConfig {
             protection_of_swap: Protection::None,
             group: Group::default(),
             spill: PathBuf::from("/var/lib/aquifer/spill"),
+            key_lifetime: Some(Duration::from_secs(30 * 86_400)),
             io_timeout: Duration::from_secs(8),
             attach: Attach::Pool,
             protocol: PageProtocol::Nbd,
@@ -149,6 +154,9 @@ impl BorrowConfig {
         if self.max < self.request {
             let Self { max, request, .. } = self;
             return Err(format!("[borrow] max = {max} is less than a single request = {request}"));
+        }
+        if self.key_lifetime.is_some_and(|lifetime| lifetime < Duration::from_secs(1)) {
+            return Err("[borrow] key_lifetime must be at least 1s, or \"never\"".to_owned());
         }
         if self.io_timeout < Duration::from_millis(100) {
             return Err("[borrow] io_timeout must be at least 100ms".to_owned());

@@ -209,6 +209,21 @@ fn duration<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duratio
     })
 }
 
+/// Reads a time, or the word `never`.
+fn duration_or_never<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text == "never" {
+        return Ok(None);
+    }
+    humantime::parse_duration(&text).map(Some).map_err(|error| {
+        serde::de::Error::custom(format!(
+            "'{text}' is not a time ({error}); write for example \"5m\", or \"never\""
+        ))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,6 +262,8 @@ mod tests {
             ("host = 'a'\n[borrow]\nrequest = '1M'", "at least one extent"),
             ("host = 'a'\n[borrow]\nmax = '64M'", "less than a single request"),
             ("host = 'a'\n[borrow]\nbackend = 'floppy'", "floppy"),
+            ("host = 'a'\n[borrow]\nkey_lifetime = '0s'", "at least 1s, or \"never\""),
+            ("host = 'a'\n[borrow]\nkey_lifetime = '0'", "or \"never\""),
             ("host = 'a'\n[borrow]\nattach = 'direct'", "needs protocol"),
             ("host = 'a'\n[borrow]\nprotection_of_swap = 'disk'", "as slow as this host's disk"),
             (

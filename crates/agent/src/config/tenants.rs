@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use aquifer_control::balance;
 use aquifer_vm::definition::DIRECTORY;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+
+use super::duration_or_never;
 
 /// Settings for VMs: starting them, taking them from other hosts, and balancing their memory.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,7 +23,7 @@ pub struct VmsConfig {
     /// Whether the agent moves memory between this host's VMs to those that need it.
     pub balance: bool,
     /// How long this host is overloaded until a VM moves to another one; `None` for never.
-    #[serde(deserialize_with = "move_after")]
+    #[serde(deserialize_with = "duration_or_never")]
     pub move_after: Option<Duration>,
     /// Settings of that balancer.
     pub balancer: balance::Config,
@@ -38,19 +40,6 @@ impl Default for VmsConfig {
             balancer: balance::Config::default(),
         }
     }
-}
-
-/// Reads a time, or the word `never`.
-fn move_after<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    if text == "never" {
-        return Ok(None);
-    }
-    humantime::parse_duration(&text).map(Some).map_err(|error| {
-        serde::de::Error::custom(format!(
-            "'{text}' is not a time ({error}); write for example \"5m\", or \"never\""
-        ))
-    })
 }
 
 /// Settings for the groups of this host.

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use aquifer_api::cluster::Summary;
 use aquifer_api::message::{Access, Offer, Permit, Renew};
 use aquifer_api::order::{
-    Borrow, BorrowFor, Borrowed, Claim, Drain, Draining, Provided, Return, Returned, Settle,
+    Borrow, BorrowFor, Borrowed, Claim, Drain, Draining, Provided, Return, Returned, RotateKeys,
+    RotatesKeys, Settle,
 };
 use aquifer_api::status::Status;
 use aquifer_api::{Problem, Threshold};
@@ -139,6 +140,13 @@ pub enum Command {
         order: Return,
         /// Receives the volumes once they are gone, or the reason for a failure.
         reply: oneshot::Sender<Result<Returned, Problem>>,
+    },
+    /// The operator's order to replace keys of leases.
+    RotateKeys {
+        /// The lease, or all leases.
+        order: RotateKeys,
+        /// Receives the leases at once, or the reason for a refusal.
+        reply: oneshot::Sender<Result<RotatesKeys, Problem>>,
     },
     /// The claim of a command that is about to give memory to a VM or a region.
     Claim {

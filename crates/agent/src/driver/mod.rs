@@ -13,6 +13,7 @@
 mod claim;
 mod command;
 mod journal;
+mod key_ages;
 mod moving;
 mod perform;
 mod readings;
@@ -20,11 +21,12 @@ mod regions;
 mod reply;
 mod report;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_api::message::Renew;
-use aquifer_control::node::{Input, Node, Settings};
+use aquifer_control::node::{Input, KeySettings, Node, Settings};
 use aquifer_control::{self as control, Controller, Message, Restored, Shareable};
 use aquifer_page::{Bytes, HostName, LeaseId};
 use tokio::sync::{mpsc, oneshot};
@@ -46,6 +48,7 @@ use crate::monitor::pressure::Pressure;
 use crate::own::OwnReader;
 use crate::peers::{Peers, Spare};
 use crate::vms::Vms;
+use key_ages::KeyAges;
 use reply::{Replies, Reply};
 
 /// The components that the driver works with.
@@ -93,6 +96,7 @@ pub struct Driver {
     vms_seen: SystemTime,
     pacer: Pacer,
     waits: Waits,
+    key_ages: KeyAges,
 }
 
 impl Driver {
@@ -101,10 +105,12 @@ impl Driver {
         let (ends, ended) = mpsc::unbounded_channel();
         let Config { pages, lend, .. } = &parts.config;
         let pacer = Pacer::new(pages.ip(), lend.network_share);
+        let key_ages = KeyAges::of(&parts.config.state);
         Self {
             pacer,
             waits: Waits::default(),
-            node: node(&parts),
+            node: node(&parts, key_ages.read()),
+            key_ages,
             parts,
             started: Instant::now(),
             replies: Replies::default(),
@@ -155,6 +161,7 @@ impl Driver {
                 self.parts.own.refresh();
                 self.input(Input::Period(readings));
                 self.pace_lending();
+                self.key_ages.keep(&self.node.key_ages());
                 let (holds, knows) = (|id| self.node.holds(id), |id| self.node.knows(id));
                 self.parts.borrower.keep_regions(holds, knows);
                 if let Some(gossip) = &self.parts.gossip {
@@ -258,6 +265,10 @@ impl Driver {
                 let ticket = self.replies.keep(Reply::Returned(reply));
                 self.input(Input::Return { volume: order.volume, ticket });
             }
+            Command::RotateKeys { order, reply } => {
+                let ticket = self.replies.keep(Reply::Rotates(reply));
+                self.input(Input::RotateKeys { lease: order.lease, ticket });
+            }
             Command::Claim { order, reply } => self.claim(order, reply),
             Command::TakeVm { from, claim, below, reply } => {
                 self.take_vm(from, claim, below, reply);
@@ -276,7 +287,7 @@ impl Driver {
 }
 
 /// Creates this host's node from the leases and volumes of the previous agent.
-fn node(parts: &Parts) -> Node {
+fn node(parts: &Parts, ages: BTreeMap<LeaseId, Duration>) -> Node {
     let Config { host, memory, lend, borrow, vms, .. } = &parts.config;
     let config = control::Config {
         upper: memory.upper,
@@ -304,6 +315,7 @@ fn node(parts: &Parts) -> Node {
         source: parts.source.name(),
         peers: parts.peers.known(),
         move_after: vms.move_after,
+        keys: KeySettings { lifetime: borrow.key_lifetime, ages },
     };
     Node::new(controller, settings)
 }

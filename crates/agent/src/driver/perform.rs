@@ -8,6 +8,7 @@ use aquifer_control::{Action, Event, Memory, Message};
 use aquifer_page::{HostName, VolumeId};
 
 use super::{Driver, readings};
+use crate::borrower::Leaving;
 use crate::peers::SayError;
 
 impl Driver {
@@ -61,13 +62,16 @@ impl Driver {
                 let failed = borrower.add_copy(volume, of, &onto).err();
                 Some(Event::Copied { lease: onto.lease, failed })
             }),
-            Action::Evacuate { volume, lease, onto, spills } => self.beside(work, move || {
-                let (unused, moved) = borrower.evacuate(volume, (lease, spills), &onto);
-                match moved {
-                    Ok(()) => Some(Event::Evacuated { lease, unused }),
-                    Err(why) => Some(Event::EvacuationFailed { lease, unused, why }),
-                }
-            }),
+            Action::Evacuate { volume, lease, onto, spills } => {
+                let leaving = Leaving { lease, spills, rotates: self.node.rotates(lease) };
+                self.beside(work, move || {
+                    let (unused, moved) = borrower.evacuate(volume, leaving, &onto);
+                    match moved {
+                        Ok(()) => Some(Event::Evacuated { lease, unused }),
+                        Err(why) => Some(Event::EvacuationFailed { lease, unused, why }),
+                    }
+                });
+            }
             Action::OpenLease(record) => self.beside(work, move || {
                 let lease = record.lease;
                 match lender.open_lease(&record) {

@@ -35,6 +35,7 @@ impl Driver {
             connected: wanted.connected.then(|| lender.in_use()),
             oom_kills: self.parts.source.oom_kills(),
             found,
+            own_keys: borrower.own_keys(),
             ended_vms: self.ended_vms(),
         })
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use aquifer_api::Problem;
-use aquifer_api::order::{Borrowed, Provided, Returned};
+use aquifer_api::order::{Borrowed, Provided, Returned, RotatesKeys};
 use aquifer_api::status::Peer;
 use aquifer_control::node::{Answer, Contact, Ticket, nobody_lends};
 use aquifer_page::{HostName, LeaseId};
@@ -28,6 +28,7 @@ pub(super) enum Reply {
     Borrowed(Sender<Result<Borrowed, Problem>>),
     Provided(Sender<Result<Provided, Problem>>),
     Returned(Sender<Result<Returned, Problem>>),
+    Rotates(Sender<Result<RotatesKeys, Problem>>),
     /// To a claim.
     Done(Sender<Result<(), Problem>>),
     /// To the order to leave the cluster.
@@ -52,6 +53,7 @@ impl Reply {
             Self::Borrowed(reply) => reply.is_closed(),
             Self::Provided(reply) => reply.is_closed(),
             Self::Returned(reply) => reply.is_closed(),
+            Self::Rotates(reply) => reply.is_closed(),
             Self::Done(reply) => reply.is_closed(),
             Self::Left(reply) => reply.is_closed(),
         }
@@ -97,6 +99,10 @@ impl Driver {
             (Reply::Returned(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));
             }
+            (Reply::Rotates(reply), Answer::Rotates(leases)) => {
+                drop(reply.send(Ok(RotatesKeys { leases })));
+            }
+            (Reply::Rotates(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
             (Reply::Done(reply), Answer::Claimed | Answer::Permitted) => drop(reply.send(Ok(()))),
             (Reply::Done(reply), Answer::Failed(error)) => {
                 drop(reply.send(Err(error)));

@@ -1,6 +1,7 @@
 //! The driver's answers to `status`, to `drain`, and to other hosts.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use aquifer_api::Problem;
 use aquifer_api::cluster::Summary;
@@ -70,6 +71,7 @@ impl Driver {
             period_s: config.memory.period.as_secs_f64(),
         };
         let (borrower, lost) = (self.parts.borrower.clone(), self.node.lost().clone());
+        let key_ages = self.node.key_ages();
         let state = config.state.clone();
         let vms = self.node.vacates().then(|| self.parts.vms.clone());
         tokio::task::spawn_blocking(move || {
@@ -82,6 +84,7 @@ impl Driver {
             let held = loans.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
             let regions = loans.regions.iter_mut().flat_map(|region| &mut region.leases);
             for held in held.chain(regions) {
+                held.key_age_s = key_ages.get(&held.lease).map(Duration::as_secs_f64);
                 if let Some(copy) = &mut held.copy {
                     copy.first_answers &= !lost.contains(&held.lease);
                     copy.answers &= !lost.contains(&copy.lease);

@@ -176,6 +176,7 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(orders::borrow_for))
         .routes(routes!(orders::settle))
         .routes(routes!(orders::give_back))
+        .routes(routes!(orders::rotate_keys))
         .routes(routes!(orders::drain, orders::draining))
         .routes(routes!(orders::claim))
         .routes(routes!(orders::migrate))
@@ -437,6 +438,7 @@ mod tests {
             path::REGION_BORROW,
             path::REGION_SETTLE,
             path::RETURN,
+            path::ROTATE_KEYS,
             path::DRAIN,
             path::CLAIM,
             path::ARRIVE,
@@ -450,7 +452,7 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 31, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 32, "a path is missing here: {paths:?}");
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = here.join("../../docs/reference/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {

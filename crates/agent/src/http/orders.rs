@@ -7,7 +7,7 @@ use aquifer_api::cluster::ClusterHost;
 use aquifer_api::group::Group;
 use aquifer_api::order::{
     Awaited, Borrow, BorrowFor, Borrowed, Claim, Departed, Drain, Draining, Forget, Forgotten,
-    Leave, Migrate, Provided, Return, Returned, Settle,
+    Leave, Migrate, Provided, Return, Returned, RotateKeys, RotatesKeys, Settle,
 };
 use aquifer_api::status::Status;
 use axum::Json;
@@ -137,6 +137,19 @@ pub(super) async fn give_back(
     Body(order): Body<Return>,
 ) -> Result<Json<Returned>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Return { order, reply }).await??))
+}
+
+/// Replaces the keys of leases. The answer comes at once; `status` shows the age of each key.
+///
+/// Needs the role 'operate'.
+#[utoipa::path(post, path = "/v1/keys/rotate", tag = "orders", request_body = RotateKeys,
+    responses((status = 200, description = "The answer.", body = RotatesKeys), Refusals))]
+pub(super) async fn rotate_keys(
+    State(handle): State<Handle>,
+    _: Operator,
+    Body(order): Body<RotateKeys>,
+) -> Result<Json<RotatesKeys>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::RotateKeys { order, reply }).await??))
 }
 
 /// Drains this host of leases and VMs, or ends that. The answer comes at once.

@@ -218,6 +218,10 @@ pub struct Held {
     /// The copy of its pages on this host's disk, if a region keeps one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskCopy>,
+    /// The age of the key of its pages, as far as agents of this host have counted it. Absent if
+    /// the lease has no key of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_age_s: Option<f64>,
 }
 
 /// The copy of the pages in a lease on the borrower's own disk. It lags behind.

@@ -16,7 +16,7 @@ use crate::output::{self, Colour};
 ///
 /// Checks the kernel, memory and block device drivers. Each check has a verdict: 'ok', 'warn' (it
 /// works, but slower or less safely) or 'missing', with the reason and a remedy. Also says when the
-/// certificate of this host ends. Changes nothing.
+/// certificate of this host ends, and whether keys of its leases are too old. Changes nothing.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Configuration file of this host's agent, if it has one

@@ -3,6 +3,7 @@
 mod borrow;
 mod drain;
 mod return_;
+mod rotate_keys;
 mod undrain;
 
 use std::process::ExitCode;
@@ -15,8 +16,9 @@ use crate::manual::Manual;
 
 /// Borrow and return memory, and drain this host, through the agent
 ///
-/// The agent borrows, returns and recalls automatically as memory use changes. These commands do it
-/// now. Only 'drain' stops lending, and moves VMs away; 'undrain' ends that.
+/// The agent borrows, returns and recalls automatically as memory use changes, and replaces keys as
+/// they get old. These commands do it now. Only 'drain' stops lending, and moves VMs away;
+/// 'undrain' ends that.
 #[derive(Debug, Args)]
 pub struct Host {
     #[command(subcommand)]
@@ -27,6 +29,7 @@ pub struct Host {
 enum What {
     Borrow(borrow::Borrow),
     Return(return_::Return),
+    RotateKeys(rotate_keys::RotateKeys),
     Drain(drain::Drain),
     Undrain(undrain::Undrain),
 }
@@ -45,6 +48,7 @@ pub(super) const MANUAL: Manual = Manual {
 pub(super) const MANUALS: &[(&str, &Manual)] = &[
     ("borrow", &borrow::MANUAL),
     ("return", &return_::MANUAL),
+    ("rotate-keys", &rotate_keys::MANUAL),
     ("drain", &drain::MANUAL),
     ("undrain", &undrain::MANUAL),
 ];
@@ -58,6 +62,7 @@ impl Host {
         match self.what {
             What::Borrow(borrow) => borrow.run(common),
             What::Return(order) => order.run(common),
+            What::RotateKeys(order) => order.run(common),
             What::Drain(drain) => drain.run(common),
             What::Undrain(undrain) => undrain.run(common),
         }

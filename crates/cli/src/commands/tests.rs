@@ -90,10 +90,10 @@ fn positions_are_names_and_never_sizes() {
 #[test]
 fn the_word_after_a_noun_is_a_verb() {
     const NOUNS: [&str; 5] = ["host", "volume", "region", "vm", "group"];
-    const VERBS: [&str; 22] = [
+    const VERBS: [&str; 23] = [
         "adopt", "attach", "borrow", "create", "detach", "drain", "drop", "exec", "forget", "list",
-        "migrate", "persist", "recover", "resize", "resume", "return", "rm", "set", "show",
-        "start", "stop", "undrain",
+        "migrate", "persist", "recover", "resize", "resume", "return", "rm", "rotate", "set",
+        "show", "start", "stop", "undrain",
     ];
     each(&command(), &[], &mut |words, _| {
         let [noun, word] = words else { return };

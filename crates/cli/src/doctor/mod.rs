@@ -4,6 +4,7 @@ pub mod agent;
 mod damon;
 mod devices;
 mod host;
+mod keys;
 mod memory;
 mod network;
 mod nvme;
@@ -82,6 +83,7 @@ impl Report {
         checks.extend([network::check(), damon::check(Path::new("/sys")), qemu::check()]);
         let config = Config::load(config).ok();
         checks.extend(config.as_ref().and_then(agent::certificate_if_any));
+        checks.extend(config.as_ref().and_then(keys::check));
         Self::of(checks)
     }
 

@@ -110,6 +110,8 @@ pages = "{pages}"
 # group = "default"
 # The directory of a local file for pages that a lender recalls when no other lender has room.
 # spill = "/var/lib/aquifer/spill"
+# How old the key of a lease gets: then another lease with a new key replaces it ("never": not).
+# key_lifetime = "30d"
 # How long I/O waits for a silent lender.
 # io_timeout = "8s"
 # Swap to a "pool" volume over any number of leases, or "direct" to one lender with the kernel's

@@ -161,6 +161,24 @@ impl Node {
         }
     }
 
+    /// Returns whether a lease answers with all of its pages, and so does the lease with their
+    /// second copies, if there is one. Copies that go first, and those on the disk, may lag behind.
+    pub(super) fn is_whole(&self, lease: LeaseId) -> bool {
+        let Some(seen) = self.borrowing.copies.seen.get(&lease) else { return false };
+        let borrowed = self.controller.borrowed();
+        let second = borrowed.iter().find(|held| held.copy_of == Some(lease));
+        let may_lag = second.is_none_or(|held| self.copies_go_first(held.volume));
+        let second = second.map(|held| held.lease.lease);
+        let is_seen = |second: LeaseId| seen.copy.is_some_and(|copy| copy.lease == second);
+        let is_whole = |copy: CopyReading| {
+            copy.first_answers
+                && copy.answers
+                && copy.first_lacks == Bytes::ZERO
+                && (may_lag || copy.lacks == Bytes::ZERO)
+        };
+        seen.is_ok && second.is_none_or(is_seen) && seen.copy.is_none_or(is_whole)
+    }
+
     /// Returns whether a lease answers, so that its pages can be copied.
     fn may_copy(&self, lease: LeaseId) -> bool {
         let seen = self.borrowing.copies.seen.get(&lease);

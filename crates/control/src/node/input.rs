@@ -132,6 +132,13 @@ pub enum Input {
         /// For the answer.
         ticket: Ticket,
     },
+    /// The operator wants the key of a lease replaced, or those of all.
+    RotateKeys {
+        /// The lease; `None` for all.
+        lease: Option<LeaseId>,
+        /// For the answer.
+        ticket: Ticket,
+    },
     /// The operator recalls all leases and stops lending, or allows lending again.
     Drain {
         /// Whether to drain.
@@ -212,6 +219,8 @@ pub struct Readings {
     pub ended_vms: Vec<(String, String)>,
     /// The result of the search in [`Wanted::vacated`].
     pub found: Option<Found>,
+    /// The leases whose pages this host encrypts under keys of their own.
+    pub own_keys: BTreeSet<LeaseId>,
 }
 
 /// The readings that the next period needs besides the cheap ones.

@@ -17,6 +17,7 @@
 //! - `caches`: local caches of regions that give RAM up under overload, and grow back. `thin`: what
 //!   their regions need at lenders. `spilled`: the way back for pages on this host's disk.
 //! - `copies`: second copies of leases, and what to do when a lender is gone.
+//! - `keys`: ages of keys, and leases that others replace for the sake of new keys.
 //! - `watch`: changes of borrowed memory, from one look at the volumes to the next.
 
 mod caches;
@@ -26,6 +27,7 @@ mod drain;
 mod fit;
 mod hear;
 mod input;
+mod keys;
 mod leave;
 mod moves;
 mod notice;
@@ -51,6 +53,7 @@ pub use input::{
     Contact, CopyReading, Found, Health, Input, LeaseReading, Readings, Said, Ticket,
     VolumeReading, Wanted,
 };
+pub use keys::KeySettings;
 pub use moves::{MoveEnd, MoveState, Obstacle, Threshold, VmReading};
 pub use notice::{EventKind, Notice};
 pub use orders::nobody_lends;
@@ -60,6 +63,7 @@ use crate::ledger::{Claims, Ledger, OwnMemory, Purpose};
 use crate::{Action, Controller, Decision, Event, LoanState, Memory, Owner, Subject, What};
 use caches::Caches;
 use copies::Copies;
+use keys::Keys;
 use moves::Moves;
 use offers::Offers;
 use orders::Orders;
@@ -77,6 +81,8 @@ pub struct Settings {
     pub peers: BTreeSet<HostName>,
     /// How long overload lasts before a VM moves to another host; `None` for never.
     pub move_after: Option<Duration>,
+    /// When to replace the keys of leases, and how old they are.
+    pub keys: KeySettings,
 }
 
 /// All decisions of one host about lent and borrowed memory.
@@ -145,6 +151,7 @@ struct Lending {
 struct Borrowing {
     watch: Watch,
     copies: Copies,
+    keys: Keys,
     /// Why this host could not yet leave leases of others.
     failures: BTreeMap<LeaseId, String>,
     /// Leases that this host holds and their lenders do not have.
@@ -162,9 +169,10 @@ struct Borrowing {
 
 impl Node {
     /// Returns a node around a controller at the start of the clock.
-    pub fn new(controller: Controller, settings: Settings) -> Self {
+    pub fn new(controller: Controller, mut settings: Settings) -> Self {
         let draining = !controller.facts().config.lends;
         let moves = Moves::new(settings.move_after);
+        let keys = Keys::new(std::mem::take(&mut settings.keys));
         Self {
             settings,
             controller,
@@ -173,7 +181,7 @@ impl Node {
             offers: Offers::default(),
             orders: Orders::default(),
             lending: Lending { draining, drained: draining, ..Lending::default() },
-            borrowing: Borrowing::default(),
+            borrowing: Borrowing { keys, ..Borrowing::default() },
             own: Own::default(),
             moves,
             belonging: Belonging::default(),
@@ -209,6 +217,7 @@ impl Node {
             Input::Borrow { bytes, priority, ticket } => self.borrow(bytes, priority, ticket),
             Input::BorrowFor { request, ticket } => self.borrow_for(request, ticket),
             Input::Return { volume, ticket } => self.give_back(volume, ticket),
+            Input::RotateKeys { lease, ticket } => self.order_rotation(lease, ticket),
             Input::Drain { on, stored, vms } => self.drain(on, stored, vms),
             Input::Vms(vms) => self.seen_vms(&vms),
             Input::MoveEnded { vm, end } => self.moved(&vm, end),

@@ -32,6 +32,8 @@ pub(super) enum Waiting {
     Protect(LeaseId, Bytes),
     /// A lease of so many bytes is left, as its lender is gone.
     Abandon(LeaseId, Bytes),
+    /// A lease of so many bytes is to be replaced, so that its pages get another key.
+    Rotate(LeaseId, Bytes),
     /// A former peer holds pages of regions.
     Part(HostName),
 }
@@ -46,7 +48,9 @@ impl Offers {
     pub(super) fn requested(&self) -> Bytes {
         let bytes = self.waiting.iter().map(|waiting| match waiting {
             Waiting::BorrowFor(request) => request.bytes,
-            Waiting::Protect(_, bytes) | Waiting::Abandon(_, bytes) => *bytes,
+            Waiting::Protect(_, bytes) | Waiting::Abandon(_, bytes) | Waiting::Rotate(_, bytes) => {
+                *bytes
+            }
             Waiting::Hear(..) | Waiting::Borrow(_) | Waiting::Part(_) => Bytes::ZERO,
         });
         bytes.fold(Bytes::ZERO, Bytes::saturating_add)
@@ -93,6 +97,7 @@ impl Node {
                 Waiting::Part(host) => self.step(Event::Part { host }),
                 Waiting::Protect(lease, _) => self.protect(lease),
                 Waiting::Abandon(lease, _) => self.step(Event::Abandon { lease }),
+                Waiting::Rotate(lease, _) => self.rotate(lease),
                 Waiting::Borrow(bytes) => {
                     let group = self.controller.facts().config.group.clone();
                     self.step(Event::Borrow { bytes, group });

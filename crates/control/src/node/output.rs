@@ -123,6 +123,8 @@ pub enum Answer {
     NobodyLends(Bytes),
     /// To a return: these volumes are gone.
     Returned(Vec<VolumeId>),
+    /// To an order to replace keys: the leases with these keys.
+    Rotates(Vec<LeaseId>),
     /// To a permit: the other host may use the lease.
     Permitted,
     /// To a claim: the memory is promised.

@@ -32,7 +32,8 @@ impl Node {
 
     /// Runs one monitoring period (\[Ge23\], Algorithm 1, line 1).
     pub(super) fn period(&mut self, readings: Readings) {
-        let Readings { memory, own, stored, connected, oom_kills, ended_vms, found } = readings;
+        let Readings { memory, own, stored, connected, oom_kills, ended_vms, .. } = readings;
+        let (found, own_keys) = (readings.found, readings.own_keys);
         self.own.memory = memory;
         // At once: this host may grant a request while the period waits for offers.
         self.note_own(own);
@@ -48,6 +49,7 @@ impl Node {
         self.watch_vms();
         self.size_caches();
         self.keep_copies();
+        self.rotate_keys(&own_keys);
         self.part_with_former_peers();
         self.note_drained();
         if let Some(found) = found {

@@ -32,6 +32,11 @@ impl Watch {
         self.lost.contains(&lease)
     }
 
+    /// Tells whether pages of a volume were in its spill file at the last look.
+    pub(super) fn has_spilled(&self, volume: VolumeId) -> bool {
+        self.volumes.get(&volume).is_some_and(|seen| seen.spilled > Bytes::ZERO)
+    }
+
     /// Returns the lenders that a volume could not reach at the last look.
     pub(super) fn away(&self) -> BTreeSet<HostName> {
         self.away.values().cloned().collect()

@@ -11,7 +11,7 @@ mod store;
 mod vm;
 mod volume;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use aquifer_control::Memory;
@@ -105,6 +105,11 @@ impl Machine {
     pub(crate) fn volumes_here(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
         let swap = self.volumes.iter().filter(|(_, volume)| volume.is_swap());
         swap.map(|(id, volume)| (*id, volume)).chain(self.regions())
+    }
+
+    /// Returns the leases whose pages have keys of their own: all that hold no second copies.
+    pub(crate) fn leases_with_keys(&self) -> BTreeSet<LeaseId> {
+        self.volumes_here().flat_map(|(_, volume)| volume.places.keys().copied()).collect()
     }
 
     /// Returns the bytes of programs that wait for a disk.

@@ -171,12 +171,17 @@ impl Simulation {
         onto: Vec<BorrowedLease>,
     ) -> (Vec<LeaseId>, Option<String>) {
         let (unused, added) = self.extend(host, id, onto);
-        let volume = self.hosts[host].machine.volumes.get_mut(&id).filter(|_| added);
+        let at = &mut self.hosts[host];
+        let rotates = at.agent.as_ref().is_some_and(|agent| agent.node.rotates(lease));
+        let volume = at.machine.volumes.get_mut(&id).filter(|_| added);
         let Some(volume) = volume else {
             return (unused, Some("its process has ended or moves".to_owned()));
         };
         if volume.is_detaching {
             return (unused, Some("its process is moving pages already".to_owned()));
+        }
+        if rotates && !unused.is_empty() {
+            return (unused, Some("the lease for these pages cannot be used".to_owned()));
         }
         if !spills && volume.lacks_without(lease) > Bytes::ZERO {
             return (unused, Some("no other lease has room".to_owned()));

@@ -27,6 +27,7 @@ impl Simulation {
         let input = match command {
             Command::Borrow(bytes) => Input::Borrow { bytes, priority: None, ticket },
             Command::Return => Input::Return { volume: None, ticket },
+            Command::RotateKeys => Input::RotateKeys { lease: None, ticket },
             Command::Drain(on) => Input::Drain { on, stored, vms: false },
             Command::Part(_) | Command::Join | Command::Vacate(_) => Input::Peers(peers),
         };

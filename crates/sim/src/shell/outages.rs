@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aquifer_control::node::{Input, Node, Settings};
+use aquifer_control::node::{Input, KeySettings, Node, Settings};
 use aquifer_control::{Controller, LiveVolume, Restored};
 use rand::RngExt as _;
 
@@ -38,7 +38,8 @@ impl Simulation {
         let (before, role) = (at.role, controller.role());
         let (period, source) = (self.scenario.period, "host".to_owned());
         let move_after = self.scenario.move_after;
-        let settings = Settings { period, source, peers, move_after };
+        let keys = KeySettings::default();
+        let settings = Settings { period, source, peers, move_after, keys };
         let node = Node::new(controller, settings);
         at.agent = Some(Agent::new(node, self.now, known));
         at.starts += 1;

@@ -86,6 +86,7 @@ impl Simulation {
             stored: machine.stored_by_lease(),
             connected: wanted.connected.then(|| self.connected(host)),
             found,
+            own_keys: machine.leases_with_keys(),
             ..Readings::default()
         })
     }

@@ -61,7 +61,12 @@ fn rough(seed: u64) -> Scenario {
         };
         Order { at, host: rng.random_range(0..hosts), command }
     };
-    let orders = (0..12).map(order).collect();
+    let mut orders: Vec<_> = (0..12).map(order).collect();
+    let rotation = |host| {
+        let at = Duration::from_secs(120 + 97 * host as u64);
+        Order { at, host, command: Command::RotateKeys }
+    };
+    orders.extend((0..hosts).map(rotation));
     Scenario { network, faults, config, orders, ..calm }
 }
 

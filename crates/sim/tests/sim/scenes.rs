@@ -55,6 +55,21 @@ fn leases_of_a_lender_in_need_move_to_another() {
 }
 
 #[test]
+fn an_order_replaces_leases_in_use_and_their_keys() {
+    let mut simulation = Simulation::new(hosts(&[110, 20, 20]));
+    simulation.run_for(seconds(30)).unwrap();
+    let remote = simulation.remote(0);
+    let before = simulation.lenders(0);
+    simulation.order(0, Command::RotateKeys);
+    simulation.run_for(seconds(60)).unwrap();
+    let latest = simulation.latest(0);
+    let has = |text: &str| latest.iter().any(|what| what.contains(text));
+    assert!(has("its pages get a new key") && has("vacated lease"), "{latest:#?}");
+    assert_eq!(simulation.remote(0), remote, "{before:?} {:?}", simulation.lenders(0));
+    assert_eq!(simulation.unmatched(), Vec::<String>::new());
+}
+
+#[test]
 fn a_drained_lender_has_its_memory_back() {
     let mut simulation = Simulation::new(hosts(&[110, 20, 79]));
     simulation.run_for(seconds(30)).unwrap();

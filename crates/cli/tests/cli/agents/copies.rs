@@ -45,7 +45,7 @@ fn whole(scene: &Scene) -> Option<(Held, SecondCopy)> {
     is_whole.then(|| (held.clone(), copy))
 }
 
-fn until_whole(scene: &Scene) -> (Held, SecondCopy) {
+pub(super) fn until_whole(scene: &Scene) -> (Held, SecondCopy) {
     wait_until("both copies are whole", || whole(scene).is_some());
     whole(scene).expect("it was whole")
 }

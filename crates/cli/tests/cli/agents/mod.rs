@@ -15,6 +15,7 @@ mod events;
 pub mod framework;
 mod given_back;
 mod joins;
+mod keys;
 mod lease_moves;
 mod ledger;
 mod limits;

@@ -118,6 +118,11 @@ impl Node {
         self.moves.vacates
     }
 
+    /// Returns whether a VM is on its way to another host by a decision of this one.
+    pub(super) fn is_moving(&self, vm: &RegionName) -> bool {
+        self.moves.moving.as_ref().is_some_and(|moving| moving.vm == *vm)
+    }
+
     /// Returns the VMs that move or could not move, by the latest decisions.
     pub fn move_states(&self) -> BTreeMap<RegionName, MoveState> {
         let failed = self.moves.failed.iter().map(|(vm, failed)| {

@@ -5,6 +5,7 @@ mod caches;
 mod claims;
 mod copies;
 mod drain;
+mod keys;
 mod leave;
 mod ledger;
 mod messages;
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::node::{
-    Answer, EventKind, Input, Node, Output, Readings, Said, Settings, Ticket, Work,
+    Answer, EventKind, Input, KeySettings, Node, Output, Readings, Said, Settings, Ticket, Work,
 };
 use aquifer_control::{Action, Config, Controller, Event, Memory, Message, Offer, Restored};
 use aquifer_page::{Bytes, LeaseId, VolumeId};
@@ -52,11 +53,22 @@ impl Shell {
 
     /// Makes a node whose VMs move after this much overload.
     fn that_moves(found: Restored, config: Config, move_after: Option<Duration>) -> Self {
+        Self::that_rotates(found, config, move_after, KeySettings::default())
+    }
+
+    /// Makes a node that also replaces keys.
+    fn that_rotates(
+        found: Restored,
+        config: Config,
+        move_after: Option<Duration>,
+        keys: KeySettings,
+    ) -> Self {
         let config = Config { grace: Duration::from_secs(80), ..config };
         let controller = Controller::restore(name("me"), config, 1000, Duration::ZERO, found);
         let peers = ["b", "c"].map(name).into();
         let period = Duration::from_secs(1);
-        let settings = Settings { period, source: "host".to_owned(), peers, move_after };
+        let source = "host".to_owned();
+        let settings = Settings { period, source, peers, move_after, keys };
         let node = Node::new(controller, settings);
         Self { node, now: Duration::from_secs(1), outputs: Vec::new(), tickets: 0 }
     }

@@ -27,7 +27,7 @@ fn kept(name: &str, obstacle: Obstacle) -> VmReading {
 }
 
 /// Caches of these VMs, in MiB.
-fn own(vms: &[(&str, u64)]) -> OwnMemory {
+pub(super) fn own(vms: &[(&str, u64)]) -> OwnMemory {
     let region = |(name, mib): &(&str, u64)| RegionMemory {
         name: vm(name),
         group: Group::default(),

@@ -5,9 +5,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use aquifer_control::ledger::{Class, OwnMemory};
-use aquifer_control::node::{Answer, Found, Input, Output, Readings, Said, Ticket, Work};
-use aquifer_control::{Action, Event, Message};
-use aquifer_page::Bytes;
+use aquifer_control::node::{
+    Answer, Found, Health, Input, LeaseReading, Output, Readings, Said, Ticket, VolumeReading, Work,
+};
+use aquifer_control::{Action, BorrowedStatus, Event, Message};
+use aquifer_page::{Bytes, LeaseId};
 use proptest::prelude::*;
 
 use super::ledger::vm;
@@ -45,6 +47,8 @@ enum Happening {
     /// All regions are gone.
     RemoveRegions,
     Return,
+    /// The operator replaces all keys.
+    RotateKeys,
     Drain(bool),
     Leave,
 }
@@ -65,6 +69,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(|again| Happening::BorrowForRegion { again }),
         1 => Just(Happening::RemoveRegions),
         1 => Just(Happening::Return),
+        2 => Just(Happening::RotateKeys),
         1 => any::<bool>().prop_map(Happening::Drain),
         1 => Just(Happening::Leave),
     ]
@@ -137,7 +142,9 @@ impl World {
             Happening::Period { used, millis } => {
                 self.shell.now += Duration::from_millis(millis);
                 let own = self.own.clone();
-                self.shell.read(Readings { memory: memory(used), own, ..Readings::default() });
+                self.look();
+                let readings = Readings { memory: memory(used), own, ..Readings::default() };
+                self.shell.read(Readings { own_keys: self.firsts(), ..readings });
             }
             Happening::Vm { floor, size } => self.own = vm(floor, size),
             Happening::Offers { gib } => {
@@ -165,9 +172,41 @@ impl World {
             }
             Happening::RemoveRegions => self.remove_regions(),
             Happening::Return => drop(self.shell.give_back(None)),
+            Happening::RotateKeys => {
+                let ticket = self.shell.ticket();
+                self.shell.input(Input::RotateKeys { lease: None, ticket });
+            }
             Happening::Drain(on) => drop(self.shell.drain(on)),
             Happening::Leave => drop(self.shell.leave()),
         }
+        self.take();
+    }
+
+    /// Returns the leases that hold no second copies.
+    fn firsts(&self) -> BTreeSet<LeaseId> {
+        let borrowed = self.shell.node.controller().borrowed().into_iter();
+        let firsts = borrowed.filter(|held| held.copy_of.is_none());
+        firsts.map(|held| held.lease.lease).collect()
+    }
+
+    /// Lets the node find all leases well.
+    fn look(&mut self) {
+        let reading = |held: BorrowedStatus| VolumeReading {
+            volume: held.volume,
+            takes_copies: true,
+            spilled: Bytes::ZERO,
+            last_error: None,
+            leases: vec![LeaseReading {
+                lease: held.lease.lease,
+                lender: held.lease.lender,
+                placed: Bytes::ZERO,
+                health: Health::Ok,
+                copy: None,
+            }],
+        };
+        let borrowed = self.shell.node.controller().borrowed();
+        let volumes = borrowed.into_iter().map(reading).collect();
+        self.shell.input(Input::Volumes(volumes));
         self.take();
     }
 
