@@ -26,7 +26,7 @@ def drill(_scene) -> Row:
     load.verify()
     load.must_have_borrowed(before)
     lenders = ", ".join(sorted(lender for _, lender, _ in before))
-    return Row("4 agents are replaced in turn, twice, one copy", load,
+    return Row("4 agents are replaced in turn, twice", load,
                f"no page was away for good; the same leases; lender: {lenders}")
 
 

@@ -164,7 +164,8 @@ mod tests {
         stall(1_000_000);
         assert!(!pressure.is_high(), "tasks wait, but the host reclaims nothing");
         thread::sleep(Duration::from_millis(20));
-        (stall(2_000_000), scan(6));
+        stall(2_000_000);
+        scan(6);
         assert!(pressure.is_high(), "the host reclaims");
         thread::sleep(Duration::from_millis(20));
         scan(7);
@@ -179,7 +180,8 @@ mod tests {
         let at = |dir: &Path, max: u64| {
             fs::write(dir.join("memory.events.local"), format!("low 9\nmax {max}\n")).unwrap()
         };
-        (at(&inner, 1), at(dir.path(), 1));
+        at(&inner, 1);
+        at(dir.path(), 1);
         let mut shortage = Shortage::of(Some(&inner));
         shortage.vmstat = dir.path().join("none");
         shortage.has_grown();
