@@ -33,7 +33,8 @@ fn completed(dir: &Path, line: &str) -> Vec<String> {
 fn bash_completes_commands_and_none_that_is_hidden() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(completed(dir.path(), "aquifer vm sh"), ["show", "show-budget"]);
-    assert_eq!(completed(dir.path(), "aquifer host "), ["borrow", "return", "drain", "undrain"]);
+    let of_host = ["borrow", "return", "rotate-keys", "drain", "undrain"];
+    assert_eq!(completed(dir.path(), "aquifer host "), of_host);
     let served = ["agent", "export", "dedup", "reprovision", "disk-cache", "vm-balancer"];
     assert_eq!(completed(dir.path(), "aquifer serve "), served);
     assert_eq!(completed(dir.path(), "aquifer loa"), [""]);
