@@ -79,7 +79,8 @@ impl Site {
         host.set(&format!(
             "[memory]\nperiod = \"200ms\"\n[vms]\naccept = {}\n[lend]\nenabled = {}\n\
              grace = \"60s\"\n\
-             [borrow]\nenabled = false\n[groups]\nagreements = {:?}",
+             [borrow]\nenabled = false\nprotection = \"none\"\n\
+             [groups]\nagreements = {:?}",
             VM_HOSTS.contains(&name),
             LENDERS.contains(&name),
             host.dir().join("groups")
