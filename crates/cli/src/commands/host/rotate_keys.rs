@@ -18,7 +18,7 @@ use crate::output;
 ///
 /// This host encrypts the pages in each lease that it borrows under a key of its own. To replace
 /// the key, the agent borrows for the pages, moves them there while programs run, and gives the
-/// lease back. It does so by itself when a key is as old as [borrow] key_lifetime says. This
+/// lease back. It does so by itself when a key is as old as 'borrow.key_lifetime' says. This
 /// command orders it now, and does not wait: the agent replaces one lease after the other, while
 /// nothing else moves and lenders have room.
 #[derive(Debug, Args)]
