@@ -249,6 +249,8 @@ def late(work: Path, size: int) -> dict:
             try:
                 if kind == "mirror":
                     wait("whole copies", region.is_whole)
+                # Until pages that the program wrote have left the cache: each waits for a lender.
+                time.sleep(2)
                 region.told()
                 end = time.monotonic() + 3
                 while time.monotonic() < end:
