@@ -27,7 +27,7 @@ pub struct Files {
 /// The longest path of a unix socket, in bytes (unix(7)).
 const LONGEST: usize = 107;
 
-/// The most attempts to remove a directory in which other processes create files.
+/// The most attempts to remove a directory that other processes remove at the same time.
 const REMOVALS: usize = 16;
 
 impl Files {
@@ -367,14 +367,19 @@ impl Files {
         may_run && !self.is_supervised() && self.is_running()
     }
 
-    /// Removes the VM's directory.
+    /// Removes the VM's directory at once: if its files went one after another, a supervisor
+    /// could create a new lock beside the record of a VM that goes.
     pub(super) fn remove(&self) {
-        // A missing directory is no error. A supervisor that starts may just create a file there.
-        let is_filled = |error: io::Error| error.kind() == io::ErrorKind::DirectoryNotEmpty;
+        let gone = self.run_dir.join("vms").join(format!(".{}.gone", self.name));
+        let is_in_the_way = |error: io::Error| error.kind() == io::ErrorKind::DirectoryNotEmpty;
         for _ in 0..REMOVALS {
-            if !fs::remove_dir_all(self.file("")).is_err_and(is_filled) {
-                return;
+            // A process that was killed may have left it.
+            let _ = fs::remove_dir_all(&gone);
+            // A missing directory is no error.
+            if !fs::rename(self.file(""), &gone).is_err_and(is_in_the_way) {
+                break;
             }
         }
+        let _ = fs::remove_dir_all(&gone);
     }
 }

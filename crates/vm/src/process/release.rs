@@ -67,6 +67,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path(), &"guest".parse().unwrap());
         let origin = Origin::Adopted { qmp: PathBuf::from("/nowhere"), agent: None };
+        let vm = dir.path().join("vms/guest");
         let (is_over, began) = (AtomicBool::new(false), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -88,7 +89,8 @@ mod tests {
             while rounds < 40 || began.load(Ordering::Relaxed) == 0 {
                 rounds += 1;
                 files.create(&Record::new(origin.clone())).unwrap();
-                thread::yield_now();
+                // So many files that others run while they go.
+                (0..50).for_each(|it| drop(File::create(vm.join(it.to_string())).unwrap()));
                 release(&files).unwrap();
                 assert!(matches!(files.read(), Err(VmError::Unknown(_))));
             }
