@@ -13,7 +13,9 @@ use std::time::Duration;
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
 use aquifer_transport::Address;
 use aquifer_volume::holder::Holder;
-use aquifer_volume::{Encryption, LeaseTarget, Protocol, Volume, VolumeConfig, VolumeError};
+use aquifer_volume::{
+    Encryption, LeaseTarget, Protocol, SecondCopy, Volume, VolumeConfig, VolumeError,
+};
 use arbitrary::Arbitrary;
 use broken::{Answer, Broken};
 use honest::Honest;
@@ -72,8 +74,9 @@ fn volume(input: &Input) -> Volume {
     let honest: Box<dyn Holder> = Box::<Honest>::default();
     let (first, second) = if input.is_first_broken { (broken, honest) } else { (honest, broken) };
     volume.add_holder(target(1, key.clone()), first, 1, |_| true).unwrap();
-    let record = |_: &LeaseTarget| Ok::<_, VolumeError>(());
-    volume.add_copy_holder(LeaseId(1), target(2, key), second, record).unwrap();
+    let record = |_: &SecondCopy| Ok::<_, VolumeError>(());
+    let copy = SecondCopy { of: LeaseId(1), lease: target(2, key), lags: false };
+    volume.add_copy_holder(copy, second, record).unwrap();
     // All is zeroes so far, of which the second copy gets to know without a read.
     volume.repair_copies(|| true);
     volume

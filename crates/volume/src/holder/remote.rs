@@ -140,6 +140,15 @@ impl RemoteHolder {
         worker: WorkerId,
         mut operation: impl FnMut(&mut dyn Initiator) -> Result<(), InitiatorError>,
     ) -> Result<(), HolderError> {
+        self.with_answer(worker, |link| operation(link).map(|()| true)).map(drop)
+    }
+
+    /// Runs `operation` as [`with`](Self::with) does. It returns whether the lender answered.
+    fn with_answer(
+        &self,
+        worker: WorkerId,
+        mut operation: impl FnMut(&mut dyn Initiator) -> Result<bool, InitiatorError>,
+    ) -> Result<bool, HolderError> {
         let mut link = lock_any(&self.links, worker);
         let started = Instant::now();
         let mut has_failed = false;
@@ -149,9 +158,11 @@ impl RemoteHolder {
         if let Some(connection) = &mut *link {
             connection.set_io_timeout(self.io_timeout() / 2);
             match operation(&mut **connection) {
-                Ok(()) => {
-                    self.found();
-                    return Ok(());
+                Ok(has_answered) => {
+                    if has_answered {
+                        self.found();
+                    }
+                    return Ok(has_answered);
                 }
                 Err(error) if error.ends_connection() => {
                     self.source.broke(connection.epoch());
@@ -185,8 +196,8 @@ impl RemoteHolder {
         &self,
         link: &mut Option<Link>,
         (started, has_failed): (Instant, bool),
-        mut operation: impl FnMut(&mut dyn Initiator) -> Result<(), InitiatorError>,
-    ) -> Result<(), HolderError> {
+        mut operation: impl FnMut(&mut dyn Initiator) -> Result<bool, InitiatorError>,
+    ) -> Result<bool, HolderError> {
         going_to_sleep();
         // Without a failure, nobody says yet that the lender is away: this may be the first use.
         let is_new = !has_failed && self.lost_at.load(Ordering::Relaxed) == 0;
@@ -201,7 +212,8 @@ impl RemoteHolder {
             HolderError::Unreachable { waited: lost.elapsed(), source: Box::new(source) }
         };
         // After the timeout, no thread needs to wait to learn again that the lender is away.
-        if Instant::now() >= deadline && !self.may_try() {
+        let is_closed = self.closed.load(Ordering::Relaxed);
+        if is_closed || (Instant::now() >= deadline && !self.may_try()) {
             return Err(failed(self.source.broken()));
         }
         let mut backoff = BACKOFF.0;
@@ -221,9 +233,9 @@ impl RemoteHolder {
                     done
                 });
             match attempt {
-                Ok(()) => {
+                Ok(has_answered) => {
                     self.found();
-                    return Ok(());
+                    return Ok(has_answered);
                 }
                 Err(error) if !error.ends_connection() => return Err(answer(error)),
                 Err(source)
@@ -319,12 +331,7 @@ impl Holder for RemoteHolder {
         into: &mut [u8],
         soon: Duration,
     ) -> Result<bool, HolderError> {
-        let mut is_here = true;
-        self.with(worker, |link| {
-            is_here = link.read_soon(offset, into, soon)?;
-            Ok(())
-        })?;
-        Ok(is_here)
+        self.with_answer(worker, |link| link.read_soon(offset, into, soon))
     }
 
     fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {

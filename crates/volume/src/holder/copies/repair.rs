@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use aquifer_page::{PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 
-use super::{Copies, Copy, Done, Holder as _, HolderError, LaggingHolder, PAGE, Second, Wrong};
+use super::{Copies, Copy, Done, Holder as _, HolderError, PAGE, Second, Wrong};
 
 /// Pages that a repair copies at a time, while writes of these wait.
 pub(super) const RUN: u64 = 64;
@@ -57,9 +57,8 @@ impl Copies {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<bool, HolderError> {
         let Some(second) = self.second() else { return Ok(true) };
-        let stalled = second.lagging.as_ref().filter(|copy| copy.stalled().is_some());
-        stalled.into_iter().for_each(LaggingHolder::retry);
-        if stalled.is_some() || !self.first.answers() || !second.copy.answers() {
+        let is_stalled = second.lagging.as_ref().is_some_and(|copy| copy.stalled().is_some());
+        if is_stalled || !self.first.answers() || !second.copy.answers() {
             return Ok(false);
         }
         if !second.is_behind.swap(false, Ordering::AcqRel) {
@@ -107,8 +106,12 @@ impl Copies {
             // A long run of zeroes is one discard.
             let kind = need(first);
             let is_zero = kind.is_some_and(|need| need.is_zero);
-            if second.lagging.as_ref().is_some_and(|copy| !copy.wait_for_half()) {
-                return Ok(false);
+            while let Some(copy) = &second.lagging
+                && !copy.wait_for_half()
+            {
+                if copy.stalled().is_some() || !go_on() {
+                    return Ok(false);
+                }
             }
             let most = first + if is_zero { PAGES_PER_EXTENT } else { RUN };
             let most = most.min(pages.end);

@@ -11,7 +11,7 @@ mod writer;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 
 use self::ring::{Place, Ring};
 use super::{Holder, HolderError, Piece, PieceMut};
+use crate::lock;
 use crate::tags::{Tags, UNKNOWN};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -60,7 +61,7 @@ pub(super) struct Backing {
 /// is dropped.
 pub(crate) struct LagWriter {
     ring: Arc<Ring>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// One lagging copy.
@@ -91,7 +92,7 @@ impl LagWriter {
         let of_thread = ring.clone();
         let thread = thread::Builder::new().name("lagging-copy".to_owned());
         let thread = thread.spawn(move || writer::run(&of_thread, batch))?;
-        Ok(Self { ring, thread: Some(thread) })
+        Ok(Self { ring, thread: Mutex::new(Some(thread)) })
     }
 
     /// Adds a copy of so many pages to the ring. The thread is this worker of the sink.
@@ -118,11 +119,19 @@ impl LagWriter {
     }
 }
 
+impl LagWriter {
+    /// Waits for the end of the thread: its last write must not reach a sink that somebody uses
+    /// again.
+    fn end(&self) {
+        self.ring.end();
+        let thread = lock(&self.thread).take();
+        thread.into_iter().for_each(|thread| _ = thread.join());
+    }
+}
+
 impl Drop for LagWriter {
     fn drop(&mut self) {
-        self.ring.end();
-        // Its last write must not reach a sink that somebody uses again.
-        self.thread.take().into_iter().for_each(|thread| _ = thread.join());
+        self.end();
     }
 }
 
@@ -147,13 +156,8 @@ impl LaggingHolder {
         self.ring.stalled()
     }
 
-    /// Makes the thread try again now, if the sink takes no pages.
-    pub(crate) fn retry(&self) {
-        self.ring.retry();
-    }
-
-    /// Waits until half of the ring is free, so that writes need not wait for a repair. Returns
-    /// false if the sink takes no pages.
+    /// Waits a little until half of the ring is free, so that writes need not wait for a repair.
+    /// Returns whether it is.
     pub(crate) fn wait_for_half(&self) -> bool {
         self.ring.wait_for_half()
     }
@@ -267,5 +271,6 @@ impl Holder for LaggingHolder {
     fn close(&self) {
         self.own.iter().for_each(|own| own.ring.end());
         self.backing.sink.close();
+        self.own.iter().for_each(|own| own.end());
     }
 }

@@ -24,6 +24,9 @@ const STAGED: usize = 32;
 /// How long a full ring waits for a sink that ends no write.
 const SILENCE: Duration = Duration::from_secs(5);
 
+/// How long a repair waits for room before it looks whether it may go on.
+const HALF: Duration = Duration::from_millis(100);
+
 /// The pause before the next attempt, after a sink took no pages.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -267,20 +270,22 @@ impl Ring {
         Ok(())
     }
 
+    /// Makes the thread try again now.
+    #[cfg(test)]
     pub(super) fn retry(&self) {
         lock(&self.state).is_awaited = true;
         self.work.notify_one();
     }
 
+    /// Waits a little until half of the ring is free. Returns whether it is.
     pub(super) fn wait_for_half(&self) -> bool {
+        let has_half = |state: &State| state.free.len() >= self.capacity / 2;
         let mut state = lock(&self.state);
-        while state.free.len() < self.capacity / 2 {
-            match self.wait_for_progress(state) {
-                Ok(next) => state = next,
-                Err(_) => return false,
-            }
+        if !has_half(&state) {
+            let waited = self.progress.wait_timeout(state, HALF);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.stalled.is_none() && !state.has_ended
+        has_half(&state) && state.stalled.is_none() && !state.has_ended
     }
 
     /// Waits until a write to a sink or a round has ended.
@@ -346,10 +351,18 @@ impl Ring {
         holes.extend(with_holes.map(|(number, _)| *number));
     }
 
+    /// Notes that all that the round found has arrived.
     pub(super) fn end_round(&self) {
         let state = &mut *lock(&self.state);
         state.rounds.1 = state.rounds.0;
+        if state.stalled.take().is_some() {
+            (self.tell)(None);
+        }
         self.progress.notify_all();
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        lock(&self.state).has_ended
     }
 
     /// Copies the pages of one copy that are still in the ring, and notes the version of each.
@@ -396,9 +409,6 @@ impl Ring {
             return Err(());
         }
         state.written += 1;
-        if state.stalled.take().is_some() {
-            (self.tell)(None);
-        }
         self.progress.notify_all();
         Ok(())
     }

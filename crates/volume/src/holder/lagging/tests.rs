@@ -35,6 +35,8 @@ struct Remains {
 struct Flaky {
     file: FileHolder,
     is_broken: Arc<AtomicBool>,
+    /// A page for which there is no room, plus one; 0 for none.
+    refused: Arc<AtomicU64>,
     /// Held while it works on a write.
     working: Arc<Mutex<()>>,
 }
@@ -56,6 +58,10 @@ impl Holder for Flaky {
 
     fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
         self.may_change()?;
+        let pages = pages(offset, data.len() as u64);
+        if pages.contains(&self.refused.load(Ordering::SeqCst).wrapping_sub(1)) {
+            return Err(HolderError::Full("no room for this page".into()));
+        }
         self.file.write(worker, offset, data)
     }
 
@@ -74,6 +80,7 @@ struct Process {
     writer: LagWriter,
     disk: LaggingHolder,
     is_broken: Arc<AtomicBool>,
+    refused: Arc<AtomicU64>,
     working: Arc<Mutex<()>>,
     /// What the sink's state was when it changed: whether it took no pages.
     told: Arc<Mutex<Vec<bool>>>,
@@ -97,8 +104,13 @@ impl Remains {
 
     fn start(&self) -> Process {
         let file = FileHolder::open(&self.path(), Bytes(PAGES * PAGE), 2).unwrap();
-        let (is_broken, working, told) = Default::default();
-        let sink = Flaky { file, is_broken: Arc::clone(&is_broken), working: Arc::clone(&working) };
+        let (is_broken, refused, working, told) = Default::default();
+        let sink = Flaky {
+            file,
+            is_broken: Arc::clone(&is_broken),
+            refused: Arc::clone(&refused),
+            working: Arc::clone(&working),
+        };
         let log: Arc<Mutex<Vec<bool>>> = Arc::clone(&told);
         let tell = move |why: Option<&HolderError>| lock(&log).push(why.is_some());
         let lag = Lag { lag: Duration::from_millis(1), ..Lag::of_disk(Box::new(tell)) };
@@ -107,7 +119,7 @@ impl Remains {
         let disk = writer.add(Box::new(sink), tags.clone(), (PAGES, WORKER));
         let cipher = PageCipher::new(&self.encryption, LeaseId(1));
         let holder = VerifiedHolder::new(Box::new(disk.clone()), Some(cipher), tags.clone(), 2);
-        Process { writer, disk, is_broken, working, told, tags, holder }
+        Process { writer, disk, is_broken, refused, working, told, tags, holder }
     }
 }
 
@@ -120,7 +132,7 @@ impl Process {
     fn mend_sink(&self) {
         self.is_broken.store(false, Ordering::SeqCst);
         until("the sink takes pages again", || {
-            self.disk.retry();
+            self.disk.ring.retry();
             self.disk.stalled().is_none()
         });
     }
@@ -348,6 +360,44 @@ fn pages_stay_in_the_ring_while_the_sink_is_full() {
     let newest = |page| if page == 3 { 2 } else { 1 };
     assert!((0..RING).all(|page| expect(&next, page, newest(page))));
     assert!(next.tags.is_unknown(RING));
+}
+
+#[test]
+fn a_page_that_the_sink_refuses_holds_up_no_other() {
+    let remains = Remains::new();
+    let process = remains.start();
+    process.refused.store(1 + 3, Ordering::SeqCst);
+    // Far more than the ring holds.
+    for round in 1..=3_u8 {
+        for page in 0..PAGES {
+            until("the page has room", || {
+                process.disk.ring.retry();
+                process.holder.write(WORKER, page * PAGE, &[round; PAGE_SIZE]).is_ok()
+            });
+        }
+    }
+    until("all others have arrived", || process.disk.in_ring() == Bytes(PAGE));
+    assert!((0..PAGES).all(|page| expect(&process, page, 3)));
+    assert!(process.disk.stalled().is_some() && process.holder.flush(WORKER).is_err());
+    process.refused.store(0, Ordering::SeqCst);
+    process.mend_sink();
+    process.holder.flush(WORKER).unwrap();
+    drop(process);
+    let next = remains.start();
+    assert!((0..PAGES).all(|page| expect(&next, page, 3)));
+}
+
+#[test]
+fn a_ring_that_became_empty_takes_pages_again() {
+    let remains = Remains::new();
+    let process = remains.start();
+    process.break_sink();
+    process.holder.write(WORKER, 0, &[1; PAGE_SIZE]).unwrap();
+    until("it stalls", || process.disk.stalled().is_some());
+    // What the sink refused is not needed any longer.
+    process.disk.leave();
+    process.mend_sink();
+    assert!(process.disk.wait_for_half());
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use aquifer_page::PAGE_SIZE;
 use zerocopy::IntoBytes as _;
 
-use super::super::Piece;
 use super::super::file::Page;
+use super::super::{HolderError, Piece};
 use super::PAGE;
 use super::ring::{Key, Ring};
 
@@ -38,8 +38,10 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Writes all that is in the ring now. Ends at the first failure: the pages then stay there.
+    /// Writes all that is in the ring now. What a sink refuses stays there, and the other pages go
+    /// on. Ends if a sink does not answer.
     fn run(&mut self) -> Result<(), ()> {
+        let mut all = Ok(());
         let Self { ring, keys, holes, pages, staged } = self;
         ring.begin_round(keys, holes);
         // Adjacent pages go together.
@@ -56,8 +58,25 @@ impl Round<'_> {
                     runs[count] = (run[0].0.1 * PAGE, now.as_bytes());
                     (count, rest) = (count + 1, later);
                 }
+                if ring.has_ended() {
+                    return Err(());
+                }
                 let done = backing.sink.write_many(backing.worker, &runs[..count]);
-                ring.wrote(staged, done)?;
+                if !matches!(done, Err(HolderError::Full(_) | HolderError::Failed(_))) {
+                    ring.wrote(staged, done)?;
+                    continue;
+                }
+                for (page, data) in staged.chunks(1).zip(&**pages) {
+                    let at = page[0].0.1 * PAGE;
+                    let done = backing.sink.write(backing.worker, at, data.as_bytes());
+                    let is_away =
+                        matches!(done, Err(HolderError::Unreachable { .. } | HolderError::Lost(_)));
+                    let wrote = ring.wrote(page, done);
+                    if is_away || ring.has_ended() {
+                        return wrote.and(Err(()));
+                    }
+                    all = all.and(wrote);
+                }
             }
         }
         for number in &*holes {
@@ -67,8 +86,11 @@ impl Round<'_> {
                 let (at, length) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);
                 let done = backing.sink.discard(backing.worker, at, length);
                 ring.punched(*number, pages, done)?;
+                if ring.has_ended() {
+                    return Err(());
+                }
             }
         }
-        Ok(())
+        all
     }
 }
