@@ -242,7 +242,12 @@ const BORROW: &[Key] = &[
         "whether the agent borrows automatically; `aquifer host borrow` works in any case",
     ),
     key("request", "size", "\"1G\"", "`M_req`: what one request asks for, at least 64MiB"),
-    key("max", "size", "\"16G\"", "the most that the agent borrows in all"),
+    key(
+        "max",
+        "size",
+        "\"16G\"",
+        "the most that the agent borrows; `opportunistic` copies do not count beside other memory",
+    ),
     key(
         "protection",
         "`none`, `mirror`, `opportunistic` or `disk`",
@@ -257,7 +262,8 @@ const BORROW: &[Key] = &[
         "protection_of_swap",
         "`none`, `mirror` or `opportunistic`",
         "\"none\"",
-        "the same for the pages that this host swaps out; not with `attach = \"direct\"`",
+        "the same for the pages that this host swaps out, but each write waits for both lenders; \
+         not with `attach = \"direct\"`",
     ),
     key("group", "name", "\"default\"", "the tenant to which lenders account the leases"),
     key(

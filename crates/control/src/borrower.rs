@@ -11,8 +11,8 @@ use crate::placement::whole_extents;
 use crate::round::{Purpose, Round, Wait};
 use crate::step_context::StepContext;
 use crate::{
-    Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, Owner, RegionRequest,
-    What,
+    Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, Owner, Protection,
+    RegionRequest, What,
 };
 
 /// The state of a volume.
@@ -279,9 +279,25 @@ impl Borrower {
     }
 
     /// Returns how much more this host may borrow. Leases on their way out do not count, so that it
-    /// can replace them.
+    /// can replace them. Nor do second copies that go first: they take nothing from anybody, and so
+    /// keep this host from nothing.
     pub(crate) fn room(&self, ctx: &StepContext<'_>) -> Bytes {
+        whole_extents(ctx.config().max_borrowed.saturating_sub(self.counted(ctx)))
+    }
+
+    /// Returns how much more this host may borrow for second copies.
+    pub(crate) fn room_for_copies(&self, ctx: &StepContext<'_>) -> Bytes {
         whole_extents(ctx.config().max_borrowed.saturating_sub(self.borrowed()))
+    }
+
+    /// Returns what counts as borrowed, of at most `max_borrowed`.
+    pub(crate) fn counted(&self, ctx: &StepContext<'_>) -> Bytes {
+        let protection = &ctx.config().protection;
+        self.borrowed_for(|holding| {
+            let volume = &self.volumes[&holding.volume];
+            holding.copy_of.is_none()
+                || protection.of(&volume.owner, &volume.group) != Protection::Opportunistic
+        })
     }
 
     pub(crate) fn borrowed(&self) -> Bytes {

@@ -29,7 +29,7 @@ impl Borrower {
         let room = self.room(ctx);
         if room == Bytes::ZERO || (cause == Cause::ByHand && bytes > room) {
             return Err(Refusal::OverMax {
-                borrowed: self.borrowed(),
+                borrowed: self.counted(ctx),
                 max: ctx.config().max_borrowed,
             });
         }

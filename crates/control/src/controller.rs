@@ -160,6 +160,11 @@ impl Controller {
         self.asked(|_, ctx| self.borrower.irreplaceable(lease, ctx))
     }
 
+    /// Returns how much more this host may borrow, apart from second copies.
+    pub(crate) fn may_borrow(&self) -> Bytes {
+        self.asked(|_, ctx| self.borrower.room(ctx))
+    }
+
     /// Returns whether a lease is left so that its pages get another key.
     pub(crate) fn rotates(&self, lease: LeaseId) -> bool {
         self.borrower.rotates(lease)

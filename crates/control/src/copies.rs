@@ -38,7 +38,7 @@ impl Borrower {
         let is_apart = |offer: &&Offer| !near.contains(&offer.host);
         let apart: Vec<_> = offers.iter().filter(is_apart).cloned().collect();
         let candidates = if apart.is_empty() { offers } else { apart };
-        if candidates.is_empty() || bytes > self.room(ctx) {
+        if candidates.is_empty() || bytes > self.room_for_copies(ctx) {
             return self.tell_no_copy(lease, ctx);
         }
         let purpose = Purpose::Copy { volume, of: lease, goes_first };

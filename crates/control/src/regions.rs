@@ -50,7 +50,7 @@ impl Borrower {
         ctx: &StepContext<'_>,
     ) -> Option<Refusal> {
         let over =
-            || Refusal::OverMax { borrowed: self.borrowed(), max: ctx.config().max_borrowed };
+            || Refusal::OverMax { borrowed: self.counted(ctx), max: ctx.config().max_borrowed };
         let nothing = (request.bytes == Bytes::ZERO).then_some(Refusal::Nothing);
         nothing.or_else(|| (request.least > room).then(over))
     }
@@ -111,6 +111,10 @@ impl Borrower {
         let Some(holding) = self.holdings.get_mut(&lease) else { return };
         if holding.leaving == Leaving::No {
             (holding.leaving, holding.surplus, holding.rotates) = (Leaving::Wanted, true, false);
+            let (volume, bytes) = (holding.volume, holding.borrowed.bytes);
+            // It may have come in place of another one, which stays.
+            let others = self.holdings.values_mut().filter(|other| other.volume == volume);
+            others.for_each(|other| other.replaced = other.replaced.saturating_sub(bytes));
             self.evacuate_waiting(ctx);
         }
     }

@@ -21,7 +21,6 @@ mod regions;
 mod reply;
 mod report;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -161,7 +160,7 @@ impl Driver {
                 self.parts.own.refresh();
                 self.input(Input::Period(readings));
                 self.pace_lending();
-                self.key_ages.keep(&self.node.key_ages());
+                self.key_ages.keep(&self.node.key_ages(), self.node.ordered_keys());
                 let (holds, knows) = (|id| self.node.holds(id), |id| self.node.knows(id));
                 self.parts.borrower.keep_regions(holds, knows);
                 if let Some(gossip) = &self.parts.gossip {
@@ -287,7 +286,7 @@ impl Driver {
 }
 
 /// Creates this host's node from the leases and volumes of the previous agent.
-fn node(parts: &Parts, ages: BTreeMap<LeaseId, Duration>) -> Node {
+fn node(parts: &Parts, keys: KeySettings) -> Node {
     let Config { host, memory, lend, borrow, vms, .. } = &parts.config;
     let config = control::Config {
         upper: memory.upper,
@@ -315,7 +314,7 @@ fn node(parts: &Parts, ages: BTreeMap<LeaseId, Duration>) -> Node {
         source: parts.source.name(),
         peers: parts.peers.known(),
         move_after: vms.move_after,
-        keys: KeySettings { lifetime: borrow.key_lifetime, ages },
+        keys: KeySettings { lifetime: borrow.key_lifetime, ..keys },
     };
     Node::new(controller, settings)
 }

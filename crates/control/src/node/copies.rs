@@ -119,17 +119,26 @@ impl Node {
             let tried = self.borrowing.copies.tried.get(&lease);
             tried.is_some_and(|at| !self.passed(RETRY, *at))
         };
-        let next = borrowed.iter().find_map(|held| {
+        // If a lease got no copy lately, no other one asks the peers again so soon.
+        let has_failed = borrowed.iter().any(|held| {
+            let lease = held.lease.lease;
+            held.copy_of.is_none() && !copied.contains(&lease) && rests(lease)
+        });
+        let next = borrowed.iter().filter_map(|held| {
             let lease = held.lease.lease;
             let wants_copies = wanting.contains(&held.volume);
             let step = self.repair(held, wants_copies).or_else(|| {
                 let lacks_one = wants_copies && held.copy_of.is_none() && !copied.contains(&lease);
-                (lacks_one && self.may_copy(lease)).then_some(Next::Protect)
+                (lacks_one && !has_failed && self.may_copy(lease)).then_some(Next::Protect)
             })?;
             let may_try = !held.leaving && !rests(lease) && self.is_idle(held.volume);
             may_try.then_some((lease, held.lease.bytes, step))
         });
-        let Some((lease, bytes, step)) = next else { return };
+        // Each lease has its turn, even if others get no copy.
+        let tried = |lease: &LeaseId| self.borrowing.copies.tried.get(lease).copied();
+        let Some((lease, bytes, step)) = next.min_by_key(|(lease, ..)| tried(lease)) else {
+            return;
+        };
         self.borrowing.copies.tried.insert(lease, self.now);
         match step {
             Next::Leave => self.with_offers(Waiting::Abandon(lease, bytes)),

@@ -46,6 +46,8 @@ pub struct KeySettings {
     pub lifetime: Option<Duration>,
     /// The ages that the previous agent noted. A key without one counts as made now.
     pub ages: BTreeMap<LeaseId, Duration>,
+    /// The leases whose keys the operator wanted replaced, and that the previous agent still had.
+    pub ordered: BTreeSet<LeaseId>,
 }
 
 /// What the node remembers of keys.
@@ -78,7 +80,8 @@ struct Prepared {
 
 impl Keys {
     pub(super) fn new(settings: KeySettings) -> Self {
-        Self { settings, ..Self::default() }
+        let ordered = settings.ordered.clone();
+        Self { settings, ordered, ..Self::default() }
     }
 
     /// Takes note of the leases that have keys of their own, and forgets those that are not held.
@@ -124,11 +127,16 @@ impl Keys {
 
     /// Notes an attempt. Until it succeeds, it counts as one that failed.
     fn try_next(&mut self, lease: LeaseId, now: Duration) {
-        let wait = self.pause().saturating_mul(1 << self.failures.min(DOUBLINGS));
         self.failures = self.failures.saturating_add(1);
-        self.rests_until = now.saturating_add(wait);
+        self.rest(now);
         self.tried.insert(lease, now);
         self.current = Some(lease);
+    }
+
+    /// Begins no attempt for a while: for longer after each failure.
+    fn rest(&mut self, now: Duration) {
+        let doublings = self.failures.saturating_sub(1).min(DOUBLINGS);
+        self.rests_until = now.saturating_add(self.pause().saturating_mul(1 << doublings));
     }
 
     /// Takes an attempt back that did not begin.
@@ -167,6 +175,11 @@ impl Node {
     pub fn key_ages(&self) -> BTreeMap<LeaseId, Duration> {
         let age = |lease: &LeaseId| Some((*lease, self.borrowing.keys.age(*lease, self.now)?));
         self.borrowing.keys.known.keys().filter_map(age).collect()
+    }
+
+    /// Returns the leases whose keys the operator wants replaced.
+    pub fn ordered_keys(&self) -> &BTreeSet<LeaseId> {
+        &self.borrowing.keys.ordered
     }
 
     /// Returns whether a lease is left so that its pages get another key. It stays if the leases
@@ -305,7 +318,13 @@ impl Node {
             true => self.room_for(held, &borrowed),
             false => Bytes::ZERO,
         };
-        let lacks = self.controller.irreplaceable(lease).saturating_sub(room);
+        // The lease itself counts until another one with copies is there.
+        let prepares = is_copied && room < bytes;
+        let may_borrow = self.controller.may_borrow().saturating_add(room) >= bytes;
+        let lacks = match prepares && !may_borrow && !self.copies_go_first(held.volume) {
+            true => bytes.saturating_sub(room),
+            false => self.controller.irreplaceable(lease).saturating_sub(room),
+        };
         if lacks > Bytes::ZERO {
             let wait = rounded(self.borrowing.keys.rests_until.saturating_sub(self.now));
             let what = format!(
@@ -314,7 +333,7 @@ impl Node {
             );
             return self.log(what, self.about(held));
         }
-        if is_copied && room < bytes {
+        if prepares && may_borrow {
             return self.prepare_room(&held.clone(), &borrowed, &why);
         }
         let what = format!(
@@ -358,8 +377,7 @@ impl Node {
             return;
         }
         self.borrowing.keys.prepared = None;
-        let wait = self.borrowing.keys.pause();
-        self.borrowing.keys.rests_until = self.now.saturating_add(wait);
+        self.borrowing.keys.rest(self.now);
         let what = format!(
             "keeps the key of lease {}: no lease with second copies was there to replace it in {}",
             late.lease,
@@ -408,7 +426,8 @@ impl Node {
         let borrowed = self.controller.borrowed();
         match borrowed.iter().find(|held| held.lease.lease == lease) {
             None => {
-                (format!("this host holds no lease {lease}"), "'aquifer status' lists the leases")
+                let help = "'aquifer status --json' lists the leases";
+                (format!("this host holds no lease {lease}"), help)
             }
             Some(BorrowedStatus { copy_of: Some(of), .. }) => (
                 format!("lease {lease} holds second copies, under the key of lease {of}"),

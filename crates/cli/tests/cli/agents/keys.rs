@@ -108,7 +108,7 @@ fn the_next_agent_knows_how_old_keys_are() {
     let noted = || {
         let text = fs::read_to_string(scene.a().state().join("key-ages.json")).ok()?;
         let ages: serde_json::Value = serde_json::from_str(&text).unwrap();
-        ages.get(lease.to_string())?.as_u64().filter(|age| *age > 0)
+        ages["ages"].get(lease.to_string())?.as_u64().filter(|age| *age > 0)
     };
     wait_until("the age of the key is noted", || noted().is_some());
     scene.a().kill_agent();

@@ -9,7 +9,7 @@ use aquifer_control::node::{
 };
 use aquifer_control::{
     Action, BorrowedLease, Cause, Config, Event, LiveVolume, Message, Owner, Protection,
-    Protections, Reason, Restored, Subject,
+    Protections, Reason, RegionRequest, Restored, Subject,
 };
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
@@ -25,6 +25,15 @@ const NEW: LeaseId = LeaseId(3);
 /// A node whose region `items` holds [`LEASE`] of `b`, and whose region `more` holds [`OTHER`].
 /// Their keys have these ages.
 fn with_ages(ages: &[(LeaseId, Duration)], config: Config) -> Shell {
+    let keys = KeySettings {
+        lifetime: Some(LIFETIME),
+        ages: ages.iter().copied().collect(),
+        ..KeySettings::default()
+    };
+    with_keys(keys, config)
+}
+
+fn with_keys(keys: KeySettings, config: Config) -> Shell {
     let lease = |lease| BorrowedLease {
         lease,
         lender: name("b"),
@@ -45,7 +54,6 @@ fn with_ages(ages: &[(LeaseId, Duration)], config: Config) -> Shell {
         region(VOLUME, "items", vec![lease(LEASE)]),
         region(VolumeId(6), "more", vec![lease(OTHER)]),
     ];
-    let keys = KeySettings { lifetime: Some(LIFETIME), ages: ages.iter().copied().collect() };
     let found = Restored { volumes, ..Restored::default() };
     let mut shell = Shell::that_rotates(found, config, Some(Duration::from_secs(300)), keys);
     shell.input(Input::Peers(["b", "c", "d"].map(name).into()));
@@ -186,7 +194,8 @@ fn a_key_is_left_alone_before_the_last_quarter_of_its_life() {
 
 #[test]
 fn without_a_lifetime_only_the_operator_replaces_keys() {
-    let keys = KeySettings { lifetime: None, ages: BTreeMap::from([(LEASE, LIFETIME * 9)]) };
+    let keys =
+        KeySettings { ages: BTreeMap::from([(LEASE, LIFETIME * 9)]), ..KeySettings::default() };
     let mut shell = Shell::that_rotates(Restored::default(), wide(), None, keys);
     shell.period(20).borrow_for().offers(&[("b", 1)]);
     let made = shell.granted();
@@ -259,6 +268,19 @@ fn a_move_that_fails_leaves_the_lease_in_use() {
     assert!((0..1300).any(|_| begins(&mut shell)));
     shell.offers(&[]);
     assert_eq!(shell.evacuates(LEASE), Some(Vec::new()), "{:?}", shell.decisions());
+}
+
+#[test]
+fn what_the_operator_ordered_outlives_the_agent() {
+    let keys = KeySettings { ordered: BTreeSet::from([LEASE]), ..KeySettings::default() };
+    let mut shell = with_keys(keys, wide());
+    assert!(shell.calm().asks_offers());
+    shell.offers(&[("c", 4)]).grant(NEW);
+    assert_eq!(shell.evacuates(LEASE), Some(vec![NEW]));
+    assert_eq!(*shell.node.ordered_keys(), BTreeSet::from([LEASE]));
+    shell.done(Work::Lease(LEASE), Event::Evacuated { lease: LEASE, unused: Vec::new() });
+    shell.calm();
+    assert!(shell.node.ordered_keys().is_empty());
 }
 
 #[test]
@@ -406,7 +428,6 @@ impl Shell {
 
 #[test]
 fn a_lease_with_copies_is_replaced_by_one_with_copies() {
-    const COPY: LeaseId = LeaseId(11);
     const NEW_COPY: LeaseId = LeaseId(12);
     let protection = Protections::all(Protection::Mirror);
     let mut shell = with_ages(&[(LEASE, LIFETIME)], Config { protection, ..wide() });
@@ -471,20 +492,63 @@ fn copies_that_go_first_do_not_keep_an_old_key() {
     assert!(replaced && !given_back && after >= Duration::from_secs(90), "{after:?}");
 }
 
-/// Lets a host replace a lease that has copies, while nobody lends for the copies of the new one.
-/// Returns whether the new one goes back, whether the old one is left, and after how long.
-fn without_room_for_a_copy(protection: Protection) -> (bool, bool, Duration) {
-    const COPY: LeaseId = LeaseId(11);
+#[test]
+fn copies_that_go_first_keep_a_host_from_no_loan() {
+    // The lease and its copy are all that the host may borrow.
+    let mut shell = with_a_copy(Protection::Opportunistic, Bytes::gib(2));
+    assert!((0..100).any(|_| look(&mut shell, &[(LEASE, Some(COPY))])));
+    shell.offers(&[("b", 1)]).grant(NEW);
+}
+
+#[test]
+fn a_mirrored_lease_keeps_its_key_at_the_maximum() {
+    let mut shell = with_a_copy(Protection::Mirror, Bytes::gib(2));
+    assert!((0..100).any(|_| look(&mut shell, &[(LEASE, Some(COPY))])));
+    shell.offers(&[("b", 8)]);
+    assert!(shell.sent().is_empty() && !shell.is_leaving(LEASE));
+    assert!(shell.decides("keeps the key"), "{:?}", shell.decisions());
+}
+
+#[test]
+fn copies_that_go_first_keep_no_old_key_at_the_maximum() {
+    let mut shell = with_a_copy(Protection::Opportunistic, Bytes::gib(2));
+    // Another loan takes the rest of the maximum.
+    let region = "more".parse().unwrap();
+    let volume = VolumeId(8);
+    let (bytes, group) = (Bytes::gib(1), Group::default());
+    let request = RegionRequest { region, volume, bytes, least: bytes, group };
+    let ticket = shell.ticket();
+    shell.input(Input::BorrowFor { request, ticket });
+    shell.offers(&[("d", 1)]).grant(LeaseId(12));
+    shell.done(Work::Volume(volume), Event::Extended { volume, unused: Vec::new() });
+    assert!((0..100).any(|_| look(&mut shell, &[(LEASE, Some(COPY))])));
+    shell.offers(&[("b", 1)]).grant(NEW);
+    assert_eq!(shell.evacuates(LEASE), Some(vec![NEW]), "{:?}", shell.decisions());
+}
+
+const COPY: LeaseId = LeaseId(11);
+
+fn look(shell: &mut Shell, copies: &[(LeaseId, Option<LeaseId>)]) -> bool {
+    let leases = copies.iter().map(|(lease, copy)| healthy(*lease, *copy)).collect();
+    shell.look(20, vec![volume(VOLUME, leases)]).asks_offers()
+}
+
+/// Returns a host that has one lease, with an old key, and copies of it.
+fn with_a_copy(protection: Protection, max_borrowed: Bytes) -> Shell {
     let protection = Protections::all(protection);
-    let mut shell = with_ages(&[(LEASE, LIFETIME)], Config { protection, ..wide() });
+    let config = Config { protection, max_borrowed, ..wide() };
+    let mut shell = with_ages(&[(LEASE, LIFETIME)], config);
     shell.done(Work::Volume(VolumeId(6)), Event::Deactivated { volume: VolumeId(6) });
-    let look = |shell: &mut Shell, copies: &[(LeaseId, Option<LeaseId>)]| {
-        let leases = copies.iter().map(|(lease, copy)| healthy(*lease, *copy)).collect();
-        shell.look(20, vec![volume(VOLUME, leases)]).asks_offers()
-    };
     assert!((0..100).any(|_| look(&mut shell, &[(LEASE, None)])));
     shell.offers(&[("c", 1)]).grant(COPY);
     shell.done(Work::Copy(COPY), Event::Copied { lease: COPY, failed: None });
+    shell
+}
+
+/// Lets a host replace a lease that has copies, while nobody lends for the copies of the new one.
+/// Returns whether the new one goes back, whether the old one is left, and after how long.
+fn without_room_for_a_copy(protection: Protection) -> (bool, bool, Duration) {
+    let mut shell = with_a_copy(protection, wide().max_borrowed);
     assert!((0..100).any(|_| look(&mut shell, &[(LEASE, Some(COPY))])));
     shell.offers(&[("b", 1)]).grant(NEW);
     shell.done(Work::Volume(VOLUME), Event::Extended { volume: VOLUME, unused: Vec::new() });
