@@ -1,5 +1,7 @@
 //! Tests of regions of which the agents keep two copies at lenders.
 
+use std::fs;
+
 use aquifer_api::status::{EventKind, Held, SecondCopy};
 use aquifer_page::Bytes;
 
@@ -48,6 +50,12 @@ fn whole(scene: &Scene) -> Option<(Held, SecondCopy)> {
 pub(super) fn until_whole(scene: &Scene) -> (Held, SecondCopy) {
     wait_until("both copies are whole", || whole(scene).is_some());
     whole(scene).expect("it was whole")
+}
+
+fn kill_engine(scene: &Scene) {
+    let engine = scene.done(&["region", "show", "items"])["pid"].as_i64().expect("a pid");
+    let engine = rustix::process::Pid::from_raw(engine as i32).expect("a pid");
+    rustix::process::kill_process(engine, rustix::process::Signal::KILL).expect("it runs");
 }
 
 #[test]
@@ -125,9 +133,7 @@ fn the_next_agent_and_engine_find_the_copies() {
     scene.a().restart();
     let (now, second) = until_whole(&scene);
     assert_eq!((now.lease, second.lease), (held.lease, copy.lease));
-    let engine = scene.done(&["region", "show", "items"])["pid"].as_i64().expect("a pid");
-    let engine = rustix::process::Pid::from_raw(engine as i32).expect("a pid");
-    rustix::process::kill_process(engine, rustix::process::Signal::KILL).expect("it runs");
+    kill_engine(&scene);
     program.does_in_time("check 2");
     let (now, second) = until_whole(&scene);
     assert_eq!((now.lease, second.lease), (held.lease, copy.lease));
@@ -137,6 +143,38 @@ fn the_next_agent_and_engine_find_the_copies() {
     scene.0[held.lender.as_str()].restart();
     until_whole(&scene);
     scene.end(program, &["b", "c"]);
+}
+
+/// An engine that is killed while it ends a copy leaves the copy in the record, without tags.
+#[test]
+fn a_copy_without_tags_is_replaced() {
+    if lacks_rights() {
+        return;
+    }
+    let (scene, mut program) = with_copies(&["b", "c", "d"]);
+    let (held, copy) = until_whole(&scene);
+    scene.a().kill_agent();
+    kill_engine(&scene);
+    let tags = format!("regions/.items/tags-{}", copy.lease);
+    fs::remove_file(scene.a().state().join(tags)).expect("the copy has tags");
+    scene.a().restart();
+    program.does_in_time("write 2");
+    wait_until("another lease has the copy", || {
+        whole(&scene).is_some_and(|(now, second)| {
+            (now.lease, second.lease) != (held.lease, copy.lease) && now.lease == held.lease
+        })
+    });
+    let lender = &scene.0[copy.lender.as_str()];
+    let (_, second) = until_whole(&scene);
+    wait_until("the former lease is back", || {
+        lender.status().loans.lent.iter().all(|lent| lent.lease != copy.lease)
+    });
+    scene.0[held.lender.as_str()].kill_agent();
+    program.does_in_time("check 2");
+    assert_ne!(second.lease, copy.lease);
+    scene.0[held.lender.as_str()].restart();
+    until_whole(&scene);
+    scene.end(program, &["b", "c", "d"]);
 }
 
 #[test]
