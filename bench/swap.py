@@ -123,23 +123,28 @@ class Nbdfuse:
             process.wait()
 
 
+def run_load(name: str, arguments) -> list:
+    """Fills memory and accesses it, in a cgroup; returns what the load says of each part."""
+    cgroup = MemoryCgroup("swap", bench.size(arguments.limit))
+    try:
+        load = [EXAMPLES / "touch", arguments.memory, str(arguments.accesses)]
+        done = subprocess.run(
+            load, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+            preexec_fn=cgroup.enter,
+        )
+        if done.returncode != 0:
+            raise Failed(f"the load over {name} failed ({done.returncode})")
+        return list(map(json.loads, done.stdout.splitlines()[:2]))
+    finally:
+        cgroup.remove()
+
+
 def measure(peer, work: Path, arguments) -> dict:
     """Runs the load once against one peer."""
     under_test = peer()
     try:
         under_test.start(work, arguments.workers)
-        cgroup = MemoryCgroup("swap", bench.size(arguments.limit))
-        try:
-            load = [EXAMPLES / "touch", arguments.memory, str(arguments.accesses)]
-            done = subprocess.run(
-                load, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-                preexec_fn=cgroup.enter,
-            )
-            if done.returncode != 0:
-                raise Failed(f"the load over {peer.name} failed ({done.returncode})")
-            return json.loads(done.stdout.splitlines()[1])
-        finally:
-            cgroup.remove()
+        return run_load(peer.name, arguments)[1]
     finally:
         under_test.stop()
 

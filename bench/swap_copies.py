@@ -22,7 +22,7 @@ from pathlib import Path
 
 import swap
 from common import bench
-from common.bench import EXAMPLES, Failed, MemoryCgroup, end, note, wait
+from common.bench import EXAMPLES, Failed, end, note, wait
 
 
 class Mirror(swap.Aquifer):
@@ -77,20 +77,9 @@ def measure(copies: int, work: Path, arguments) -> dict:
     under_test = Mirror(copies)
     try:
         under_test.start(work, arguments.workers)
-        cgroup = MemoryCgroup("swap", bench.size(arguments.limit))
-        try:
-            load = [EXAMPLES / "touch", arguments.memory, str(arguments.accesses)]
-            done = subprocess.run(
-                load, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-                preexec_fn=cgroup.enter,
-            )
-        finally:
-            cgroup.remove()
-        if done.returncode != 0:
-            raise Failed(f"the load over {copies} copies failed ({done.returncode})")
+        filled, accessed = swap.run_load(f"{copies} copies", arguments)
         if copies == 2 and not under_test.is_whole():
             raise Failed("a copy fell behind during the load")
-        filled, accessed = map(json.loads, done.stdout.splitlines()[:2])
         return {"fill_s": filled["seconds"], "access_us": accessed["us_per_access"]}
     finally:
         under_test.stop()

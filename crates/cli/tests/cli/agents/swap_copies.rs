@@ -44,6 +44,19 @@ fn until_whole_without(a: &Host, gone: &[&str]) -> (Held, SecondCopy) {
     found().unwrap()
 }
 
+/// Ends the load, and waits until no host has anything of it.
+#[track_caller]
+fn gives_all_back(cluster: &Cluster, mut load: Load) {
+    let a = &cluster["a"];
+    let volume = a.volume();
+    load.free();
+    a.give_back();
+    a.leaves_nothing(&volume);
+    wait_until("all hosts are free", || {
+        ["a", "b", "c", "d"].iter().all(|host| cluster[*host].is_free())
+    });
+}
+
 #[test]
 fn two_lenders_of_swap_die_in_turn_and_no_page_is_lost() {
     if lacks_rights() {
@@ -82,13 +95,7 @@ fn two_lenders_of_swap_die_in_turn_and_no_page_is_lost() {
 
     cluster[first.as_str()].restart();
     cluster[copy.lender.as_str()].restart();
-    let volume = a.volume();
-    load.free();
-    a.give_back();
-    a.leaves_nothing(&volume);
-    wait_until("all hosts are free", || {
-        ["a", "b", "c", "d"].iter().all(|host| cluster[*host].is_free())
-    });
+    gives_all_back(&cluster, load);
 }
 
 #[test]
@@ -128,11 +135,5 @@ fn copies_of_swap_outlive_an_agent_and_make_room() {
     }
     load.verify();
     assert_eq!(a.volume().spilled, Bytes::ZERO);
-    let volume = a.volume();
-    load.free();
-    a.give_back();
-    a.leaves_nothing(&volume);
-    wait_until("all hosts are free", || {
-        ["a", "b", "c", "d"].iter().all(|host| cluster[*host].is_free())
-    });
+    gives_all_back(&cluster, load);
 }
