@@ -31,20 +31,17 @@ pub(crate) type Tell = Box<dyn Fn(Option<&HolderError>) + Send + Sync>;
 pub(crate) struct Lag {
     /// How long pages wait for others to be written with, unless the ring fills up.
     pub(crate) lag: Duration,
-    /// The most pages of one write.
-    pub(crate) batch: usize,
     pub(crate) tell: Tell,
 }
 
 impl Lag {
-    /// A disk takes large batches best.
     pub(crate) fn of_disk(tell: Tell) -> Self {
-        Self { lag: Duration::from_millis(100), batch: writer::MOST, tell }
+        Self { lag: Duration::from_millis(100), tell }
     }
 
-    /// A lender takes small batches, too. But each one takes time of this host's processors.
+    /// A lender loses pages more often than this host its disk.
     pub(crate) fn of_lender(tell: Tell) -> Self {
-        Self { lag: Duration::from_millis(5), batch: 256, tell }
+        Self { lag: Duration::from_millis(10), tell }
     }
 }
 
@@ -87,11 +84,10 @@ impl LagWriter {
     /// # Errors
     /// The memory cannot be locked, or the thread cannot be started.
     pub(crate) fn start(size: Bytes, lag: Lag) -> io::Result<Self> {
-        let batch = lag.batch;
         let ring = Arc::new(Ring::new(size, lag)?);
         let of_thread = ring.clone();
         let thread = thread::Builder::new().name("lagging-copy".to_owned());
-        let thread = thread.spawn(move || writer::run(&of_thread, batch))?;
+        let thread = thread.spawn(move || writer::run(&of_thread))?;
         Ok(Self { ring, thread: Mutex::new(Some(thread)) })
     }
 

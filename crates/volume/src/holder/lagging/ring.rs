@@ -146,6 +146,11 @@ impl Ring {
         Ok(Self { state: Mutex::new(state), work, progress, lag, tell, capacity })
     }
 
+    /// Half of the pages that have room. So many need not wait for more.
+    fn half(&self) -> usize {
+        self.capacity / 2
+    }
+
     pub(super) fn add(&self, backing: Arc<Backing>) -> u32 {
         let state = &mut *lock(&self.state);
         let number = state.copies.last_key_value().map_or(0, |(last, _)| last + 1);
@@ -207,7 +212,7 @@ impl Ring {
         let is_new = state.index.insert(key, entry).is_none();
         // The thread waits for the first page, and then for many.
         let count = state.index.len();
-        if is_new && (count == 1 || count == self.capacity / 4) {
+        if is_new && (count == 1 || count == self.half()) {
             self.work.notify_one();
         }
         Ok(())
@@ -279,7 +284,7 @@ impl Ring {
 
     /// Waits a little until half of the ring is free. Returns whether it is.
     pub(super) fn wait_for_half(&self) -> bool {
-        let has_half = |state: &State| state.free.len() >= self.capacity / 2;
+        let has_half = |state: &State| state.free.len() >= self.half();
         let mut state = lock(&self.state);
         if !has_half(&state) {
             let waited = self.progress.wait_timeout(state, HALF);
@@ -332,7 +337,7 @@ impl Ring {
         while !state.has_ended && !state.is_awaited && !state.has_work() {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.capacity / 4;
+        let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.half();
         if !state.has_ended && !is_urgent(&state) {
             state = wait(state, self.lag);
         }

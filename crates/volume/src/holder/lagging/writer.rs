@@ -8,17 +8,18 @@ use super::super::{HolderError, Piece};
 use super::PAGE;
 use super::ring::{Key, Ring};
 
-/// The most pages of one write: 2 MiB.
-pub(super) const MOST: usize = 512;
+/// The most pages of one write: 256 KiB. Larger writes keep a processor longer from the threads that
+/// write the first copy.
+const BATCH: usize = 64;
 
-/// Writes until the ring ends, at most `batch` pages at a time.
-pub(super) fn run(ring: &Ring, batch: usize) {
+/// Writes until the ring ends.
+pub(super) fn run(ring: &Ring) {
     let mut round = Round {
         ring,
         keys: Vec::with_capacity(ring.capacity),
         holes: Vec::new(),
-        pages: vec![Page([0; PAGE_SIZE]); batch.clamp(1, MOST)].into(),
-        staged: Vec::with_capacity(MOST),
+        pages: vec![Page([0; PAGE_SIZE]); BATCH].into(),
+        staged: Vec::with_capacity(BATCH),
     };
     while ring.wait_for_work() {
         if round.run().is_ok() {
@@ -50,7 +51,7 @@ impl Round<'_> {
             for batch in keys.chunks(pages.len()) {
                 // If there is none, the pages were discarded, or their copy has ended.
                 let Some(backing) = ring.stage(batch, pages, staged) else { continue };
-                let mut runs: [Piece<'_>; MOST] = [(0, &[]); MOST];
+                let mut runs: [Piece<'_>; BATCH] = [(0, &[]); BATCH];
                 let follows = |one: &(Key, u64), next: &(Key, u64)| one.0.1 + 1 == next.0.1;
                 let (mut count, mut rest) = (0, &**pages);
                 for run in staged.chunk_by(follows) {
