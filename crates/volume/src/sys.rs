@@ -1,4 +1,8 @@
-//! System calls without a safe wrapper elsewhere. Only this module of the crate uses `unsafe`.
+//! System calls and instructions without a safe wrapper elsewhere. Only this module of the crate
+//! uses `unsafe`.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod polyval;
 
 use std::io;
 

@@ -5,6 +5,7 @@
 //! Encryption adds nothing to a page. It yields a tag of 8 bytes for each page, which the borrower
 //! keeps. So the borrower notices any page that it did not store at this place last.
 
+mod polyval;
 mod wide;
 
 use std::fmt;

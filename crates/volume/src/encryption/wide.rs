@@ -2,14 +2,14 @@
 //! "Length-preserving encryption with HCTR2" (2021).
 //!
 //! Every bit of an encrypted page depends on every bit of the page, and both are equally long.
-//! Existing libraries encrypt one block of 16 bytes at a time, which takes 30 us a page. With
-//! blocks in batches it takes 3 to 3.5 us. Tests compare both results.
+//! Existing libraries encrypt one block of 16 bytes at a time, which takes 30 us a page. With many
+//! blocks in flight it takes 1 to 3 us. Tests compare both results.
 
 use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _};
 use aes::{Aes256, Aes256Dec, Block};
 use aquifer_page::PAGE_SIZE;
-use polyval::Polyval;
-use polyval::universal_hash::UniversalHash as _;
+
+use super::polyval::Hash;
 
 /// Bytes of a block of AES and of POLYVAL.
 const BLOCK: usize = 16;
@@ -21,8 +21,9 @@ const BATCH: usize = 32;
 pub(super) struct Wide {
     forth: Aes256,
     back: Aes256Dec,
-    /// POLYVAL after its key and the block that encodes the tweak's length.
-    hash: Polyval,
+    hash: Hash,
+    /// The hash of the block that encodes the tweak's length.
+    of_length: u128,
     /// `L` of the paper.
     mask: u128,
 }
@@ -36,12 +37,12 @@ impl Wide {
             forth.encrypt_block(&mut block);
             block
         };
-        let mut hash = Polyval::new(&derive(0));
+        let hash = Hash::new(&derive(0));
         // The paper's `2|T| + 2`, for messages of whole blocks.
         let lengths = 2 * (tweak_length as u128 * 8) + 2;
-        hash.update(&[Block::from(lengths.to_le_bytes())]);
+        let of_length = hash.update(0, &[Block::from(lengths.to_le_bytes())]);
         let mask = number(&derive(1));
-        Self { forth, back: Aes256Dec::new(key.into()), hash, mask }
+        Self { forth, back: Aes256Dec::new(key.into()), hash, of_length, mask }
     }
 
     /// Encrypts a page in place. Returns the seed of its key stream (`S` of the paper). It depends
@@ -58,15 +59,10 @@ impl Wide {
 
     /// Applies the hash, the key stream and the hash again, around the cipher of the first block.
     fn turn(&self, tweak: &[u8], page: &mut [u8; PAGE_SIZE], cipher: impl Fn(&mut Block)) -> u128 {
-        let mut tweaked = self.hash.clone();
-        tweaked.update_padded(tweak);
+        let tweaked = self.hash.update_padded(self.of_length, tweak);
         let (first, rest) = page.split_at_mut(BLOCK);
         let (rest, _) = Block::slice_as_chunks_mut(rest);
-        let hash = |blocks: &[Block]| {
-            let mut hash = tweaked.clone();
-            hash.update(blocks);
-            number(&hash.finalize())
-        };
+        let hash = |blocks: &[Block]| self.hash.update(tweaked, blocks);
         let mut head = [0; BLOCK];
         head.copy_from_slice(first);
         let masked = u128::from_le_bytes(head) ^ hash(rest);
@@ -97,7 +93,7 @@ impl Wide {
     }
 }
 
-fn number(block: &Block) -> u128 {
+pub(super) fn number(block: &Block) -> u128 {
     u128::from_le_bytes((*block).into())
 }
 
