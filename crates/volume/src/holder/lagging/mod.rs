@@ -20,7 +20,7 @@ use aquifer_page::{Bytes, PAGE_SIZE, WorkerId};
 use self::ring::{Place, Ring};
 use super::{Holder, HolderError, Piece, PieceMut};
 use crate::lock;
-use crate::tags::{Tags, UNKNOWN};
+use crate::tags::Tags;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -225,10 +225,7 @@ impl Holder for LaggingHolder {
     ) -> Result<(), HolderError> {
         let mut tags = tags.iter().copied();
         for (offset, data) in pieces {
-            for (page, data) in (offset / PAGE..).zip(data.chunks(PAGE_SIZE)) {
-                let tag = tags.next().unwrap_or(UNKNOWN);
-                self.ring.put((self.number, page), data, tag)?;
-            }
+            self.ring.put((self.number, offset / PAGE), data, &mut tags)?;
         }
         Ok(())
     }

@@ -12,14 +12,16 @@ use aquifer_transport::sleep::going_to_sleep;
 use super::super::HolderError;
 use super::super::file::Page;
 use super::{Backing, Lag, Tell};
-use crate::tags::OF_ZEROES;
+use crate::tags::{OF_ZEROES, UNKNOWN};
 use crate::{lock, sys};
 
 /// Pages of a discard that are marked at a time, while other threads wait for the ring.
 const MARKED: u64 = 256;
 
-/// Pages that are staged at a time, while other threads wait for the ring.
-const STAGED: usize = 32;
+/// Pages that a writer puts into the ring at a time, and that the thread copies out at a time,
+/// while other threads wait: so few that these need not sleep.
+const PUT: usize = 8;
+const STAGED: usize = 4;
 
 /// How long a full ring waits for a sink that ends no write.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -112,6 +114,20 @@ impl State {
         self.index.get(&key).map(|entry| entry.slot).or_else(|| self.free.pop())
     }
 
+    /// Returns whether no older version was there.
+    fn put(&mut self, key: Key, slot: u32, data: &[u8], tag: u64) -> Result<bool, HolderError> {
+        let Some(copy) = self.copies.get_mut(&key.0) else {
+            self.free.push(slot);
+            return Err(ended());
+        };
+        self.memory[slot as usize].0.copy_from_slice(data);
+        copy.set_hole(key.1, false);
+        copy.backing.tags.depart(key.1);
+        self.versions += 1;
+        let entry = Entry { slot, version: self.versions, tag };
+        Ok(self.index.insert(key, entry).is_none())
+    }
+
     fn drop_page(&mut self, key: Key) {
         let entry = self.index.remove(&key);
         self.free.extend(entry.map(|entry| entry.slot));
@@ -187,33 +203,35 @@ impl Ring {
         lock(&self.state).index.keys().filter(|(copy, _)| *copy == number).count() as u64
     }
 
-    /// Puts a page into the ring, instead of an older version. Waits for room.
-    pub(super) fn put(&self, key: Key, data: &[u8], tag: u64) -> Result<(), HolderError> {
-        let mut guard = lock(&self.state);
-        let slot = loop {
-            if guard.has_ended {
-                return Err(ended());
+    /// Puts adjacent pages into the ring, instead of older versions. Waits for room.
+    pub(super) fn put(
+        &self,
+        (number, first): Key,
+        pages: &[u8],
+        mut tags: impl Iterator<Item = u64>,
+    ) -> Result<(), HolderError> {
+        let mut pages = (first..).zip(pages.chunks_exact(PAGE_SIZE)).peekable();
+        while pages.peek().is_some() {
+            let mut guard = lock(&self.state);
+            for (page, data) in pages.by_ref().take(PUT) {
+                let key = (number, page);
+                let slot = loop {
+                    if guard.has_ended {
+                        return Err(ended());
+                    }
+                    match guard.take_slot(key) {
+                        Some(slot) => break slot,
+                        None => guard = self.wait_for_progress(guard)?,
+                    }
+                };
+                let tag = tags.next().unwrap_or(UNKNOWN);
+                // The thread waits for the first page, and then for many.
+                let is_new = guard.put(key, slot, data, tag)?;
+                let count = guard.index.len();
+                if is_new && (count == 1 || count == self.half()) {
+                    self.work.notify_one();
+                }
             }
-            match guard.take_slot(key) {
-                Some(slot) => break slot,
-                None => guard = self.wait_for_progress(guard)?,
-            }
-        };
-        let state = &mut *guard;
-        let Some(copy) = state.copies.get_mut(&key.0) else {
-            state.free.push(slot);
-            return Err(ended());
-        };
-        state.memory[slot as usize].0.copy_from_slice(data);
-        copy.set_hole(key.1, false);
-        copy.backing.tags.depart(key.1);
-        state.versions += 1;
-        let entry = Entry { slot, version: state.versions, tag };
-        let is_new = state.index.insert(key, entry).is_none();
-        // The thread waits for the first page, and then for many.
-        let count = state.index.len();
-        if is_new && (count == 1 || count == self.half()) {
-            self.work.notify_one();
         }
         Ok(())
     }
