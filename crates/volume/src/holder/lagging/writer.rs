@@ -8,7 +8,7 @@ use super::super::{HolderError, Piece};
 use super::PAGE;
 use super::ring::{Key, Ring};
 
-/// The most pages of one write: 256 KiB. Larger writes keep a processor longer from the threads that
+/// The most pages of one write: 256 KiB. Larger ones keep a processor longer from the threads that
 /// write the first copy.
 const BATCH: usize = 64;
 
