@@ -6,12 +6,13 @@ Two regions have all pages in their cache, one with `--protection mirror` and on
 a program writes every page of each, and `aquifer region persist` writes them to the lenders: one
 lender, or both. The same follows with `--protection opportunistic`, and with `--protection disk`
 for regions that fit into the ring of pages on their way to the disk (below $TMPDIR). Each ring is
-empty before each turn. Then a region
-with an eighth of its pages in the cache is read and written at random. One of its two lenders is
-killed meanwhile. The script reports the longest time between two accesses, and verifies each page.
-The lender comes back, and the script waits until both copies are whole. Last, two such regions are
-only read, one with a second copy and one without, while the first lender of each stands still for
-40 ms five times a second. Lenders are processes at loopback addresses, so pages are encrypted.
+empty before each turn. Then regions with an eighth of their pages in the cache are read and written
+at random, one after another: with one copy, with `mirror` and with `opportunistic`. Next, in such a
+region, one of the two lenders is killed. The script reports the longest time between two accesses,
+and verifies each page. The lender comes back, and the script waits until both copies are whole.
+Last, two such regions are only read, one with a second copy and one without, while the first lender
+of each stands still for 40 ms five times a second. Lenders are processes at loopback addresses, so
+pages are encrypted.
 Needs root. Build first:
     cargo build --release -p aquifer-cli
 
@@ -195,6 +196,30 @@ def cost(work: Path, rounds: int, size: int, kind: str) -> list:
             lender.end()
 
 
+def paged(work: Path, size: int) -> dict:
+    """The accesses a second of a load that faults, and evicts pages, with each protection."""
+    found = {}
+    for kind in ("none", "mirror", "opportunistic"):
+        lenders = [Lender(work, name, size) for name in ("one", "two")]
+        region = None
+        try:
+            some = lenders[:1] if kind == "none" else lenders
+            region = Region(work, "paged", size, size // 8, some, LOAD, kind)
+            if kind != "none":
+                wait("whole copies", region.is_whole)
+            time.sleep(1)
+            region.told()
+            time.sleep(3)
+            told = region.told()
+            found[kind] = {"rate": told[1], "p99_ms": told[4], "pages_wrong": told[2]}
+        finally:
+            if region:
+                region.end()
+            for lender in lenders:
+                lender.end()
+    return found
+
+
 def death(work: Path, size: int) -> dict:
     """The longest stall, the rate before, while one lender is dead, and after the repair."""
     lenders = [Lender(work, name, size) for name in ("first", "second")]
@@ -278,11 +303,13 @@ def measure(rounds: int, size: int) -> dict:
             "opportunistic": cost(work, rounds, size, "opportunistic"),
             "disk": cost(work, rounds, min(size, RING), "disk"),
         }
+        loads = [paged(work, size) for _ in range(rounds)]
         deaths = [death(work, size) for _ in range(rounds)]
         lates = [late(work, size) for _ in range(rounds)]
         return {
             "seconds": seconds,
             **{f"{kind}_beside_none": ratio(kind, times) for kind, times in seconds.items()},
+            "loads": loads,
             "deaths": deaths,
             "late": lates,
         }
@@ -302,6 +329,10 @@ def report(result: dict) -> None:
         found = result[f"{kind}_beside_none"]
         print(f"a second copy {second} beside one copy, time of writes: {found['median']:.2f} "
               f"({found['lowest']:.2f} to {found['highest']:.2f})")
+    for kind in ("mirror", "opportunistic"):
+        rates = [one[kind]["rate"] / one["none"]["rate"] for one in result["loads"]]
+        print(f"accesses a second with {kind} beside one copy: {statistics.median(rates):.2f} "
+              f"({min(rates):.2f} to {max(rates):.2f})")
     for one in result["deaths"]:
         print(f"a lender dies: {one['stall_ms']:.0f} ms longest stall "
               f"({one['longest_before_ms']:.0f} ms before); rate {one['rate_dead']:.2f} while "
