@@ -352,7 +352,10 @@ impl Ring {
         if state.stalled.is_some() && !state.has_ended {
             state = wait(state, RETRY);
         }
-        while !state.has_ended && !state.is_awaited && !state.has_work() {
+        // A ring that became empty ends its stall with the next round.
+        let has_cause =
+            |state: &State| state.is_awaited || state.stalled.is_some() || state.has_work();
+        while !state.has_ended && !has_cause(&state) {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.half();
