@@ -265,7 +265,7 @@ fn disk_status(lease: &Lease) -> Option<DiskCopyStatus> {
         in_ring: lagging.in_ring(),
         lacks,
         lender_lacks,
-        paused: lagging.stalled().as_ref().map(reason),
+        paused: lagging.trouble().as_ref().map(reason),
     })
 }
 

@@ -1,8 +1,8 @@
 //! POLYVAL (RFC 8452, section 3), with many blocks in flight.
 //!
-//! The crate `polyval` multiplies one pair of polynomials with an instruction. Processors with
-//! AVX-512 and VPCLMULQDQ multiply four, so they hash a page in a quarter of the time. On other
-//! processors, and for short inputs, the crate hashes. Tests compare both.
+//! The crate `polyval` multiplies one pair of polynomials with an instruction, and reduces the sum
+//! of 4 products. Processors with AVX-512 and VPCLMULQDQ multiply four pairs, and 32 products are
+//! reduced. On other processors, and for short inputs, the crate hashes. Tests compare both.
 
 use aes::Block;
 use polyval::Polyval;

@@ -403,7 +403,9 @@ impl Holder for RemoteHolder {
         // Spares the threads that serve I/O an attempt.
         self.tried_at.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
         // A thread that holds the link is finding out already.
-        if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock) {
+        if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock)
+            && !self.closed.load(Ordering::Relaxed)
+        {
             match self.source.connect(SHORTEST_ATTEMPT) {
                 Ok(connection) => {
                     *link = Some(connection);

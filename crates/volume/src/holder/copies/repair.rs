@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use aquifer_page::{PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 
-use super::{Copies, Copy, Done, Holder as _, HolderError, PAGE, Second, Wrong};
+use super::{Copies, Copy, Done, Holder as _, HolderError, LaggingHolder, PAGE, Second, Wrong};
 
 /// Pages that a repair copies at a time, while writes of these wait.
 pub(super) const RUN: u64 = 64;
@@ -57,7 +57,7 @@ impl Copies {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<bool, HolderError> {
         let Some(second) = self.second() else { return Ok(true) };
-        let is_stalled = second.lagging.as_ref().is_some_and(|copy| copy.stalled().is_some());
+        let is_stalled = second.lagging.as_ref().is_some_and(LaggingHolder::is_stalled);
         if is_stalled || !self.first.answers() || !second.copy.answers() {
             return Ok(false);
         }
@@ -109,7 +109,7 @@ impl Copies {
             while let Some(copy) = &second.lagging
                 && !copy.wait_for_half()
             {
-                if copy.stalled().is_some() || !go_on() {
+                if copy.is_stalled() || !go_on() {
                     return Ok(false);
                 }
             }

@@ -147,9 +147,14 @@ impl LaggingHolder {
         Bytes(self.ring.capacity as u64 * PAGE)
     }
 
-    /// Returns why the sink takes no pages at present, if so.
-    pub(crate) fn stalled(&self) -> Option<HolderError> {
-        self.ring.stalled()
+    /// Returns whether the sink takes no pages at all.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.ring.is_stalled()
+    }
+
+    /// Returns why the sink takes no pages, or refuses some.
+    pub(crate) fn trouble(&self) -> Option<HolderError> {
+        self.ring.trouble()
     }
 
     /// Waits a little until half of the ring is free, so that writes need not wait for a repair.

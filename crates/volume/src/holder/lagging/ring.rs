@@ -68,11 +68,16 @@ pub(super) struct State {
     versions: u64,
     /// The rounds of the thread that have begun, and the last one that wrote all that it found.
     rounds: (u64, u64),
-    /// Counts writes to sinks that have ended.
+    /// The last round that has ended.
+    ended: u64,
+    /// Why a sink refused a page of the present round, and one of the round before.
+    refused: [Option<HolderError>; 2],
+    /// Counts writes to sinks that have ended, and those of the present round.
     written: u64,
+    written_now: u64,
     /// Somebody waits for the next round.
     is_awaited: bool,
-    /// Why the sink takes no pages.
+    /// Why the sink takes no pages at all.
     stalled: Option<HolderError>,
     has_ended: bool,
 }
@@ -153,7 +158,10 @@ impl Ring {
             copies: BTreeMap::new(),
             versions: 0,
             rounds: (0, 0),
+            ended: 0,
+            refused: [None, None],
             written: 0,
+            written_now: 0,
             is_awaited: false,
             stalled: None,
             has_ended: false,
@@ -193,9 +201,16 @@ impl Ring {
         self.progress.notify_all();
     }
 
-    /// Returns why the sink takes no pages, if so.
-    pub(super) fn stalled(&self) -> Option<HolderError> {
-        lock(&self.state).stalled.as_ref().map(HolderError::again)
+    /// Returns whether the sink takes no pages at all, or the ring has ended.
+    pub(super) fn is_stalled(&self) -> bool {
+        let state = lock(&self.state);
+        state.stalled.is_some() || state.has_ended
+    }
+
+    /// Returns why the sink takes no pages, or refuses some.
+    pub(super) fn trouble(&self) -> Option<HolderError> {
+        let state = lock(&self.state);
+        state.stalled.as_ref().or(state.refused[1].as_ref()).map(HolderError::again)
     }
 
     /// Returns how many pages of a copy are in the ring.
@@ -284,11 +299,15 @@ impl Ring {
         if !state.has_work() {
             return Ok(());
         }
-        let goal = state.rounds.0 + 1;
-        while state.rounds.1 < goal {
+        let before = state.rounds.0;
+        while state.rounds.1 <= before {
             state.is_awaited = true;
             self.work.notify_one();
             state = self.wait_for_progress(state)?;
+            // The last round that ended began after the call, and was not whole.
+            if let (true, Some(why)) = (state.ended > before, &state.refused[1]) {
+                return Err(why.again());
+            }
         }
         Ok(())
     }
@@ -300,7 +319,7 @@ impl Ring {
         self.work.notify_one();
     }
 
-    /// Waits a little until half of the ring is free. Returns whether it is.
+    /// Waits a little until half of the ring is free. Returns whether it is, and takes pages.
     pub(super) fn wait_for_half(&self) -> bool {
         let has_half = |state: &State| state.free.len() >= self.half();
         let mut state = lock(&self.state);
@@ -349,16 +368,19 @@ impl Ring {
             let waited = self.work.wait_timeout(state, most);
             waited.unwrap_or_else(PoisonError::into_inner).0
         };
-        if state.stalled.is_some() && !state.has_ended {
+        let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.half();
+        let rests = state.stalled.is_some() || (state.refused[1].is_some() && !is_urgent(&state));
+        if rests && !state.has_ended {
             state = wait(state, RETRY);
         }
-        // A ring that became empty ends its stall with the next round.
-        let has_cause =
-            |state: &State| state.is_awaited || state.stalled.is_some() || state.has_work();
+        // A ring that became empty ends its trouble with the next round.
+        let has_cause = |state: &State| {
+            let is_troubled = state.stalled.is_some() || state.refused[1].is_some();
+            state.is_awaited || is_troubled || state.has_work()
+        };
         while !state.has_ended && !has_cause(&state) {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.half();
         if !state.has_ended && !is_urgent(&state) {
             state = wait(state, self.lag);
         }
@@ -369,7 +391,7 @@ impl Ring {
     pub(super) fn begin_round(&self, keys: &mut Vec<Key>, holes: &mut Vec<u32>) {
         let state = &mut *lock(&self.state);
         state.rounds.0 += 1;
-        state.is_awaited = false;
+        (state.is_awaited, state.written_now, state.refused[0]) = (false, 0, None);
         keys.clear();
         keys.extend(state.index.keys());
         let with_holes = state.copies.iter().filter(|(_, copy)| copy.hole_count > 0);
@@ -377,14 +399,30 @@ impl Ring {
         holes.extend(with_holes.map(|(number, _)| *number));
     }
 
-    /// Notes that all that the round found has arrived.
+    /// Notes that the round went over all that it found. The sink is stalled if it took nothing of
+    /// a ring that is half full: writers would wait in vain.
     pub(super) fn end_round(&self) {
         let state = &mut *lock(&self.state);
-        state.rounds.1 = state.rounds.0;
+        state.ended = state.rounds.0;
+        state.refused[1] = state.refused[0].take();
+        match &state.refused[1] {
+            None => {
+                state.rounds.1 = state.rounds.0;
+                self.take_again(state);
+            }
+            Some(why) if state.written_now == 0 && state.free.len() < self.half() => {
+                let why = why.again();
+                self.stall(state, why);
+            }
+            Some(_) => {}
+        }
+        self.progress.notify_all();
+    }
+
+    fn take_again(&self, state: &mut State) {
         if state.stalled.take().is_some() {
             (self.tell)(None);
         }
-        self.progress.notify_all();
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -411,14 +449,12 @@ impl Ring {
         Some(lock(&self.state).copies.get(number)?.backing.clone())
     }
 
-    /// Notes that the sink has these versions of pages, or why it does not.
-    pub(super) fn wrote(
-        &self,
-        staged: &[(Key, u64)],
-        done: Result<(), HolderError>,
-    ) -> Result<(), ()> {
+    /// Notes that the sink has these versions of pages, or why it does not. Returns whether it has.
+    pub(super) fn wrote(&self, staged: &[(Key, u64)], done: Result<(), HolderError>) -> bool {
         let state = &mut *lock(&self.state);
-        self.end_write(state, done)?;
+        if !self.end_write(state, done) {
+            return false;
+        }
         for (key, version) in staged {
             let newest = state.index.get(key).filter(|entry| entry.version == *version);
             if let Some((entry, copy)) = newest.zip(state.copies.get(&key.0)) {
@@ -426,17 +462,21 @@ impl Ring {
                 state.drop_page(*key);
             }
         }
-        Ok(())
+        true
     }
 
-    fn end_write(&self, state: &mut State, done: Result<(), HolderError>) -> Result<(), ()> {
-        if let Err(error) = done {
-            self.stall(state, error);
-            return Err(());
+    fn end_write(&self, state: &mut State, done: Result<(), HolderError>) -> bool {
+        match done {
+            Ok(()) => {
+                (state.written, state.written_now) = (state.written + 1, state.written_now + 1);
+                self.take_again(state);
+                self.progress.notify_all();
+                return true;
+            }
+            Err(why) if is_away(&why) => self.stall(state, why),
+            Err(why) => state.refused[0] = Some(why),
         }
-        state.written += 1;
-        self.progress.notify_all();
-        Ok(())
+        false
     }
 
     /// Returns the next run of discarded pages of a copy, from this page on.
@@ -454,16 +494,19 @@ impl Ring {
         (at < end).then(|| (copy.backing.clone(), at..end))
     }
 
-    /// Notes that these pages have become holes in the sink, or why they have not.
+    /// Notes that these pages have become holes in the sink, or why they have not. Returns whether
+    /// they have.
     pub(super) fn punched(
         &self,
         number: u32,
         pages: Range<u64>,
         done: Result<(), HolderError>,
-    ) -> Result<(), ()> {
+    ) -> bool {
         let state = &mut *lock(&self.state);
-        self.end_write(state, done)?;
-        let Some(copy) = state.copies.get_mut(&number) else { return Ok(()) };
+        if !self.end_write(state, done) {
+            return false;
+        }
+        let Some(copy) = state.copies.get_mut(&number) else { return true };
         for page in pages {
             // A page that was written meanwhile is no longer one.
             if copy.is_hole(page) {
@@ -471,8 +514,13 @@ impl Ring {
                 copy.set_hole(page, false);
             }
         }
-        Ok(())
+        true
     }
+}
+
+/// Returns whether the sink does not answer, rather than refuse.
+pub(super) fn is_away(why: &HolderError) -> bool {
+    matches!(why, HolderError::Unreachable { .. } | HolderError::Lost(_))
 }
 
 fn ended() -> HolderError {

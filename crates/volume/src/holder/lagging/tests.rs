@@ -133,7 +133,7 @@ impl Process {
         self.is_broken.store(false, Ordering::SeqCst);
         until("the sink takes pages again", || {
             self.disk.ring.retry();
-            self.disk.stalled().is_none()
+            self.disk.trouble().is_none()
         });
     }
 }
@@ -332,7 +332,7 @@ fn pages_reach_the_file_although_nobody_asks() {
     let process = remains.start();
     process.holder.write(WORKER, 5 * PAGE, &[1; PAGE_SIZE]).unwrap();
     until("the page leaves the ring", || process.disk.in_ring() == Bytes::ZERO);
-    assert!(process.disk.stalled().is_none());
+    assert!(process.disk.trouble().is_none());
     drop(process.writer);
     assert!(process.holder.write(WORKER, 0, &[1; PAGE_SIZE]).is_err(), "nobody writes it");
 }
@@ -378,7 +378,9 @@ fn a_page_that_the_sink_refuses_holds_up_no_other() {
     }
     until("all others have arrived", || process.disk.in_ring() == Bytes(PAGE));
     assert!((0..PAGES).all(|page| expect(&process, page, 3)));
-    assert!(process.disk.stalled().is_some() && process.holder.flush(WORKER).is_err());
+    assert!(process.disk.trouble().is_some() && process.holder.flush(WORKER).is_err());
+    // It stands in the way of no repair.
+    assert!(!process.disk.is_stalled() && process.disk.wait_for_half());
     process.refused.store(0, Ordering::SeqCst);
     process.mend_sink();
     process.holder.flush(WORKER).unwrap();
@@ -392,13 +394,15 @@ fn a_ring_that_became_empty_takes_pages_again() {
     let remains = Remains::new();
     let process = remains.start();
     process.break_sink();
-    process.holder.write(WORKER, 0, &[1; PAGE_SIZE]).unwrap();
-    until("it stalls", || process.disk.stalled().is_some());
+    (0..RING).for_each(|page| {
+        process.holder.write(WORKER, page * PAGE, &[1; PAGE_SIZE]).unwrap();
+    });
+    until("it stalls", || process.disk.is_stalled());
     // What the sink refused is not needed any longer.
     process.disk.leave();
     process.is_broken.store(false, Ordering::SeqCst);
     // The thread finds out by itself.
-    until("the stall has ended", || process.disk.stalled().is_none());
+    until("the stall has ended", || process.disk.trouble().is_none());
     assert!(process.disk.wait_for_half());
 }
 

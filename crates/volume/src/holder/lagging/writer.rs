@@ -3,10 +3,10 @@
 use aquifer_page::PAGE_SIZE;
 use zerocopy::IntoBytes as _;
 
+use super::super::Piece;
 use super::super::file::Page;
-use super::super::{HolderError, Piece};
-use super::PAGE;
-use super::ring::{Key, Ring};
+use super::ring::{Key, Ring, is_away};
+use super::{Backing, PAGE};
 
 /// The most pages of one write: 256 KiB. Larger ones keep a processor longer from the threads that
 /// write the first copy.
@@ -22,7 +22,7 @@ pub(super) fn run(ring: &Ring) {
         staged: Vec::with_capacity(BATCH),
     };
     while ring.wait_for_work() {
-        if round.run().is_ok() {
+        if round.run() {
             ring.end_round();
         }
     }
@@ -39,14 +39,15 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Writes all that is in the ring now. What a sink refuses stays there, and the other pages go
-    /// on. Ends if a sink does not answer.
-    fn run(&mut self) -> Result<(), ()> {
-        let mut all = Ok(());
+    /// Writes all that is in the ring now. What a sink refuses stays there, and the rest goes on.
+    /// Returns false if it stopped early: a sink does not answer, or the ring has ended.
+    fn run(&mut self) -> bool {
         let Self { ring, keys, holes, pages, staged } = self;
         ring.begin_round(keys, holes);
         // Adjacent pages go together.
         keys.sort_unstable();
+        // A sink that refuses all pages of a batch is full: then no batch is taken apart.
+        let mut is_full = false;
         for keys in keys.chunk_by(|one, next| one.0 == next.0) {
             for batch in keys.chunks(pages.len()) {
                 // If there is none, the pages were discarded, or their copy has ended.
@@ -60,23 +61,20 @@ impl Round<'_> {
                     (count, rest) = (count + 1, later);
                 }
                 if ring.has_ended() {
-                    return Err(());
+                    return false;
                 }
                 let done = backing.sink.write_many(backing.worker, &runs[..count]);
-                if !matches!(done, Err(HolderError::Full(_) | HolderError::Failed(_))) {
-                    ring.wrote(staged, done)?;
-                    continue;
+                let is_away = done.as_ref().is_err_and(is_away);
+                let is_refused = done.is_err() && !is_away;
+                if !is_refused || is_full {
+                    ring.wrote(staged, done);
+                } else if let Some(taken) = write_each(ring, &backing, staged, pages) {
+                    is_full = taken == 0;
+                } else {
+                    return false;
                 }
-                for (page, data) in staged.chunks(1).zip(&**pages) {
-                    let at = page[0].0.1 * PAGE;
-                    let done = backing.sink.write(backing.worker, at, data.as_bytes());
-                    let is_away =
-                        matches!(done, Err(HolderError::Unreachable { .. } | HolderError::Lost(_)));
-                    let wrote = ring.wrote(page, done);
-                    if is_away || ring.has_ended() {
-                        return wrote.and(Err(()));
-                    }
-                    all = all.and(wrote);
+                if is_away {
+                    return false;
                 }
             }
         }
@@ -86,12 +84,36 @@ impl Round<'_> {
                 from = pages.end;
                 let (at, length) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);
                 let done = backing.sink.discard(backing.worker, at, length);
-                ring.punched(*number, pages, done)?;
-                if ring.has_ended() {
-                    return Err(());
+                let is_away = done.as_ref().is_err_and(is_away);
+                let is_done = ring.punched(*number, pages, done);
+                if is_away || ring.has_ended() {
+                    return false;
+                }
+                if !is_done {
+                    break;
                 }
             }
         }
-        all
+        true
     }
+}
+
+/// Writes pages one by one. Returns how many the sink took; `None` if the round must stop.
+fn write_each(
+    ring: &Ring,
+    backing: &Backing,
+    staged: &[(Key, u64)],
+    pages: &[Page],
+) -> Option<usize> {
+    let mut taken = 0;
+    for (page, data) in staged.chunks(1).zip(pages) {
+        let at = page[0].0.1 * PAGE;
+        let done = backing.sink.write(backing.worker, at, data.as_bytes());
+        let is_away = done.as_ref().is_err_and(is_away);
+        taken += usize::from(ring.wrote(page, done));
+        if is_away || ring.has_ended() {
+            return None;
+        }
+    }
+    Some(taken)
 }
