@@ -27,6 +27,9 @@ pub struct Files {
 /// The longest path of a unix socket, in bytes (unix(7)).
 const LONGEST: usize = 107;
 
+/// The end of the name of a directory that is being removed.
+const GONE: &str = ".gone";
+
 /// The most attempts to remove a directory that other processes remove at the same time.
 const REMOVALS: usize = 16;
 
@@ -49,6 +52,24 @@ impl Files {
         }
         all.sort_by(|one, two| one.name.cmp(&two.name));
         Ok(all)
+    }
+
+    /// Removes what processes that were killed left of VMs that they [removed](Self::remove).
+    pub(super) fn clear_removed(run_dir: &Path) -> io::Result<()> {
+        let entries = match fs::read_dir(run_dir.join("vms")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            // No VM's name begins with a dot.
+            let is_gone = |name: &str| name.starts_with('.') && name.ends_with(GONE);
+            if entry.file_name().to_str().is_some_and(is_gone) {
+                // The process that removes it may be alive after all.
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        Ok(())
     }
 
     /// Returns the VM's name.
@@ -370,7 +391,7 @@ impl Files {
     /// Removes the VM's directory at once: if its files went one after another, a supervisor
     /// could create a new lock beside the record of a VM that goes.
     pub(super) fn remove(&self) {
-        let gone = self.run_dir.join("vms").join(format!(".{}.gone", self.name));
+        let gone = self.run_dir.join("vms").join(format!(".{}{GONE}", self.name));
         let is_in_the_way = |error: io::Error| error.kind() == io::ErrorKind::DirectoryNotEmpty;
         for _ in 0..REMOVALS {
             // A process that was killed may have left it.

@@ -104,12 +104,13 @@ pub(super) fn give_way(files: &Files, incoming: &Incoming) -> Result<(), VmError
     Ok(())
 }
 
-/// Removes what is left of VMs that were to move here when all processes that receive them died.
-/// No attempt may be in preparation.
+/// Removes what is left of VMs that were to move here when all processes that receive them died,
+/// and of VMs whose removal was cut off. No attempt may be in preparation.
 ///
 /// # Errors
 /// [`VmError`] if the VMs cannot be listed, or one cannot be removed.
 pub fn clear_arrivals(run_dir: &Path) -> Result<(), VmError> {
+    Files::clear_removed(run_dir).map_err(VmError::io("cannot list removed VMs"))?;
     for files in list(run_dir)? {
         if let Some((record, earlier)) = unprepared(&files).filter(|_| !files.is_supervised()) {
             tracing::info!("VM '{}' did not arrive: no process waits for it", files.name());

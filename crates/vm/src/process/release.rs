@@ -55,11 +55,25 @@ fn take_place(files: &Files) -> Result<File, VmError> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+    use std::fs;
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use super::super::message::Record;
     use super::*;
+
+    #[test]
+    fn what_a_cut_off_removal_left_is_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = Origin::Adopted { qmp: PathBuf::from("/nowhere"), agent: None };
+        let other = Files::new(dir.path(), &"web.gone".parse().unwrap());
+        other.create(&Record::new(origin)).unwrap();
+        let left = dir.path().join("vms/.guest.gone");
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("log"), "x").unwrap();
+        Files::clear_removed(dir.path()).unwrap();
+        assert!(!left.exists() && other.read().is_ok());
+    }
 
     /// Adopts the VM `guest` and forgets it, again and again, while others begin to supervise it.
     #[test]
