@@ -111,10 +111,14 @@ impl Borrower {
         let Some(holding) = self.holdings.get_mut(&lease) else { return };
         if holding.leaving == Leaving::No {
             (holding.leaving, holding.surplus, holding.rotates) = (Leaving::Wanted, true, false);
-            let (volume, bytes) = (holding.volume, holding.borrowed.bytes);
-            // It may have come in place of another one, which stays.
-            let others = self.holdings.values_mut().filter(|other| other.volume == volume);
-            others.for_each(|other| other.replaced = other.replaced.saturating_sub(bytes));
+            let (volume, mut left) = (holding.volume, holding.borrowed.bytes);
+            if holding.copy_of.is_none() {
+                // It may have come in place of another one, which stays.
+                for other in self.holdings.values_mut().filter(|other| other.volume == volume) {
+                    let part = other.replaced.min(left);
+                    (other.replaced, left) = (other.replaced - part, left - part);
+                }
+            }
             self.evacuate_waiting(ctx);
         }
     }

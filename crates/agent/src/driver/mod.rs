@@ -267,6 +267,7 @@ impl Driver {
             Command::RotateKeys { order, reply } => {
                 let ticket = self.replies.keep(Reply::Rotates(reply));
                 self.input(Input::RotateKeys { lease: order.lease, ticket });
+                self.key_ages.keep(&self.node.key_ages(), self.node.ordered_keys());
             }
             Command::Claim { order, reply } => self.claim(order, reply),
             Command::TakeVm { from, claim, below, reply } => {

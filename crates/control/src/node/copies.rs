@@ -122,7 +122,8 @@ impl Node {
         // If a lease got no copy lately, no other one asks the peers again so soon.
         let has_failed = borrowed.iter().any(|held| {
             let lease = held.lease.lease;
-            held.copy_of.is_none() && !copied.contains(&lease) && rests(lease)
+            let lacks_one = held.copy_of.is_none() && !copied.contains(&lease);
+            lacks_one && wanting.contains(&held.volume) && rests(lease)
         });
         let next = borrowed.iter().filter_map(|held| {
             let lease = held.lease.lease;

@@ -320,7 +320,7 @@ impl Node {
         };
         // The lease itself counts until another one with copies is there.
         let prepares = is_copied && room < bytes;
-        let may_borrow = self.controller.may_borrow().saturating_add(room) >= bytes;
+        let may_borrow = self.controller.may_borrow() >= bytes;
         let lacks = match prepares && !may_borrow && !self.copies_go_first(held.volume) {
             true => bytes.saturating_sub(room),
             false => self.controller.irreplaceable(lease).saturating_sub(room),
