@@ -1,5 +1,8 @@
 //! Tests of the account of a host's memory, and of the decisions that it explains.
 
+use std::fs;
+use std::process::Stdio;
+
 use aquifer_api::message::MemBorReq;
 use aquifer_api::path;
 use aquifer_api::status::{Decision, Ledger};
@@ -245,6 +248,12 @@ fn an_export_by_hand_gets_no_memory_that_is_promised() {
     let refused = Answer::of(&mut export(&["2G"]));
     refused.must_fail(1, &["exporting 2GiB", "it takes 2GiB of this", "--overcommit"]);
     assert_eq!(scene.ledger().lent, Bytes::ZERO, "a refused claim counts for nothing");
+    let mut refused = export(&["2G"]).stderr(Stdio::null()).spawn().unwrap();
+    assert!(!refused.wait().unwrap().success());
+    let own = format!("export-{}-", refused.id());
+    let names = fs::read_dir("/dev/shm/aquifer").unwrap().map(|it| it.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with(&own)).collect();
+    assert!(left.is_empty(), "{left:?}");
 
     let pages = tempfile::tempdir_in("/dev/shm").unwrap();
     let half = ["512M", "--dir", pages.path().to_str().unwrap()];

@@ -73,12 +73,12 @@ impl ExportMemory {
         let left = left_in(&store, &records)
             .map_err(|(why, help)| Failure::new(what(), why).help(help))?;
         let was_left = !left.is_empty();
+        // If a later step fails, the drop of `memory` removes what is there by then.
+        let store = Arc::new(store);
+        let mut memory = Self { store, leases: left, capacity, own_dir, was_left, json };
         // Pages that are there already are not refused.
         let claimed =
             if was_left { None } else { Some(claim(export, instance, common, &records)?) };
-        // If one lease fails, the drop of `memory` removes the others.
-        let store = Arc::new(store);
-        let mut memory = Self { store, leases: left, capacity, own_dir, was_left, json };
         if !was_left {
             for record in records {
                 let lease = memory.store.create(record).or_fail(what)?;
