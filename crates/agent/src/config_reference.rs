@@ -246,7 +246,8 @@ const BORROW: &[Key] = &[
         "max",
         "size",
         "\"16G\"",
-        "the most that the agent borrows; `opportunistic` copies do not count beside other memory",
+        "the most that the agent borrows; it makes `opportunistic` copies within this, but later \
+         loans do not count them, so it may hold up to twice as much",
     ),
     key(
         "protection",
