@@ -21,6 +21,9 @@ const COPY_PREFIX: &str = "copy-";
 /// The share of a file system that stays free for others.
 const KEPT_FREE: f64 = 1.0 / 16.0;
 
+/// Others need no more than this of a large file system.
+const MOST_KEPT_FREE: Bytes = Bytes::gib(4);
+
 /// Makes an empty spill file for the region of this volume, and its directory.
 pub(super) fn make_in(directory: &Path, volume: VolumeId) -> Result<SpillFile, RegionError> {
     let fail = |error| {
@@ -68,7 +71,7 @@ pub(super) fn has_room(directory: &Path, wanted: Bytes) -> Result<(), RegionErro
         .map_err(RegionError::io(what()))?;
     let [all, free] = [system.f_blocks, system.f_bavail]
         .map(|blocks| Bytes(blocks.saturating_mul(system.f_frsize)));
-    let kept = all.scaled(KEPT_FREE);
+    let kept = kept_free(all);
     if free >= wanted.saturating_add(kept) {
         return Ok(());
     }
@@ -77,6 +80,11 @@ pub(super) fn has_room(directory: &Path, wanted: Bytes) -> Result<(), RegionErro
          stay for others; make room there, or let another host lend",
         directory.display()
     )))
+}
+
+/// Returns how much of a file system of this size stays free for others.
+fn kept_free(all: Bytes) -> Bytes {
+    all.scaled(KEPT_FREE).min(MOST_KEPT_FREE)
 }
 
 /// Removes the files in a spill directory that regions left when the host went down.
@@ -148,8 +156,9 @@ mod tests {
 
     #[test]
     fn a_disk_keeps_some_room_for_others() {
+        assert_eq!(kept_free(Bytes::gib(16)), Bytes::gib(1));
+        assert_eq!(kept_free(Bytes::gib(4096)), Bytes::gib(4));
         let directory = tempfile::tempdir().unwrap();
-        has_room(directory.path(), Bytes::ZERO).unwrap();
         let refused = has_room(directory.path(), Bytes(u64::MAX / 2)).unwrap_err().to_string();
         assert!(refused.contains("stay for others"), "{refused}");
     }
