@@ -117,7 +117,7 @@ impl Volume {
     }
 
     pub(crate) fn unconnected(&self, target: &LeaseTarget) -> Result<RemoteHolder, VolumeError> {
-        let (workers, io_timeout) = (self.config.workers + 1, self.config.io_timeout);
+        let (workers, io_timeout) = (self.all_workers(), self.config.io_timeout);
         Ok(RemoteHolder::unconnected(target.source(self.identity())?, workers, io_timeout))
     }
 
@@ -164,7 +164,7 @@ impl Volume {
         cipher: Option<PageCipher>,
         tags: impl Into<Arc<Tags>>,
     ) -> Copy {
-        let (tags, workers) = (tags.into(), self.config.workers + 1);
+        let (tags, workers) = (tags.into(), self.all_workers());
         let holder = VerifiedHolder::new(holder, cipher, tags.clone(), workers);
         Copy::new(target, holder, tags)
     }
@@ -199,7 +199,7 @@ impl Volume {
 
     fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, VolumeError> {
         let source = target.source(self.identity())?;
-        RemoteHolder::connect(source, self.config.workers + 1, self.config.io_timeout).map_err(
+        RemoteHolder::connect(source, self.all_workers(), self.config.io_timeout).map_err(
             |source| {
                 let (lease, lender) = (target.lease, target.lender.to_string());
                 VolumeError::Connect { lease, lender, source: Box::new(source) }

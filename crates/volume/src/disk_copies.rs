@@ -151,7 +151,7 @@ impl Volume {
         }
         let tags = tags.map_or_else(|| self.fresh_tags(&path, id, pages), Ok);
         let tags = Arc::new(tags.map_err(fail)?);
-        let workers = self.config.workers + 1;
+        let workers = self.all_workers();
         let file = FileHolder::open(&path, Bytes(lease.total * EXTENT_SIZE), workers);
         let file = Box::new(file.map_err(fail)?);
         let lagging = keeper.writer.add(file, tags.clone(), (pages, WorkerId(0)));

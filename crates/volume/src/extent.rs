@@ -31,6 +31,8 @@ const PART: u64 = EXTENT_SIZE / PARTS as u64;
 pub(crate) struct Extent {
     place: FairLock<Place>,
     parts: [FairLock<()>; PARTS],
+    /// Held by the thread that moves the extent.
+    pub(crate) mover: Mutex<()>,
     pub(crate) written: Bitmap,
 }
 
@@ -132,6 +134,7 @@ impl Extent {
         Self {
             place: FairLock::new(Place::Nowhere),
             parts: array::from_fn(|_| FairLock::new(())),
+            mover: Mutex::new(()),
             written: Bitmap::new(),
         }
     }

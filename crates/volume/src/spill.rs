@@ -43,7 +43,7 @@ impl Volume {
         if self.leases.spill().is_some() {
             return Ok(());
         }
-        let file = FileHolder::open(&spill.path, self.spill_size(), self.config.workers + 1)
+        let file = FileHolder::open(&spill.path, self.spill_size(), self.all_workers())
             .map_err(|source| VolumeError::Spill { path: spill.path.clone(), source })?;
         let cipher = PageCipher::new(&spill.encryption, spill.lease);
         let tags = self.kept_tags(spill.lease, self.extents.len() as u64, true);
@@ -89,7 +89,7 @@ impl Volume {
 
     /// Gives the volume a spill file in this directory, which ends with this process.
     pub(crate) fn add_unnamed_spill(&self, directory: &Path) -> Result<(), VolumeError> {
-        let file = FileHolder::create(directory, self.spill_size(), self.config.workers + 1)
+        let file = FileHolder::create(directory, self.spill_size(), self.all_workers())
             .map_err(|source| VolumeError::Spill { path: directory.to_owned(), source })?;
         // No other process needs the key.
         let cipher = PageCipher::new(&Encryption::random(), LeaseId::random());

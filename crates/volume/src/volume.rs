@@ -3,7 +3,7 @@
 use std::fmt;
 use std::iter;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, ExtentIndex, LeaseId, PAGE_SIZE, VolumeId, WorkerId};
@@ -16,7 +16,7 @@ use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Failed, Fault, Place};
 use crate::holder::{Holder as _, HolderError, Piece, PieceMut};
 use crate::lease::Lease;
-use crate::mover::{self, Destinations};
+use crate::mover::{Destinations, MOVERS, Movers};
 use crate::placement::{Leases, lease_id};
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 use crate::target::LeaseTarget;
@@ -34,10 +34,7 @@ pub struct Volume {
     pub(crate) config: VolumeConfig,
     pub(crate) extents: Box<[Extent]>,
     pub(crate) leases: Leases,
-    /// Held during a move of an extent: one at a time.
-    pub(crate) mover_buffer: Mutex<Box<[u8]>>,
-    /// The number of threads that wait for the mover and must not wait long.
-    pub(crate) hurried: AtomicUsize,
+    pub(crate) movers: Movers,
     /// No extent may move.
     pub(crate) held: AtomicBool,
     pub(crate) events: Arc<Events>,
@@ -71,8 +68,7 @@ impl Volume {
         let volume = Self {
             extents: (0..extents).map(|_| Extent::new()).collect(),
             leases: Leases::new(),
-            mover_buffer: Mutex::new(mover::buffer()),
-            hurried: AtomicUsize::new(0),
+            movers: Movers::new(),
             held: AtomicBool::new(false),
             events: Arc::default(),
             adding_lease: Mutex::new(()),
@@ -522,7 +518,12 @@ impl Volume {
         }
     }
 
-    /// Returns the worker for moves of extents.
+    /// Returns the number of all workers, with those that move extents.
+    pub(crate) fn all_workers(&self) -> usize {
+        self.config.workers + MOVERS
+    }
+
+    /// Returns the worker for moves of extents, of which each takes the connection that is free.
     pub(crate) fn mover_worker(&self) -> WorkerId {
         WorkerId(self.config.workers)
     }

@@ -1,9 +1,10 @@
 //! Moves of extents between holders during I/O on them.
 
 mod copy;
+mod movers;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,12 +20,15 @@ use crate::volume::Volume;
 
 pub(crate) use copy::buffer;
 use copy::{Halt, begin, call_off, copy, finish};
+pub(crate) use movers::{MOVERS, Movers};
 
 /// The interval between reports of an evacuation that another caller requested.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// The pause of a background move after each piece: shortest and longest.
 pub(crate) const REST: (Duration, Duration) =
     (Duration::from_millis(2), Duration::from_millis(100));
+/// The stack of a thread that moves extents.
+const STACK: usize = 256 << 10;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The progress of an evacuation, in extents.
@@ -75,8 +79,8 @@ impl Volume {
     /// goes on. Then it closes the connections and removes the lease from the volume. Meanwhile the
     /// lease takes no new extents.
     ///
-    /// The function calls `progress` after each extent. Several threads may evacuate a lease each
-    /// at the same time.
+    /// Several extents move at a time, and the function calls `progress` after some of them and at
+    /// the end. Several threads may evacuate a lease each at the same time.
     ///
     /// # Errors
     /// [`VolumeError::UnknownLease`] and [`VolumeError::Evacuating`]. Otherwise when the lender
@@ -152,9 +156,9 @@ impl Volume {
         if !source.set_open(false) {
             return Err(VolumeError::Evacuating(self.id(), lease).into());
         }
-        // Waits for a move in flight, which may have taken a slot of the lease before it was
+        // Waits for the moves in flight, which may have taken slots of the lease before it was
         // closed.
-        drop(self.mover());
+        drop(self.movers.alone());
         let result = discard().and_then(|()| {
             let done = self.empty(&source, to, &mut progress)?;
             end(&source)?;
@@ -171,7 +175,7 @@ impl Volume {
     fn remove(&self, source: &Arc<Lease>, may_be_last: bool) -> Result<(), VolumeError> {
         loop {
             // Held for one slot at a time, as writes may wait for the mover.
-            let _mover = self.mover();
+            let _mover = self.movers.alone();
             if self.is_held() {
                 return Err(VolumeError::Held(self.id()));
             }
@@ -282,11 +286,11 @@ impl Volume {
         Ok(())
     }
 
-    /// Keeps every extent in its place until [`let_move`](Self::let_move). Waits for the move in
+    /// Keeps every extent in its place until [`let_move`](Self::let_move). Waits for the moves in
     /// flight, which it calls off. Moves fail meanwhile.
     pub fn hold_still(&self) {
         self.held.store(true, Ordering::SeqCst);
-        drop(self.mover());
+        drop(self.movers.alone());
     }
 
     /// Lets extents move again.
@@ -327,19 +331,11 @@ impl Volume {
         let (of, done) = &source.leaving;
         of.store(total, Ordering::Relaxed);
         done.store(0, Ordering::Relaxed);
-        let mut evacuated = Evacuated::default();
-        // One pass is enough: the lease gives out no more slots, and no move leads to it. A thread
-        // that took a slot before holds the extent's lock until the extent is found there.
-        for index in 0..self.extents.len() {
-            if !self.extents[index].is_on(source) {
-                continue;
-            }
-            if let Some((destination, bytes)) = self.relocate(index, source, to)? {
-                evacuated.add(&destination, bytes);
-            }
-            let moved = done.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = || {
+            let moved = done.load(Ordering::Relaxed);
             progress(Progress { moved, total: total.max(moved), left: self.held_by(source) });
-        }
+        };
+        let evacuated = self.move_all(source, to, now)?;
         match source.taken() {
             0 => Ok(evacuated),
             // To give up the lease now would lose these extents.
@@ -350,6 +346,53 @@ impl Volume {
         }
     }
 
+    /// Moves all extents off a lease that gives out no slots, several at a time. Calls `now` after
+    /// some of them and at the end.
+    fn move_all(
+        &self,
+        source: &Arc<Lease>,
+        to: Destinations,
+        mut now: impl FnMut(),
+    ) -> Result<Evacuated, VolumeError> {
+        // One pass is enough, as no move leads to the lease. A thread that took a slot before holds
+        // the extent's lock until the extent is found there.
+        let left = Mutex::new(0..self.extents.len());
+        let moved = Mutex::new(Ok(Evacuated::default()));
+        let move_one = || {
+            let next = lock(&left).find(|index| self.extents[*index].is_on(source));
+            let Some(index) = next else { return false };
+            match self.relocate(index, source, to) {
+                Ok(to) => {
+                    source.leaving.1.fetch_add(1, Ordering::Relaxed);
+                    if let (Ok(moved), Some((destination, bytes))) = (&mut *lock(&moved), to) {
+                        moved.add(&destination, bytes);
+                    }
+                }
+                Err(error) => {
+                    *lock(&left) = 0..0;
+                    // All movers may fail for one reason. The first error tells it.
+                    let mut moved = lock(&moved);
+                    if moved.is_ok() {
+                        *moved = Err(error);
+                    }
+                }
+            }
+            true
+        };
+        thread::scope(|scope| {
+            for _ in 1..MOVERS.min(source.taken() as usize) {
+                let mover = thread::Builder::new().name("mover".to_owned()).stack_size(STACK);
+                // Without it, this thread moves all.
+                _ = mover.spawn_scoped(scope, || while move_one() {});
+            }
+            while move_one() {
+                now();
+            }
+        });
+        now();
+        moved.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Moves one extent off a lease. Returns its destination and the bytes that it held; `None` if
     /// it was gone already, or holds no data any more.
     pub(crate) fn relocate(
@@ -358,7 +401,12 @@ impl Volume {
         source: &Arc<Lease>,
         to: Destinations,
     ) -> Result<Option<(Arc<Lease>, Bytes)>, VolumeError> {
-        let mut buffer = self.mover();
+        let mut mover = self.movers.beside();
+        // Another thread may move it, too, or just did: then it needs no other slot.
+        let _extent = lock(&self.extents[index].mover);
+        if !self.extents[index].is_on(source) {
+            return Ok(None);
+        }
         let mut tried = vec![source.clone()];
         if to == Destinations::Lenders {
             tried.extend(self.leases.spill().cloned());
@@ -373,7 +421,7 @@ impl Volume {
                 Ok(None) => return Err(last.unwrap_or_else(|| self.no_room())),
                 Err((lease, error)) => return Err(self.holder_error(index, 0, &lease, error)),
             };
-            match self.transfer(index, source, &to, &mut buffer, || true) {
+            match self.transfer(index, source, &to, &mut mover.buffer, || true) {
                 Ok(bytes) => {
                     if to.lease.target.is_none() && bytes > Bytes::ZERO {
                         self.spills();
@@ -390,14 +438,6 @@ impl Volume {
         }
     }
 
-    /// Waits until no other extent moves. A background move stops for this.
-    fn mover(&self) -> MutexGuard<'_, Box<[u8]>> {
-        self.hurried.fetch_add(1, Ordering::Relaxed);
-        let buffer = lock(&self.mover_buffer);
-        self.hurried.fetch_sub(1, Ordering::Relaxed);
-        buffer
-    }
-
     /// Moves one extent from the spill file to `lease` in the background. The move pauses half of
     /// the time, and stops if another extent must move at once. Returns whether an extent has
     /// moved.
@@ -409,7 +449,7 @@ impl Volume {
         let Some(index) = self.extents.iter().position(|extent| extent.is_on(spill)) else {
             return Ok(false);
         };
-        let Ok(mut buffer) = self.mover_buffer.try_lock() else { return Ok(false) };
+        let Some(mut mover) = self.movers.try_alone() else { return Ok(false) };
         if self.is_held() {
             return Ok(false);
         }
@@ -421,9 +461,9 @@ impl Volume {
         let go_on = || {
             thread::sleep(begun.elapsed().clamp(REST.0, REST.1));
             begun = Instant::now();
-            self.hurried.load(Ordering::Relaxed) == 0
+            !self.movers.are_hurried()
         };
-        match self.transfer(index, spill, &to, &mut buffer, go_on) {
+        match self.transfer(index, spill, &to, &mut mover.buffer, go_on) {
             Ok(bytes) => Ok(bytes > Bytes::ZERO),
             Err(Halt::Destination(None)) => Ok(false),
             Err(Halt::Destination(Some(error))) => Err(self.holder_error(index, 0, lease, error)),

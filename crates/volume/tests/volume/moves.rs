@@ -1,12 +1,15 @@
 //! Moves that cross each other, or end in another state than they began.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, WorkerId};
+use aquifer_volume::holder::{FileHolder, Holder, HolderError};
 use aquifer_volume::{Volume, VolumeConfig};
 
 use crate::common::*;
@@ -58,6 +61,91 @@ fn an_extent_moving_to_a_departing_lease_is_not_left_there() {
     assert_eq!(volume.status().spill.unwrap().used_extents, 1);
     drop(second);
     dense().for_each(|page| expect(&volume, page * PAGE, if page == 0 { 2 } else { 1 }));
+}
+
+/// A lender of two extents whose reads of one wait for a read of the other.
+struct Meeting {
+    file: FileHolder,
+    met: (Mutex<BTreeSet<u64>>, Condvar),
+}
+
+impl Holder for Meeting {
+    fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        let (met, changed) = &self.met;
+        let mut met = met.lock().unwrap_or_else(PoisonError::into_inner);
+        met.insert(offset / EXTENT_SIZE);
+        changed.notify_all();
+        let waits = |met: &mut BTreeSet<u64>| met.len() < 2;
+        let (met, waited) = changed
+            .wait_timeout_while(met, Duration::from_secs(30), waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(met);
+        if waited.timed_out() {
+            return Err(HolderError::Failed("the other extent does not move".into()));
+        }
+        self.file.read(worker, offset, into)
+    }
+
+    fn write(&self, worker: WorkerId, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+        self.file.write(worker, offset, data)
+    }
+
+    fn discard(&self, worker: WorkerId, offset: u64, length: u64) -> Result<(), HolderError> {
+        self.file.discard(worker, offset, length)
+    }
+
+    fn flush(&self, worker: WorkerId) -> Result<(), HolderError> {
+        self.file.flush(worker)
+    }
+}
+
+#[test]
+fn two_extents_move_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = FileHolder::create(dir.path(), Bytes(2 * EXTENT_SIZE), 2).unwrap();
+    let other = lender(2);
+    let volume = Volume::new(config(2)).unwrap();
+    let meeting = Box::new(Meeting { file, met: Default::default() });
+    volume.add_holder(lease(&other, 1, 2), meeting, 2, |_| true).unwrap();
+    let pages = || [0, EXTENT_SIZE].into_iter().flat_map(|at| dense().map(move |p| at + p * PAGE));
+    pages().for_each(|at| write(&volume, at, 1));
+    volume.add_lease(lease(&other, 2, 2)).unwrap();
+    let evacuated = volume.evacuate(LeaseId(1), |_| ()).unwrap();
+    assert_eq!(evacuated.to.iter().map(|moved| moved.extents).sum::<u64>(), 2);
+    pages().for_each(|at| expect(&volume, at, 1));
+}
+
+#[test]
+fn writes_that_a_full_lender_refuses_follow_an_evacuation() {
+    let dir = tempfile::tempdir().unwrap();
+    let trigger = dir.path().join("full");
+    let file = format!("error-pwrite-file={}", trigger.display());
+    let full = ["error-pwrite=ENOSPC", "error-pwrite-rate=100%", &file];
+    let slow = ["--filter=delay", "--filter=error", "memory", "192M", "rdelay=5ms"];
+    let first = Nbdkit::start(&[&slow[..], &full[..]].concat());
+    let second = lender(3);
+    let volume = Volume::new(config(3)).unwrap();
+    volume.add_lease(lease(&first, 1, 3)).unwrap();
+    let all =
+        || (0..3).flat_map(|extent| dense().map(move |page| extent * EXTENT_SIZE + page * PAGE));
+    all().for_each(|at| write(&volume, at, 1));
+    volume.add_lease(lease(&second, 2, 3)).unwrap();
+    File::create(&trigger).unwrap();
+    thread::scope(|scope| {
+        let mover = scope.spawn(|| volume.evacuate(LeaseId(1), |_| ()));
+        // Each of these writes finds the first lender full, or the extent elsewhere.
+        let writers: Vec<_> = (0..3)
+            .map(|extent| {
+                let volume = &volume;
+                scope.spawn(move || write(volume, extent * EXTENT_SIZE, 2))
+            })
+            .collect();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        mover.join().unwrap().unwrap();
+    });
+    drop(first);
+    assert_eq!(placed(&volume), [3]);
+    all().for_each(|at| expect(&volume, at, if at % EXTENT_SIZE == 0 { 2 } else { 1 }));
 }
 
 #[test]
