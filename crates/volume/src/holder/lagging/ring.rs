@@ -79,6 +79,8 @@ pub(super) struct State {
     is_awaited: bool,
     /// Why the sink takes no pages at all.
     stalled: Option<HolderError>,
+    /// The owner knows of the trouble.
+    is_told: bool,
     has_ended: bool,
 }
 
@@ -111,6 +113,11 @@ impl Copy {
 }
 
 impl State {
+    /// Returns why a sink takes no pages, or refuses some.
+    fn trouble(&self) -> Option<&HolderError> {
+        self.stalled.as_ref().or(self.refused[1].as_ref())
+    }
+
     fn has_work(&self) -> bool {
         !self.index.is_empty() || self.copies.values().any(|copy| copy.hole_count > 0)
     }
@@ -164,6 +171,7 @@ impl Ring {
             written_now: 0,
             is_awaited: false,
             stalled: None,
+            is_told: false,
             has_ended: false,
         };
         let (work, progress) = (Condvar::new(), Condvar::new());
@@ -209,8 +217,7 @@ impl Ring {
 
     /// Returns why the sink takes no pages, or refuses some.
     pub(super) fn trouble(&self) -> Option<HolderError> {
-        let state = lock(&self.state);
-        state.stalled.as_ref().or(state.refused[1].as_ref()).map(HolderError::again)
+        lock(&self.state).trouble().map(HolderError::again)
     }
 
     /// Returns how many pages of a copy are in the ring.
@@ -353,10 +360,8 @@ impl Ring {
     }
 
     fn stall(&self, state: &mut State, why: HolderError) {
-        if state.stalled.is_none() {
-            (self.tell)(Some(&why));
-        }
         state.stalled = Some(why);
+        self.tell(state);
         self.progress.notify_all();
     }
 
@@ -374,10 +379,8 @@ impl Ring {
             state = wait(state, RETRY);
         }
         // A ring that became empty ends its trouble with the next round.
-        let has_cause = |state: &State| {
-            let is_troubled = state.stalled.is_some() || state.refused[1].is_some();
-            state.is_awaited || is_troubled || state.has_work()
-        };
+        let has_cause =
+            |state: &State| state.is_awaited || state.trouble().is_some() || state.has_work();
         while !state.has_ended && !has_cause(&state) {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -408,7 +411,7 @@ impl Ring {
         match &state.refused[1] {
             None => {
                 state.rounds.1 = state.rounds.0;
-                self.take_again(state);
+                state.stalled = None;
             }
             Some(why) if state.written_now == 0 && state.free.len() < self.half() => {
                 let why = why.again();
@@ -416,12 +419,16 @@ impl Ring {
             }
             Some(_) => {}
         }
+        self.tell(state);
         self.progress.notify_all();
     }
 
-    fn take_again(&self, state: &mut State) {
-        if state.stalled.take().is_some() {
-            (self.tell)(None);
+    /// Tells the owner that trouble has begun or ended, once.
+    fn tell(&self, state: &mut State) {
+        let is_trouble = state.trouble().is_some();
+        if is_trouble != state.is_told {
+            (self.tell)(state.trouble());
+            state.is_told = is_trouble;
         }
     }
 
@@ -469,7 +476,8 @@ impl Ring {
         match done {
             Ok(()) => {
                 (state.written, state.written_now) = (state.written + 1, state.written_now + 1);
-                self.take_again(state);
+                state.stalled = None;
+                self.tell(state);
                 self.progress.notify_all();
                 return true;
             }

@@ -82,7 +82,7 @@ struct Process {
     is_broken: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
     working: Arc<Mutex<()>>,
-    /// What the sink's state was when it changed: whether it took no pages.
+    /// What the owner was told: whether there was trouble.
     told: Arc<Mutex<Vec<bool>>>,
     tags: Arc<Tags>,
     holder: VerifiedHolder,
@@ -381,8 +381,10 @@ fn a_page_that_the_sink_refuses_holds_up_no_other() {
     assert!(process.disk.trouble().is_some() && process.holder.flush(WORKER).is_err());
     // It stands in the way of no repair.
     assert!(!process.disk.is_stalled() && process.disk.wait_for_half());
+    assert_eq!(*lock(&process.told), [true]);
     process.refused.store(0, Ordering::SeqCst);
     process.mend_sink();
+    assert_eq!(*lock(&process.told), [true, false]);
     process.holder.flush(WORKER).unwrap();
     drop(process);
     let next = remains.start();
