@@ -16,7 +16,7 @@ use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Failed, Fault, Place};
 use crate::holder::{Holder as _, HolderError, Piece, PieceMut};
 use crate::lease::Lease;
-use crate::mover::{Destinations, MOVERS, Movers};
+use crate::mover::{Destinations, Movers};
 use crate::placement::{Leases, lease_id};
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 use crate::target::LeaseTarget;
@@ -518,12 +518,14 @@ impl Volume {
         }
     }
 
-    /// Returns the number of all workers, with those that move extents.
+    /// Returns the number of all workers: those for I/O, and one for threads that move extents or
+    /// see to the volume. There may be more such threads: each takes a connection that is free. Own
+    /// connections would cost a lender one more for each of its leases.
     pub(crate) fn all_workers(&self) -> usize {
-        self.config.workers + MOVERS
+        self.config.workers + 1
     }
 
-    /// Returns the worker for moves of extents, of which each takes the connection that is free.
+    /// Returns the worker for moves and upkeep.
     pub(crate) fn mover_worker(&self) -> WorkerId {
         WorkerId(self.config.workers)
     }

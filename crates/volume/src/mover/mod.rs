@@ -20,7 +20,8 @@ use crate::volume::Volume;
 
 pub(crate) use copy::buffer;
 use copy::{Halt, begin, call_off, copy, finish};
-pub(crate) use movers::{MOVERS, Movers};
+use movers::MOVERS;
+pub(crate) use movers::Movers;
 
 /// The interval between reports of an evacuation that another caller requested.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);

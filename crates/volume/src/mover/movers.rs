@@ -10,7 +10,7 @@ use super::copy::buffer;
 use crate::lock_any;
 
 /// The most extents that move at a time: while one is read, another is written.
-pub(crate) const MOVERS: usize = 2;
+pub(super) const MOVERS: usize = 2;
 
 /// The turns of threads that move extents of a volume.
 #[derive(Debug)]
