@@ -337,6 +337,8 @@ impl Volume {
             progress(Progress { moved, total: total.max(moved), left: self.held_by(source) });
         };
         let evacuated = self.move_all(source, to, now)?;
+        // A write may have moved an extent, and be about to give back its slot.
+        drop(self.movers.alone());
         match source.taken() {
             0 => Ok(evacuated),
             // To give up the lease now would lose these extents.
