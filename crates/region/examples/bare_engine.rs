@@ -38,15 +38,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(socket.parent().ok_or("that file has no directory")?)?;
     let listener = Listener::bind(&socket)?;
     println!("serving");
-    let program = listener.accept()?;
-    let Some((Request::Attach(attach), userfaults)) = program.receive()? else {
-        return Err("a program that does not attach".into());
+    let (userfault, start, _program) = loop {
+        let program = listener.accept()?;
+        let Some((Request::Attach(attach), userfaults)) = program.receive()? else {
+            return Err("a program that does not attach".into());
+        };
+        let userfault = userfaults.into_iter().next().ok_or("a mapping without its userfaultfd")?;
+        if attach.watched {
+            program.send(&Reply::Done, &[])?;
+            break (userfault, attach.address, program);
+        }
+        // It attaches again, and its faults come here.
+        program.send(&Reply::Watch, &[])?;
     };
-    let userfault = userfaults.into_iter().next().ok_or("a mapping without its userfaultfd")?;
-    program.send(&Reply::Done, &[])?;
     // It serves no further request, so every later connect fails.
     drop(listener);
-    serve(&userfault.into(), attach.address, &mut lender)
+    serve(&userfault.into(), start, &mut lender)
 }
 
 fn serve(userfault: &Userfault, start: u64, lender: &mut Connection) -> Result<(), Box<dyn Error>> {
