@@ -72,7 +72,7 @@ pub(super) struct State {
     ended: u64,
     /// Why a sink refused a page of the present round, and one of the round before.
     refused: [Option<HolderError>; 2],
-    /// Counts writes to sinks that have ended, and those of the present round.
+    /// Counts writes to sinks that have ended, and those of pages in the present round.
     written: u64,
     written_now: u64,
     /// Somebody waits for the next round.
@@ -243,7 +243,11 @@ impl Ring {
                     }
                     match guard.take_slot(key) {
                         Some(slot) => break slot,
-                        None => guard = self.wait_for_progress(guard)?,
+                        None => {
+                            guard.is_awaited = true;
+                            self.work.notify_one();
+                            guard = self.wait_for_progress(guard)?;
+                        }
                     }
                 };
                 let tag = tags.next().unwrap_or(UNKNOWN);
@@ -311,8 +315,9 @@ impl Ring {
             state.is_awaited = true;
             self.work.notify_one();
             state = self.wait_for_progress(state)?;
+            let is_done = state.rounds.1 > before;
             // The last round that ended began after the call, and was not whole.
-            if let (true, Some(why)) = (state.ended > before, &state.refused[1]) {
+            if let (true, Some(why)) = (!is_done && state.ended > before, &state.refused[1]) {
                 return Err(why.again());
             }
         }
@@ -374,7 +379,7 @@ impl Ring {
             waited.unwrap_or_else(PoisonError::into_inner).0
         };
         let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.half();
-        let rests = state.stalled.is_some() || (state.refused[1].is_some() && !is_urgent(&state));
+        let rests = state.stalled.is_some() || (state.refused[1].is_some() && !state.is_awaited);
         if rests && !state.has_ended {
             state = wait(state, RETRY);
         }
@@ -413,7 +418,8 @@ impl Ring {
                 state.rounds.1 = state.rounds.0;
                 state.stalled = None;
             }
-            Some(why) if state.written_now == 0 && state.free.len() < self.half() => {
+            Some(_) if state.index.len() < self.half() => state.stalled = None,
+            Some(why) if state.written_now == 0 => {
                 let why = why.again();
                 self.stall(state, why);
             }
@@ -462,6 +468,7 @@ impl Ring {
         if !self.end_write(state, done) {
             return false;
         }
+        state.written_now += 1;
         for (key, version) in staged {
             let newest = state.index.get(key).filter(|entry| entry.version == *version);
             if let Some((entry, copy)) = newest.zip(state.copies.get(&key.0)) {
@@ -469,15 +476,18 @@ impl Ring {
                 state.drop_page(*key);
             }
         }
+        // With less room, the ring would be full again at once.
+        if state.index.len() < self.half() {
+            state.stalled = None;
+            self.tell(state);
+        }
         true
     }
 
     fn end_write(&self, state: &mut State, done: Result<(), HolderError>) -> bool {
         match done {
             Ok(()) => {
-                (state.written, state.written_now) = (state.written + 1, state.written_now + 1);
-                state.stalled = None;
-                self.tell(state);
+                state.written += 1;
                 self.progress.notify_all();
                 return true;
             }

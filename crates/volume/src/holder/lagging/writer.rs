@@ -46,9 +46,9 @@ impl Round<'_> {
         ring.begin_round(keys, holes);
         // Adjacent pages go together.
         keys.sort_unstable();
-        // A sink that refuses all pages of a batch is full: then no batch is taken apart.
-        let mut is_full = false;
         for keys in keys.chunk_by(|one, next| one.0 == next.0) {
+            // A sink that refuses all pages of a batch is full: then no batch is taken apart.
+            let mut is_full = false;
             for batch in keys.chunks(pages.len()) {
                 // If there is none, the pages were discarded, or their copy has ended.
                 let Some(backing) = ring.stage(batch, pages, staged) else { continue };
@@ -67,9 +67,10 @@ impl Round<'_> {
                 let is_away = done.as_ref().is_err_and(is_away);
                 let is_refused = done.is_err() && !is_away;
                 if !is_refused || is_full {
+                    is_full &= is_refused;
                     ring.wrote(staged, done);
                 } else if let Some(taken) = write_each(ring, &backing, staged, pages) {
-                    is_full = taken == 0;
+                    is_full = taken == 0 && staged.len() > 1;
                 } else {
                     return false;
                 }
