@@ -32,7 +32,8 @@ struct State {
 }
 
 impl State {
-    fn has_none(&self) -> bool {
+    /// Returns whether no thread has a turn.
+    fn is_idle(&self) -> bool {
         self.free.len() == MOVERS
     }
 }
@@ -66,13 +67,13 @@ impl Movers {
 
     /// Waits for a turn while no other extent moves. A background move stops for this.
     pub(super) fn alone(&self) -> Turn<'_> {
-        self.turn(State::has_none, true)
+        self.turn(State::is_idle, true)
     }
 
     /// Takes a turn alone if no thread has one or waits for one.
     pub(super) fn try_alone(&self) -> Option<Turn<'_>> {
         let mut state = lock(&self.state);
-        if !state.has_none() || state.comes > state.gets {
+        if !state.is_idle() || state.comes > state.gets {
             return None;
         }
         state.is_alone = true;

@@ -243,11 +243,7 @@ impl Ring {
                     }
                     match guard.take_slot(key) {
                         Some(slot) => break slot,
-                        None => {
-                            guard.is_awaited = true;
-                            self.work.notify_one();
-                            guard = self.wait_for_progress(guard)?;
-                        }
+                        None => guard = self.wait_for_progress(guard)?,
                     }
                 };
                 let tag = tags.next().unwrap_or(UNKNOWN);
@@ -312,8 +308,6 @@ impl Ring {
         }
         let before = state.rounds.0;
         while state.rounds.1 <= before {
-            state.is_awaited = true;
-            self.work.notify_one();
             state = self.wait_for_progress(state)?;
             let is_done = state.rounds.1 > before;
             // The last round that ended began after the call, and was not whole.
@@ -342,10 +336,11 @@ impl Ring {
         has_half(&state) && state.stalled.is_none() && !state.has_ended
     }
 
-    /// Waits until a write to a sink or a round has ended.
+    /// Waits until a write to a sink or a round has ended. The next round begins at once for this,
+    /// but a stalled sink is left to rest.
     fn wait_for_progress<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State>,
     ) -> Result<MutexGuard<'a, State>, HolderError> {
         if let Some(why) = &state.stalled {
             return Err(why.again());
@@ -353,6 +348,8 @@ impl Ring {
         if state.has_ended {
             return Err(ended());
         }
+        state.is_awaited = true;
+        self.work.notify_one();
         let before = (state.written, state.rounds);
         going_to_sleep();
         let waited = self.progress.wait_timeout(state, SILENCE);
@@ -380,8 +377,10 @@ impl Ring {
         };
         let is_urgent = |state: &State| state.is_awaited || state.index.len() >= self.half();
         let rests = state.stalled.is_some() || (state.refused[1].is_some() && !state.is_awaited);
-        if rests && !state.has_ended {
-            state = wait(state, RETRY);
+        if rests {
+            let is_early = |state: &mut State| !state.has_ended && !state.is_awaited;
+            let waited = self.work.wait_timeout_while(state, RETRY, is_early);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         // A ring that became empty ends its trouble with the next round.
         let has_cause =

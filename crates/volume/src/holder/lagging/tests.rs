@@ -39,10 +39,13 @@ struct Flaky {
     refused: Arc<AtomicU64>,
     /// Held while it works on a write.
     working: Arc<Mutex<()>>,
+    /// Counts attempts to change it.
+    tries: Arc<AtomicU64>,
 }
 
 impl Flaky {
     fn may_change(&self) -> Result<(), HolderError> {
+        self.tries.fetch_add(1, Ordering::SeqCst);
         drop(lock(&self.working));
         match self.is_broken.load(Ordering::SeqCst) {
             true => Err(HolderError::Full("no room".into())),
@@ -82,6 +85,7 @@ struct Process {
     is_broken: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
     working: Arc<Mutex<()>>,
+    tries: Arc<AtomicU64>,
     /// What the owner was told: whether there was trouble.
     told: Arc<Mutex<Vec<bool>>>,
     tags: Arc<Tags>,
@@ -104,12 +108,13 @@ impl Remains {
 
     fn start(&self) -> Process {
         let file = FileHolder::open(&self.path(), Bytes(PAGES * PAGE), 2).unwrap();
-        let (is_broken, refused, working, told) = Default::default();
+        let (is_broken, refused, working, tries, told) = Default::default();
         let sink = Flaky {
             file,
             is_broken: Arc::clone(&is_broken),
             refused: Arc::clone(&refused),
             working: Arc::clone(&working),
+            tries: Arc::clone(&tries),
         };
         let log: Arc<Mutex<Vec<bool>>> = Arc::clone(&told);
         let tell = move |why: Option<&HolderError>| lock(&log).push(why.is_some());
@@ -119,7 +124,7 @@ impl Remains {
         let disk = writer.add(Box::new(sink), tags.clone(), (PAGES, WORKER));
         let cipher = PageCipher::new(&self.encryption, LeaseId(1));
         let holder = VerifiedHolder::new(Box::new(disk.clone()), Some(cipher), tags.clone(), 2);
-        Process { writer, disk, is_broken, refused, working, told, tags, holder }
+        Process { writer, disk, is_broken, refused, working, tries, told, tags, holder }
     }
 }
 
@@ -406,6 +411,27 @@ fn a_ring_that_became_empty_takes_pages_again() {
     // The thread finds out by itself.
     until("the stall has ended", || process.disk.trouble().is_none());
     assert!(process.disk.wait_for_half());
+}
+
+#[test]
+fn a_stalled_sink_rests_however_much_a_program_changes() {
+    let remains = Remains::new();
+    let process = remains.start();
+    process.break_sink();
+    (0..RING).for_each(|page| {
+        process.holder.write(WORKER, page * PAGE, &[1; PAGE_SIZE]).unwrap();
+    });
+    until("it stalls", || process.disk.is_stalled());
+    let (before, began) = (process.tries.load(Ordering::SeqCst), Instant::now());
+    for page in (RING..PAGES).cycle().take(5000) {
+        process.holder.write(WORKER, page * PAGE, &[2; PAGE_SIZE]).unwrap_err();
+        process.holder.flush(WORKER).unwrap_err();
+        process.holder.discard(WORKER, page * PAGE, PAGE).unwrap();
+    }
+    // A round each second tries a batch, each page of it, and a hole.
+    let rounds = began.elapsed().as_secs() + 2;
+    let tries = process.tries.load(Ordering::SeqCst) - before;
+    assert!(tries <= rounds * (RING + 2), "{tries} tries in {rounds} rounds");
 }
 
 #[test]
