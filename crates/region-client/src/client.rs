@@ -307,12 +307,13 @@ impl Shared {
     /// Obeys the engine's orders, and connects to the next engine after a loss, until no page is
     /// mapped.
     fn serve(&self) {
+        let filters = sys::Filters::of_this_thread();
         let mut orders = lock(&self.orders).clone();
         loop {
             match orders.receive() {
                 Ok(Some((order, files))) => {
                     let reply = self
-                        .obey(&order, &files)
+                        .obey(&order, &files, &filters)
                         .unwrap_or_else(|error| Reply::Refused(error.to_string()));
                     // An engine that is gone needs no answer.
                     let _ = orders.send(&reply, &[]);
@@ -363,7 +364,7 @@ impl Shared {
         }
     }
 
-    fn obey(&self, order: &Order, files: &[OwnedFd]) -> io::Result<Reply> {
+    fn obey(&self, order: &Order, files: &[OwnedFd], filters: &sys::Filters) -> io::Result<Reply> {
         let missing = || io::Error::other("the order came without its files");
         let failed = |what: &str| {
             let what = what.to_owned();
@@ -371,9 +372,7 @@ impl Shared {
         };
         match order {
             Order::Watch => self.watch(&lock(&self.live)).map_err(io::Error::other)?,
-            Order::Unmap(runs) => {
-                runs.iter().try_for_each(|run| self.unmap(run)).map_err(failed("unmap"))?
-            }
+            Order::Unmap(runs) => self.unmap(runs, filters).map_err(failed("unmap"))?,
             Order::Restore(runs) => {
                 let [region] = files else { return Err(missing()) };
                 let restored = runs.iter().try_for_each(|run| self.restore(run, region));
@@ -438,9 +437,16 @@ impl Shared {
             .then(|| self.pages.first + from as u64..self.pages.first + to as u64)
     }
 
-    fn unmap(&self, run: &Run) -> io::Result<()> {
-        // SAFETY: the part still belongs to the mapping, and the lock is held.
-        self.each_part(run, |part| unsafe { sys::unmap_pages(part.start, part.end - part.start) })
+    fn unmap(&self, runs: &[Run], filters: &sys::Filters) -> io::Result<()> {
+        let live = lock(&self.live);
+        let mut all = Vec::with_capacity(runs.len());
+        for run in runs {
+            let pages = run.first..run.end();
+            let parts = live.parts(&pages);
+            all.extend(parts.map(|part| self.address_of(part.start)..self.address_of(part.end)));
+        }
+        // SAFETY: the parts still belong to the mapping, as its list is locked.
+        unsafe { sys::unmap_pages(&all, filters) }
     }
 
     fn restore(&self, run: &Run, region: &OwnedFd) -> io::Result<()> {

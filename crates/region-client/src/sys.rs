@@ -1,8 +1,11 @@
 //! The system calls that have no safe wrapper elsewhere.
 
 use std::ffi::c_void;
+use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -94,21 +97,25 @@ pub(crate) unsafe fn userfault<A: Argument>(
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Reads one event, or returns `None` if there is none.
-pub(crate) fn event(fd: BorrowedFd<'_>) -> io::Result<Option<uffd_msg>> {
-    let mut message = std::mem::MaybeUninit::<uffd_msg>::uninit();
-    // SAFETY: there is room for one message, of which the kernel writes all or nothing.
-    let length = unsafe {
-        libc::read(fd.as_raw_fd(), message.as_mut_ptr().cast::<c_void>(), size_of::<uffd_msg>())
-    };
-    match length {
-        length if length == size_of::<uffd_msg>() as isize => {
-            // SAFETY: the kernel has filled all of it.
-            Ok(Some(unsafe { message.assume_init() }))
+/// The most events that one call reads.
+const EVENTS: usize = 16;
+
+/// Reads the events that wait, at most [`EVENTS`] of them.
+pub(crate) fn events(fd: BorrowedFd<'_>) -> io::Result<Vec<uffd_msg>> {
+    let mut messages = Vec::<uffd_msg>::with_capacity(EVENTS);
+    let room = EVENTS * size_of::<uffd_msg>();
+    // SAFETY: there is room for so many messages, each of which the kernel writes wholly.
+    let length =
+        unsafe { libc::read(fd.as_raw_fd(), messages.as_mut_ptr().cast::<c_void>(), room) };
+    match usize::try_from(length) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(length) => {
+            // SAFETY: the kernel has filled so many.
+            unsafe { messages.set_len(length / size_of::<uffd_msg>()) };
+            Ok(messages)
         }
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        _ => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(messages),
             error => Err(error),
         },
     }
@@ -127,16 +134,69 @@ pub(crate) fn page_fault(message: &uffd_msg) -> Option<(u64, u64, u32)> {
     }
 }
 
-/// Takes the pages out of the page table, even if the program has locked them. Written bytes stay
-/// in the file.
+/// The state of a thread, which says whether a seccomp filter restricts its system calls.
+#[derive(Debug)]
+pub(crate) struct Filters(Option<File>);
+
+impl Filters {
+    /// Opens the state of this thread.
+    pub(crate) fn of_this_thread() -> Self {
+        Self(File::open("/proc/thread-self/status").ok())
+    }
+
+    /// Returns whether a filter is there now. It may end the process for a call that it does not
+    /// know.
+    fn is_any(&self) -> bool {
+        let mut status = [0; 4096];
+        let read = self.0.as_ref().and_then(|file| file.read_at(&mut status, 0).ok());
+        let mut lines = status[..read.unwrap_or(0)].split(|byte| *byte == b'\n');
+        !lines.any(|line| line == b"Seccomp:\t0")
+    }
+}
+
+/// As many calls as this take as long as a look at the filters.
+const FEW: usize = 4;
+
+/// Takes pages out of the page table, even if the program has locked them. Written bytes stay in
+/// the file.
 ///
 /// # Safety
-/// The range must be of a shared mapping of a file.
-pub(crate) unsafe fn unmap_pages(address: usize, length: usize) -> io::Result<()> {
-    let start = ptr::with_exposed_provenance_mut::<c_void>(address);
-    // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
-    let done = unsafe { libc::madvise(start, length, libc::MADV_DONTNEED_LOCKED) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+/// The ranges of addresses must be of a shared mapping of a file.
+pub(crate) unsafe fn unmap_pages(ranges: &[Range<usize>], filters: &Filters) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    if ranges.len() > FEW && !filters.is_any() && unsafe { unmap_together(ranges) } {
+        return Ok(());
+    }
+    ranges.iter().try_for_each(|range| {
+        let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
+        let length = range.end - range.start;
+        // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
+        let done = unsafe { libc::madvise(start, length, libc::MADV_DONTNEED_LOCKED) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    })
+}
+
+/// Does the same by one call for many ranges, with one flush of the TLBs of other processors.
+/// Returns false if it took some ranges out or none: the kernel does not know the call for the
+/// caller's own memory.
+///
+/// # Safety
+/// As [`unmap_pages`].
+unsafe fn unmap_together(ranges: &[Range<usize>]) -> bool {
+    let part = |range: &Range<usize>| libc::iovec {
+        iov_base: ptr::with_exposed_provenance_mut(range.start),
+        iov_len: range.end - range.start,
+    };
+    ranges.chunks(libc::UIO_MAXIOV as usize).all(|ranges| {
+        let parts: Vec<_> = ranges.iter().map(part).collect();
+        let length: usize = parts.iter().map(|part| part.iov_len).sum();
+        let (call, process) = (libc::SYS_process_madvise, raw::PIDFD_SELF_THREAD_GROUP);
+        let advice = libc::MADV_DONTNEED_LOCKED;
+        // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
+        let done =
+            unsafe { libc::syscall(call, process, parts.as_ptr(), parts.len(), advice, 0_u32) };
+        usize::try_from(done) == Ok(length)
+    })
 }
 
 /// Makes the kernel refuse `MADV_REMOVE` in the range, which would take pages out of the file
@@ -360,5 +420,80 @@ impl Drop for FileMap {
     fn drop(&mut self) {
         // SAFETY: it is ours, and nothing borrows it any more.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::sync::atomic::Ordering;
+    use std::{mem, thread};
+
+    use rustix::fs::MemfdFlags;
+
+    use super::*;
+
+    const PAGES: usize = 16;
+
+    /// Lets the calling thread make any call but process_madvise(2), which ends the process.
+    fn filter() {
+        let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let number = mem::offset_of!(libc::seccomp_data, nr) as u32;
+        let mut steps = [
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, number),
+            step(libc::BPF_JMP | libc::BPF_JEQ, 0, 1, libc::SYS_process_madvise as u32),
+            step(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+            step(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let len = steps.len() as u16;
+        let program = libc::sock_fprog { len, filter: steps.as_mut_ptr() };
+        // SAFETY: the kernel copies the program, which changes no memory.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0);
+        }
+    }
+
+    /// Takes some pages of a mapping out of the page table. Checks that the others are there, and
+    /// that the file still has all bytes.
+    fn takes_out_some(filters: &Filters) {
+        let file = File::from(rustix::fs::memfd_create("pages", MemfdFlags::empty()).unwrap());
+        file.set_len((PAGES * PAGE_SIZE) as u64).unwrap();
+        let map = FileMap::new(&file, PAGES * PAGE_SIZE).unwrap();
+        let words = map.words();
+        let word = |page: usize| &words[page * PAGE_SIZE / 8];
+        (0..PAGES).for_each(|page| word(page).store(page as u64 + 1, Ordering::Relaxed));
+        let at = |page: usize| map.address() + page * PAGE_SIZE;
+        let odd: Vec<_> = (0..PAGES / 2).map(|pair| at(2 * pair + 1)..at(2 * pair + 2)).collect();
+        assert!(odd.len() > FEW);
+        // SAFETY: it is a shared mapping of a file.
+        unsafe { unmap_pages(&odd, filters) }.unwrap();
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let is_there = |page: usize| {
+            let mut entry = [0; 8];
+            pagemap.read_exact_at(&mut entry, (at(page) / PAGE_SIZE * 8) as u64).unwrap();
+            u64::from_le_bytes(entry) >> 63 == 1
+        };
+        (0..PAGES).for_each(|page| assert_eq!(is_there(page), page % 2 == 0, "page {page}"));
+        (0..PAGES).for_each(|page| assert_eq!(word(page).load(Ordering::Relaxed), page as u64 + 1));
+    }
+
+    #[test]
+    fn pages_leave_the_page_table_and_stay_in_the_file() {
+        takes_out_some(&Filters::of_this_thread());
+    }
+
+    #[test]
+    fn a_thread_under_a_filter_makes_no_call_that_may_end_it() {
+        let filtered = thread::spawn(|| {
+            let filters = Filters::of_this_thread();
+            assert!(!filters.is_any());
+            filter();
+            assert!(filters.is_any());
+            takes_out_some(&filters);
+        });
+        filtered.join().unwrap();
     }
 }

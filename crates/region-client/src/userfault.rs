@@ -111,20 +111,20 @@ impl Userfault {
         unsafe { sys::userfault(self.as_fd(), &mut protect) }
     }
 
-    /// Returns the next fault, or `None` if there is none.
-    pub fn next(&self) -> io::Result<Option<Fault>> {
-        while let Some(message) = sys::event(self.as_fd())? {
-            if let Some((address, flags, thread)) = sys::page_fault(&message) {
-                let is = |flag: u32| flags & u64::from(flag) != 0;
-                return Ok(Some(Fault {
-                    address: address & !(PAGE_SIZE as u64 - 1),
-                    write: is(raw::UFFD_PAGEFAULT_FLAG_WRITE),
-                    minor: is(raw::UFFD_PAGEFAULT_FLAG_MINOR),
-                    thread,
-                }));
-            }
-        }
-        Ok(None)
+    /// Returns the faults that wait, or some of them if they are many.
+    pub fn faults(&self) -> io::Result<Vec<Fault>> {
+        let messages = sys::events(self.as_fd())?;
+        let fault = |message: &sys::uffd_msg| {
+            let (address, flags, thread) = sys::page_fault(message)?;
+            let is = |flag: u32| flags & u64::from(flag) != 0;
+            Some(Fault {
+                address: address & !(PAGE_SIZE as u64 - 1),
+                write: is(raw::UFFD_PAGEFAULT_FLAG_WRITE),
+                minor: is(raw::UFFD_PAGEFAULT_FLAG_MINOR),
+                thread,
+            })
+        };
+        Ok(messages.iter().filter_map(fault).collect())
     }
 
     /// Puts pages into the file and the page table, atomically for all readers. With `clean` the
