@@ -7,8 +7,12 @@ use a fresh lender, `aquifer serve export`, over the same transport, and the sam
 touches every page once (`touches`). Targets: the region's median is at most 1.4 times the floor's,
 and its 99th percentile at most 2 times.
 
+The script also gives the processor time of a fault: of the program, the engine and the lender. It
+includes the eviction of another page.
+
 A scan with prefetch is compared with random touches. Target: at least 4 times the pages a second.
-So is a stride of three pages, without a target.
+So is a stride of three pages, without a target. Reads by 16 threads are compared with those by one,
+over an emulated link of 100 us. Target: at least 12 times the pages a second.
 The same random reads of memory that `aquifer run` swaps to the same lender must be slower than a
 region. Build first:
     cargo build --release --workspace --lib --bins --examples
@@ -38,6 +42,7 @@ RATIOS = {
     "read_beside_swap": ("random reads a second beside swap's", "over 1"),
     "scan_beside_read": ("a scan's pages a second beside random reads'", "at least 4"),
     "stride_beside_read": ("a stride's pages a second beside random reads'", "none"),
+    "threads_beside_one": ("16 threads' pages a second beside one's", "at least 12"),
 }
 
 
@@ -62,9 +67,40 @@ class Measured(Lender):
     def region(self, kind: str, order: str, prefetch: str) -> dict:
         file = self.create("region", MIB, MIB // 4 << 10, more=("--prefetch", prefetch))
         try:
-            return self.touches(file, "fill", kind, order, str(TOUCHES))
+            return self.with_cpu(file, kind, order)
         finally:
             self.remove("region")
+
+    def with_cpu(self, file: Path, kind: str, order: str) -> dict:
+        """Adds the processor time of each process, in microseconds a touch."""
+        command = [EXAMPLES / "touches", file, "pause", kind, order, str(TOUCHES)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as program:
+            pids = {
+                "program": program.pid, "engine": self.show("region")["pid"],
+                "lender": self.process.pid,
+            }
+            program.stdout.readline()
+            cpu = lambda pid: bench.cpu_seconds(Path(f"/proc/{pid}/stat"))
+            before = {name: cpu(pid) for name, pid in pids.items()}
+            program.stdin.write("\n")
+            program.stdin.flush()
+            result = json.loads(program.stdout.readline())
+            for name, pid in pids.items():
+                used = cpu(pid) - before[name]
+                result[f"{name}_cpu_us"] = used * 1e6 / result["touches"]
+            return result
+
+    def linked(self, threads: int) -> dict:
+        """Measures reads of so many threads over an emulated link that carries any number of pages
+        at a time."""
+        file = self.create(
+            "linked", MIB, MIB // 4 << 10, more=("--prefetch", "off", "--emulate-link", "100us")
+        )
+        try:
+            return self.touches(file, "fill", "read", "random", str(TOUCHES), str(threads))
+        finally:
+            self.remove("linked")
 
     def swap(self) -> dict:
         command = [
@@ -91,6 +127,8 @@ def measure(tcp: bool) -> dict:
             "swap": lender.swap(),
             "scan": lender.region("read", "sequential", "auto"),
             "stride": lender.region("read", "stride", "auto"),
+            "one thread": lender.linked(1),
+            "16 threads": lender.linked(16),
         }
     finally:
         lender.close()
@@ -109,6 +147,7 @@ def ratios(rounds: list) -> dict:
     result["read_beside_swap"] = of("pages_per_s", "read", "swap")
     for order in ("scan", "stride"):
         result[f"{order}_beside_read"] = of("pages_per_s", order, "read")
+    result["threads_beside_one"] = of("pages_per_s", "16 threads", "one thread")
     return result
 
 
@@ -122,6 +161,14 @@ def report(result: dict) -> None:
             f"{kind:<16}{median('p50_us'):9.1f}{median('p99_us'):9.1f}{median('p999_us'):10.1f}"
             f"{median('pages_per_s'):10.0f}"
         )
+    print()
+    for kind in ("read", "write"):
+        parts = {
+            part: statistics.median(one[kind][f"{part}_cpu_us"] for one in rounds)
+            for part in ("program", "engine", "lender")
+        }
+        text = ", ".join(f"{part} {time:.1f}" for part, time in parts.items())
+        print(f"processor time of a {kind}, us: {text}; in all {sum(parts.values()):.1f}")
     print()
     for name, (text, target) in RATIOS.items():
         print(f"{text:<46}{bench.spread_text(result['ratios'][name])}; target: {target}")

@@ -60,7 +60,7 @@ fn serve(userfault: &Userfault, start: u64, lender: &mut Connection) -> Result<(
     let mut page = [0; PAGE_SIZE];
     loop {
         poll(&mut [PollFd::new(&userfault.as_fd(), PollFlags::IN)], None)?;
-        while let Some(fault) = userfault.next()? {
+        for fault in userfault.faults()? {
             lender
                 .run(&mut [Operation::Read { offset: fault.address - start, into: &mut page }])?;
             userfault.fill(fault.address, &page, false)?;

@@ -1,6 +1,8 @@
-//! Measures touches of a region's pages: `touches FILE fill|none read|write ORDER COUNT`.
+//! Measures touches of a region's pages: `touches FILE fill|pause|none read|write ORDER COUNT
+//! [THREADS]`.
 //!
-//! `fill` first writes all pages in order. With `none`, no page that is read may be of zeroes. The
+//! `fill` first writes all pages in order. `pause` does too, prints a line, and waits for one. With
+//! `none`, no page that is read may be of zeroes. Each thread touches its share of the pages. The
 //! orders `random` and `sequential` touch pages of the first half, each once. By then these have
 //! left a local cache of at most half the region. `stride` touches each third of them. `uniform`
 //! touches any page. `hot` touches one eighth of the pages, spread over the region, in nine of ten
@@ -9,9 +11,11 @@
 
 use std::env;
 use std::error::Error;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region_client::Region;
@@ -20,8 +24,15 @@ const WORDS: usize = PAGE_SIZE / 8;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<_> = env::args().skip(1).collect();
-    let [file, fill, kind, order, count] = &args[..] else {
-        return Err("usage: touches FILE fill|none read|write ORDER COUNT".into());
+    let (file, fill, kind, order, count, threads) = match &args[..] {
+        [file, fill, kind, order, count] => (file, fill, kind, order, count, 1),
+        [file, fill, kind, order, count, threads] => {
+            (file, fill, kind, order, count, threads.parse()?)
+        }
+        _ => {
+            let usage = "usage: touches FILE fill|pause|none read|write ORDER COUNT [THREADS]";
+            return Err(usage.into());
+        }
     };
     let region: Region;
     let own: Vec<AtomicU64>;
@@ -36,24 +47,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     let pages = words.len() / WORDS;
-    if fill == "fill" {
+    if fill != "none" {
         (0..pages).for_each(|page| words[page * WORDS].store(page as u64 + 1, Ordering::Relaxed));
     }
-    let touched = touched(order, pages, count.parse()?);
-    let mut times = Vec::with_capacity(touched.len());
-    let started = Instant::now();
-    for page in &touched {
-        let word = &words[page * WORDS];
-        let began = Instant::now();
-        if kind == "write" {
-            word.store(*page as u64 + 1, Ordering::Relaxed);
-        } else if fill == "fill" {
-            assert_eq!(word.load(Ordering::Relaxed), *page as u64 + 1, "page {page}");
-        } else {
-            assert_ne!(word.load(Ordering::Relaxed), 0, "page {page} is not from the engine");
-        }
-        times.push(began.elapsed());
+    if fill == "pause" {
+        println!("filled");
+        io::stdin().read_line(&mut String::new())?;
     }
+    let touched = touched(order, pages, count.parse()?);
+    let is_filled = fill != "none";
+    let touch = |page: &usize| touch(&words[page * WORDS], *page, kind == "write", is_filled);
+    let started = Instant::now();
+    let mut times: Vec<Duration> = thread::scope(|scope| {
+        let shares = touched.chunks(touched.len().div_ceil(threads).max(1));
+        let run = |share: &'_ [usize]| share.iter().map(touch).collect::<Vec<_>>();
+        let running: Vec<_> = shares.map(|share| scope.spawn(move || run(share))).collect();
+        running.into_iter().flat_map(|thread| thread.join().expect("each page is right")).collect()
+    });
     let seconds = started.elapsed().as_secs_f64();
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
@@ -66,6 +76,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         at(0.999)
     );
     Ok(())
+}
+
+/// Touches a page, and returns how long that took. If the page is filled, checks what is read.
+fn touch(word: &AtomicU64, page: usize, is_write: bool, is_filled: bool) -> Duration {
+    let began = Instant::now();
+    if is_write {
+        word.store(page as u64 + 1, Ordering::Relaxed);
+    } else if is_filled {
+        assert_eq!(word.load(Ordering::Relaxed), page as u64 + 1, "page {page}");
+    } else {
+        assert_ne!(word.load(Ordering::Relaxed), 0, "page {page} is not from the engine");
+    }
+    began.elapsed()
 }
 
 /// Returns the pages to touch, in order.

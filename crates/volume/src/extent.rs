@@ -9,7 +9,7 @@ use aquifer_page::{EXTENT_SIZE, WorkerId};
 
 use crate::bitmap::Bitmap;
 use crate::fair_lock::FairLock;
-use crate::holder::{HolderError, Piece, PieceMut};
+use crate::holder::{HolderError, Piece};
 use crate::lease::{Lease, Slot};
 use crate::lock;
 
@@ -203,32 +203,6 @@ impl Extent {
                 slot.read(worker, stored.start, into).map_err(|error| slot.judge(error))
             })
             .map_err(|error| Failed(slot.lease.clone(), error))
-    }
-
-    /// Reads runs, in flight together where that is faster.
-    pub(crate) fn read_many(
-        &self,
-        worker: WorkerId,
-        pieces: &mut [PieceMut<'_>],
-    ) -> Result<(), Failed> {
-        let place = self.shared();
-        let is_stored = |(at, into): &PieceMut<'_>| {
-            let bytes = *at..*at + into.len() as u64;
-            self.written.trim(&bytes) == bytes
-        };
-        let slot = place.slot().filter(|_| pieces.iter().all(is_stored));
-        if let Some(slot) = slot {
-            let read = slot.read_many(worker, pieces);
-            // The slot added only whole extents to the offsets.
-            pieces.iter_mut().for_each(|(at, _)| *at %= EXTENT_SIZE);
-            read.map_err(|error| Failed(slot.lease.clone(), error))?;
-        }
-        if slot.is_some() {
-            return Ok(());
-        }
-        drop(place);
-        // `read` does what one request for each piece cannot.
-        pieces.iter_mut().try_for_each(|(at, into)| self.read(worker, *at, into))
     }
 
     /// Writes from offset `at` on.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, PAGES_PER_EXTENT, WorkerId};
 
-use crate::holder::{Copies, Copy, Holder, HolderError, Piece, PieceMut, Wrong};
+use crate::holder::{Copies, Copy, Holder, HolderError, Piece, Wrong};
 use crate::lock;
 use crate::target::LeaseTarget;
 
@@ -309,15 +309,10 @@ impl Slot {
         self.lease.holder.read(worker, self.offset() + at, into)
     }
 
-    /// Fills many buffers. It changes the offsets in `pieces` to those in the holder.
-    pub(crate) fn read_many(
-        &self,
-        worker: WorkerId,
-        pieces: &mut [PieceMut<'_>],
-    ) -> Result<(), HolderError> {
-        self.note_reads(pieces.len() as u32);
-        pieces.iter_mut().for_each(|(offset, _)| *offset += self.offset());
-        self.lease.holder.read_many(worker, pieces)
+    /// Returns the offset in the holder of bytes of the slot, which the caller is about to read.
+    pub(crate) fn will_read(&self, at: u64) -> u64 {
+        self.note_reads(1);
+        self.offset() + at
     }
 
     pub(crate) fn write(&self, worker: WorkerId, at: u64, data: &[u8]) -> Result<(), HolderError> {

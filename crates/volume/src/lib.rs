@@ -21,6 +21,7 @@ mod lease;
 mod ledger;
 mod mover;
 mod placement;
+mod reads;
 mod restore;
 mod second_copies;
 mod spill;

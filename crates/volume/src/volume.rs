@@ -14,7 +14,7 @@ use crate::disk_copies::DiskKeeper;
 use crate::error::VolumeError;
 use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Failed, Fault, Place};
-use crate::holder::{Holder as _, HolderError, Piece, PieceMut};
+use crate::holder::{Holder as _, HolderError, Piece};
 use crate::lease::Lease;
 use crate::mover::{Destinations, Movers};
 use crate::placement::{Leases, lease_id};
@@ -44,7 +44,7 @@ pub struct Volume {
     pub(crate) disk: OnceLock<DiskKeeper>,
     /// This host's certificate, if it came after the volume was made.
     identity: OnceLock<Identity>,
-    counters: Counters,
+    pub(crate) counters: Counters,
 }
 
 impl fmt::Debug for Volume {
@@ -164,65 +164,8 @@ impl Volume {
     }
 
     /// Returns the worker below [`workers`](Self::workers) that shares its connections with this.
-    fn worker(&self, worker: WorkerId) -> WorkerId {
+    pub(crate) fn worker(&self, worker: WorkerId) -> WorkerId {
         WorkerId(worker.0 % self.config.workers)
-    }
-
-    /// Fills the buffer. Bytes that were never written, or were discarded, are zeroes without any
-    /// request.
-    ///
-    /// # Errors
-    /// [`VolumeError`]; the buffer's contents are then unspecified.
-    pub fn read(&self, worker: WorkerId, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
-        self.check(offset, into.len() as u64)?;
-        let worker = self.worker(worker);
-        let mut rest = &mut *into;
-        for (index, bytes) in pieces(offset, rest.len() as u64) {
-            let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
-            rest = later;
-            self.read_piece(worker, index, bytes.start, now)?;
-        }
-        self.counters.read(into.len());
-        Ok(())
-    }
-
-    /// Fills many buffers, with the reads of one extent in flight together. Allocates.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read), for all buffers.
-    pub fn read_many(
-        &self,
-        worker: WorkerId,
-        runs: &mut [PieceMut<'_>],
-    ) -> Result<(), VolumeError> {
-        if let [(offset, into)] = runs {
-            return self.read(worker, *offset, into);
-        }
-        let worker = self.worker(worker);
-        let mut parts = Vec::with_capacity(runs.len());
-        for (offset, into) in runs {
-            self.check(*offset, into.len() as u64)?;
-            let mut rest = &mut **into;
-            for (index, bytes) in pieces(*offset, rest.len() as u64) {
-                let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
-                rest = later;
-                parts.push((index, (bytes.start, now)));
-            }
-        }
-        let mut parts = parts.into_iter().peekable();
-        while let Some((index, first)) = parts.next() {
-            let others = iter::from_fn(|| parts.next_if(|(next, _)| *next == index));
-            let mut together: Vec<_> =
-                iter::once(first).chain(others.map(|(_, piece)| piece)).collect();
-            if self.extents[index].read_many(worker, &mut together).is_err() {
-                // One after the other, so that the error names the page.
-                for (at, into) in &mut together {
-                    self.read_piece(worker, index, *at, into)?;
-                }
-            }
-            self.counters.read(together.iter().map(|(_, into)| into.len()).sum());
-        }
-        Ok(())
     }
 
     /// Writes the data. An extent is placed at its first write, and moves if its lender is full.
@@ -420,7 +363,7 @@ impl Volume {
         self.events.after(number)
     }
 
-    fn check(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
+    pub(crate) fn check(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
         if offset.checked_add(length).is_some_and(|end| end <= self.config.capacity.0) {
             return Ok(());
         }
@@ -471,7 +414,7 @@ impl Volume {
     }
 
     /// Reads a piece of one extent.
-    fn read_piece(
+    pub(crate) fn read_piece(
         &self,
         worker: WorkerId,
         index: usize,
@@ -565,7 +508,7 @@ impl Volume {
 }
 
 /// Cuts the range at extents: yields each extent's index, and the bytes within it.
-fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (usize, Range<u64>)> {
+pub(crate) fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (usize, Range<u64>)> {
     let end = offset + length;
     let mut at = offset;
     iter::from_fn(move || {

@@ -5,6 +5,7 @@ use std::io;
 use std::mem;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use aquifer_volume::VolumeError;
 use rustix::event::epoll;
 
 use super::stalled::Stalled;
-use super::{Engine, EngineConfig};
+use super::{Engine, EngineConfig, bytes};
 use crate::counters::{add, took};
 use crate::error::RegionError;
 use crate::lock;
@@ -43,6 +44,9 @@ pub(super) struct Faults {
     /// Lets one worker at a time wait for faults. A fault that a lender answers at once needs no
     /// other thread.
     pub(super) poll_token: Arc<PollToken>,
+    /// The faults that the kernel has reported and no worker has taken yet. Only the worker that
+    /// holds the token takes some.
+    pub(super) queue: Mutex<Vec<FaultRequest>>,
     /// Faults that could not be served, by program and page.
     pub(super) stalled: Mutex<HashMap<(u64, u64), Stalled>>,
     /// Signalled when a stalled fault is to be retried.
@@ -65,6 +69,7 @@ impl Faults {
             epoll,
             end,
             poll_token: Arc::default(),
+            queue: Mutex::default(),
             stalled: Mutex::default(),
             retry: Condvar::new(),
             trouble: AtomicBool::new(false),
@@ -74,16 +79,19 @@ impl Faults {
 }
 
 /// A page that a thread of a program waits for.
-pub(super) struct FaultRequest<'a> {
-    pub(super) program: &'a Program,
+#[derive(Debug)]
+pub(super) struct FaultRequest {
+    pub(super) program: Arc<Program>,
     pub(super) fault: Fault,
     pub(super) page: u64,
     pub(super) began: Instant,
 }
 
-impl<'a> FaultRequest<'a> {
-    pub(super) fn new(program: &'a Program, fault: Fault, page: u64) -> Self {
-        Self { program, fault, page, began: Instant::now() }
+impl FaultRequest {
+    /// Returns the request of a fault, or `None` if it is outside the mapping.
+    pub(super) fn new(program: &Arc<Program>, fault: Fault) -> Option<Self> {
+        let page = program.mapping.page(fault.address)?;
+        Some(Self { program: program.clone(), fault, page, began: Instant::now() })
     }
 }
 
@@ -91,47 +99,35 @@ impl Engine {
     /// Serves faults as this worker, until the engine ends.
     pub(super) fn serve_faults(&self, worker: WorkerId) {
         let mut buffer = super::prefetch::buffer();
-        let mut events = Vec::with_capacity(1);
         self.faults.poll_token.join();
         sys::be_short();
         while !self.has_ended() {
             self.faults.poll_token.take();
-            events.clear();
-            // An error is an interrupt by a signal, which has no meaning here.
-            let _ =
-                epoll::wait(&self.faults.epoll, rustix::buffer::spare_capacity(&mut events), None);
-            for event in &events {
-                // An event of no known program is the end, or of a program that has just gone.
-                let id = event.data.u64();
-                let Some(program) = self.program(id & !GUARD) else { continue };
-                let faults = if id & GUARD == 0 { &program.userfault } else { &program.guard };
-                if let Ok(Some(fault)) = faults.next() {
-                    self.serve(worker, &program, fault, &mut buffer);
-                }
+            match &self.next_faults()[..] {
+                [request] => self.serve(worker, request, &mut buffer),
+                requests => self.serve_together(worker, requests, &mut buffer),
             }
         }
     }
 
     /// Serves a fault on a page that is not in the page table, or a write to a shared page.
-    fn serve(&self, worker: WorkerId, program: &Program, fault: Fault, buffer: &mut [u8]) {
-        let Some(page) = program.mapping.page(fault.address) else { return };
-        let request = FaultRequest::new(program, fault, page);
-        match self.try_serve(worker, &request, buffer) {
+    pub(super) fn serve(&self, worker: WorkerId, request: &FaultRequest, buffer: &mut [u8]) {
+        match self.try_serve(worker, request, buffer) {
             Ok(()) if self.faults.trouble.load(Ordering::Relaxed) => {
-                _ = lock(&self.faults.stalled).remove(&(program.id, page))
+                _ = lock(&self.faults.stalled).remove(&(request.program.id, request.page))
             }
             Ok(()) => {}
-            Err(error) => self.stall(&request, &error),
+            Err(error) => self.stall(request, &error),
         }
     }
 
     pub(super) fn try_serve(
         &self,
         worker: WorkerId,
-        request: &FaultRequest<'_>,
+        request: &FaultRequest,
         buffer: &mut [u8],
     ) -> Result<(), RegionError> {
-        let (program, page) = (request.program, request.page);
+        let (program, page) = (&request.program, request.page);
         loop {
             let mut cache = lock(&self.cache);
             let is = self.table.get(page);
@@ -210,8 +206,8 @@ impl Engine {
     }
 
     /// Puts a page that is in the file back into the page table.
-    fn map(&self, request: &FaultRequest<'_>, is: Page) -> Result<(), RegionError> {
-        let FaultRequest { program, fault, page, .. } = *request;
+    fn map(&self, request: &FaultRequest, is: Page) -> Result<(), RegionError> {
+        let &FaultRequest { ref program, fault, page, .. } = request;
         let cooled = is.place == Place::Unmapped;
         // Another mapping, or a program that is gone, may have had the page in its page table, and
         // written to it.
@@ -241,93 +237,112 @@ impl Engine {
     fn fill(
         &self,
         worker: WorkerId,
-        request: &FaultRequest<'_>,
+        request: &FaultRequest,
         is: Page,
         buffer: &mut [u8],
     ) -> Result<(), RegionError> {
-        let FaultRequest { program, fault, page, began } = *request;
-        let remote = is.place == Place::Remote;
-        let filled = if remote {
-            self.fetch(worker, page, buffer).and_then(|()| {
-                let filled = program.fill(page, buffer, !fault.write);
-                filled.map_err(|error| cannot_map(page, error))
-            })
-        } else {
-            self.zero_ahead(request);
-            program.fill_zero(page).map_err(|error| cannot_map(page, error))
-        };
-        let there = Page { dirty: !remote || fault.write, wanted: false, ..is.at(Place::Resident) };
-        match filled {
-            Ok(Filled::Now) => self.complete_fill(page, there, false),
-            Ok(Filled::Before) if !remote => {
-                self.complete_fill(page, there, false);
-                program.wake(&(page..page + 1));
+        if is.place == Place::Remote {
+            let run = request.page..request.page + 1;
+            let fetched = self.fetch(worker, slice::from_ref(&run), buffer);
+            return self.has_fetched(request, is, fetched.map(|()| &*buffer));
+        }
+        self.zero_ahead(request);
+        let there = Page { dirty: true, wanted: false, ..is.at(Place::Resident) };
+        match request.program.fill_zero(request.page) {
+            Ok(Filled::Gone) => self.abort_fill(request.page, is),
+            Ok(filled) => {
+                self.complete_fill(request.page, there, false);
+                if filled == Filled::Before {
+                    request.program.wake(&(request.page..request.page + 1));
+                }
             }
-            Ok(Filled::Before) => {
-                self.abort_fill(page, is);
-                // Only an engine puts pages into the file, so the content is of unknown origin.
-                return Err(cannot_map(
-                    page,
-                    io::Error::other("the region's file already holds other content for it"),
-                ));
-            }
-            Ok(Filled::Gone) => self.abort_fill(page, is),
             Err(error) => {
-                self.abort_fill(page, is);
-                return Err(error);
+                self.abort_fill(request.page, is);
+                return Err(cannot_map(request.page, error));
             }
         }
-        if remote {
-            self.counters.fetched(began.elapsed());
-        } else {
-            add(&self.counters.zero_faults, 1);
-        }
+        add(&self.counters.zero_faults, 1);
         Ok(())
     }
 
-    fn fetch(&self, worker: WorkerId, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
-        self.faults.fetching.fetch_add(1, Ordering::Relaxed);
-        let fetched = self.read(worker, page, buffer);
-        self.faults.fetching.fetch_sub(1, Ordering::Relaxed);
-        took(&self.counters.link_ns, fetched?);
+    /// Puts a page, which was remote as `is` and has a frame, into the file and the page table, if
+    /// the fetch succeeded.
+    pub(super) fn has_fetched(
+        &self,
+        request: &FaultRequest,
+        is: Page,
+        fetched: Result<&[u8], RegionError>,
+    ) -> Result<(), RegionError> {
+        let &FaultRequest { ref program, fault, page, began } = request;
+        let filled = fetched.and_then(|data| {
+            program.fill(page, data, !fault.write).map_err(|error| cannot_map(page, error))
+        });
+        match filled {
+            Ok(Filled::Now) => {
+                let there = Page { dirty: fault.write, wanted: false, ..is.at(Place::Resident) };
+                self.complete_fill(page, there, false);
+                self.counters.fetched(began.elapsed());
+                Ok(())
+            }
+            // Only an engine puts pages into the file, so the content is of unknown origin.
+            Ok(Filled::Before) => {
+                self.abort_fill(page, is);
+                let other = "the region's file already holds other content for it";
+                Err(cannot_map(page, io::Error::other(other)))
+            }
+            Ok(Filled::Gone) => {
+                self.abort_fill(page, is);
+                Ok(())
+            }
+            Err(error) => {
+                self.abort_fill(page, is);
+                Err(error)
+            }
+        }
+    }
+
+    /// Fetches runs of pages together into the start of `into`, one after the other, for threads
+    /// that wait.
+    pub(super) fn fetch(
+        &self,
+        worker: WorkerId,
+        runs: &[Range<u64>],
+        into: &mut [u8],
+    ) -> Result<(), RegionError> {
+        let (fetching, count) = (&self.faults.fetching, count(runs));
+        fetching.fetch_add(count, Ordering::Relaxed);
+        let fetched = self.read_many(worker, runs, into);
+        fetching.fetch_sub(count, Ordering::Relaxed);
+        // Each of the faults waited for that long.
+        took(&self.counters.link_ns, fetched? * count as u32);
         self.is_out_of_trouble();
         Ok(())
     }
 
-    /// Fetches consecutive pages. Returns how long they were in flight.
-    pub(super) fn read(
-        &self,
-        worker: WorkerId,
-        first: u64,
-        into: &mut [u8],
-    ) -> Result<Duration, VolumeError> {
-        let sent = Instant::now();
-        self.lenders.volume.read(worker, first * PAGE_SIZE as u64, into)?;
-        Ok(self.carried(into.len() / PAGE_SIZE, sent))
-    }
-
-    /// Fetches runs of pages together into the start of `into`, one after the other.
+    /// Fetches runs of pages together into the start of `into`, one after the other. Returns how
+    /// long they were in flight.
     pub(super) fn read_many(
         &self,
         worker: WorkerId,
         runs: &[Range<u64>],
         into: &mut [u8],
-    ) -> Result<(), VolumeError> {
+    ) -> Result<Duration, VolumeError> {
         let sent = Instant::now();
-        let mut rest = into;
-        let mut pieces: Vec<_> = runs
-            .iter()
-            .map(|run| {
-                let bytes = (run.end - run.start) as usize * PAGE_SIZE;
-                let (now, later) = mem::take(&mut rest).split_at_mut(bytes);
+        let length = |run: &Range<u64>| (run.end - run.start) as usize * PAGE_SIZE;
+        if let [run] = runs {
+            let into = &mut into[..length(run)];
+            self.lenders.volume.read(worker, bytes(run).start, into)?;
+        } else {
+            let mut rest = into;
+            let piece = |run: &Range<u64>| {
+                let (now, later) = mem::take(&mut rest).split_at_mut(length(run));
                 rest = later;
-                (run.start * PAGE_SIZE as u64, now)
-            })
-            .collect();
-        self.lenders.volume.read_many(worker, &mut pieces)?;
-        let pages = runs.iter().map(|run| (run.end - run.start) as usize).sum();
-        self.carried(pages, sent);
-        Ok(())
+                (bytes(run).start, now)
+            };
+            let mut pieces: Vec<_> = runs.iter().map(piece).collect();
+            self.lenders.volume.read_many(worker, &mut pieces)?;
+        }
+        Ok(self.carried(count(runs), sent))
     }
 
     /// Waits as long as the modelled link, if there is one, takes. Returns the time since `sent`.
@@ -367,6 +382,11 @@ impl Engine {
             self.arrived(&[page]);
         }
     }
+}
+
+/// Returns the number of pages of all runs.
+fn count(runs: &[Range<u64>]) -> usize {
+    runs.iter().map(|run| (run.end - run.start) as usize).sum()
 }
 
 fn cannot_map(page: u64, source: io::Error) -> RegionError {

@@ -214,17 +214,18 @@ impl Engine {
     /// ends.
     pub fn warm(&self, pages: &[Run]) {
         let mut buffer = vec![0; PAGES as usize * PAGE_SIZE];
-        for run in pages {
-            if self.check(*run).is_err() {
-                return;
+        let known = pages.iter().take_while(|run| self.check(**run).is_ok());
+        let mut pages = known.flat_map(|run| run.first..run.end()).peekable();
+        while let Some(first) = pages.next().filter(|_| !self.has_ended()) {
+            // The pages of one lender do not wait for another.
+            let mut some = vec![first];
+            while some.len() < PAGES as usize
+                && let Some(page) = pages.next_if(|page| self.are_together(first, *page))
+            {
+                some.push(page);
             }
-            let mut first = run.first;
-            while first < run.end() {
-                let end = run.end().min(first + PAGES);
-                if self.has_ended() || self.fetch_ahead(first..end, &mut buffer).is_none() {
-                    return;
-                }
-                first = end;
+            if self.fetch_ahead(some, &mut buffer).is_none() {
+                return;
             }
         }
     }
@@ -237,34 +238,39 @@ impl Engine {
 
     /// Fetches those of the pages that are remote. Returns `None` if there is no room, or a fetch
     /// fails.
-    fn fetch_ahead(&self, pages: Range<u64>, buffer: &mut [u8]) -> Option<()> {
+    fn fetch_ahead(&self, mut pages: Vec<u64>, buffer: &mut [u8]) -> Option<()> {
         let mut cache = lock(&self.cache);
-        if cache.free() < cache.reserve() + (pages.end - pages.start) {
+        if cache.free() < cache.reserve() + pages.len() as u64 {
             return None;
         }
-        let taken: Vec<_> = pages.filter(|page| self.is_remote(*page)).collect();
-        for page in &taken {
-            self.take(&mut cache, *page, self.table.get(*page), Place::Filling);
-        }
+        pages.retain(|page| {
+            let is_remote = self.is_remote(*page);
+            if is_remote {
+                self.take(&mut cache, *page, self.table.get(*page), Place::Filling);
+            }
+            is_remote
+        });
         drop(cache);
-        self.fetch_taken(taken, buffer).ok()
+        pages.sort_unstable();
+        self.fetch_taken(pages, buffer).ok()
     }
 
-    /// Fetches these pages, which are filling, into the file.
+    /// Fetches these pages, which are filling, into the file. They fit the buffer.
     pub(super) fn fetch_taken(
         &self,
         pages: Vec<u64>,
         buffer: &mut [u8],
     ) -> Result<(), RegionError> {
-        let mut fetched = Ok(());
-        for run in runs(pages) {
-            let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
+        let runs = runs(pages);
+        let read = self.read_many(self.control_worker(), &runs, buffer);
+        let mut fetched = read.map(drop).map_err(RegionError::from);
+        let mut rest = &*buffer;
+        for run in runs {
+            let data;
+            (data, rest) = rest.split_at((run.end - run.start) as usize * PAGE_SIZE);
             if fetched.is_ok() {
-                let read = self.read(self.control_worker(), run.start, data);
-                fetched = read.map_err(RegionError::from).and_then(|_| {
-                    let fail = RegionError::io("cannot put pages into the region's file");
-                    self.file.put(run.start, data).map_err(fail)
-                });
+                let fail = RegionError::io("cannot put pages into the region's file");
+                fetched = self.file.put(run.start, data).map_err(fail);
             }
             self.are_put(run, fetched.is_ok(), |is| is);
         }

@@ -41,6 +41,7 @@ mod split;
 mod stalled;
 mod status;
 mod surviving_mappings;
+mod together;
 mod watching;
 
 use std::ops::Range;

@@ -62,7 +62,7 @@ impl Early {
 impl Engine {
     /// Fetches the pages that the faulting thread is likely to touch next. Errors are ignored; they
     /// recur when the pages are touched.
-    pub(super) fn prefetch(&self, worker: WorkerId, request: &FaultRequest<'_>, buffer: &mut [u8]) {
+    pub(super) fn prefetch(&self, worker: WorkerId, request: &FaultRequest, buffer: &mut [u8]) {
         let guess = self.guess(request, &|| self.most_prefetched());
         let Some(guess) = guess else { return };
         // No thread waits for this work, so another worker takes over the wait for faults.
@@ -98,7 +98,7 @@ impl Engine {
         account.used(used);
     }
 
-    fn guess(&self, request: &FaultRequest<'_>, most: &dyn Fn() -> u64) -> Option<Guess> {
+    fn guess(&self, request: &FaultRequest, most: &dyn Fn() -> u64) -> Option<Guess> {
         let used = |proven: Proven| self.were_used(proven.pages());
         request.program.prefetchers.guess(request.fault.thread, request.page, &used, most)
     }
@@ -173,7 +173,7 @@ impl Engine {
     /// Maps zero pages ahead of a thread that touched one, as long as no page must leave for them.
     /// The thread waits meanwhile, as a fill takes as long as a write. A thread that came too early
     /// would wait longer.
-    pub(super) fn zero_ahead(&self, request: &FaultRequest<'_>) {
+    pub(super) fn zero_ahead(&self, request: &FaultRequest) {
         let most = || {
             let cache = lock(&self.cache);
             MOST.min(cache.limit / 16).min(cache.free().saturating_sub(cache.reserve()))

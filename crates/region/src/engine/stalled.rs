@@ -25,10 +25,15 @@ pub(super) struct Stalled {
 
 impl Engine {
     /// Records a fault that could not be served, for a retry, or gives it up after the timeout.
-    pub(super) fn stall(&self, request: &FaultRequest<'_>, error: &RegionError) {
-        let FaultRequest { program, page, began, .. } = *request;
+    pub(super) fn stall(&self, request: &FaultRequest, error: &RegionError) {
+        let &FaultRequest { ref program, page, began, .. } = request;
         add(&self.counters.stalled_faults, 1);
         self.is_in_trouble(error);
+        if program.is_replaced() {
+            // Nobody retries faults of its old id. The thread faults again, under the new one.
+            program.wake(&(page..page + 1));
+            return;
+        }
         let mut stalled = lock(&self.faults.stalled);
         let fault =
             stalled.entry((program.id, page)).or_insert(Stalled { since: began, waits: true });
@@ -44,8 +49,8 @@ impl Engine {
 
     /// Poisons a page for which a thread has waited too long. Returns false if the fault must be
     /// retried.
-    fn gives_up(&self, request: &FaultRequest<'_>, error: &RegionError) -> bool {
-        let (program, page) = (request.program, request.page);
+    fn gives_up(&self, request: &FaultRequest, error: &RegionError) -> bool {
+        let (program, page) = (&request.program, request.page);
         match program.poison(page) {
             Ok(Filled::Now) => {
                 tracing::error!(

@@ -10,4 +10,5 @@ mod model;
 mod process;
 mod remapped;
 mod sharing;
+mod together;
 mod upkeep;

@@ -17,5 +17,6 @@ mod model;
 mod moves;
 mod our_lender;
 mod pairs;
+mod reads;
 mod upkeep;
 mod volume;

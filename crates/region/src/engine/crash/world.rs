@@ -396,7 +396,7 @@ impl World {
         &self,
         host: &Host,
         engine: &Engine,
-        served: &crate::program::Program,
+        served: &Arc<crate::program::Program>,
         program: &Program,
         page: u64,
         write: bool,
@@ -405,7 +405,8 @@ impl World {
         let fault =
             Fault { address, write, minor: host.has(page) && !program.shares(page), thread: 1 };
         let mut buffer = super::super::prefetch::buffer();
-        engine.try_serve(WorkerId(0), &FaultRequest::new(served, fault, page), &mut buffer)
+        let Some(request) = FaultRequest::new(served, fault) else { return Ok(()) };
+        engine.try_serve(WorkerId(0), &request, &mut buffer)
     }
 
     /// Runs an operation of the host's engine. Returns `None` if the engine was killed.

@@ -29,6 +29,7 @@ pub struct Setting {
     pub directory: TempDir,
     /// The emulated latency of a page, if longer than the real one.
     pub latency: Option<Duration>,
+    pub workers: usize,
     pages: u64,
     /// How often the region has moved to another host.
     generation: u32,
@@ -54,7 +55,7 @@ impl Setting {
     fn with(lender: Arc<OurLender>, pages: u64, generation: u32) -> Self {
         let directory = tempfile::tempdir_in(stores().unwrap()).unwrap();
         std::fs::create_dir(directory.path().join(".region")).unwrap();
-        Self { lender, directory, latency: None, pages, generation }
+        Self { lender, directory, latency: None, workers: 2, pages, generation }
     }
 
     pub fn region(&self) -> PathBuf {
@@ -104,7 +105,7 @@ impl Setting {
                 prefetch: PrefetchKind::Auto,
                 link: self.latency.map(|latency| LinkSpec { latency, one_at_a_time: false }),
                 fault_timeout: None,
-                workers: 2,
+                workers: self.workers,
             },
             spill: None,
             copies: Vec::new(),

@@ -172,6 +172,12 @@ impl Copies {
         self.second.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns whether two lenders have each page, so that a read asks the second if the first is
+    /// late.
+    pub(crate) fn has_a_choice(&self) -> bool {
+        self.second().is_some_and(|second| second.file.is_none())
+    }
+
     /// Begins a second copy. Waits for the changes under way.
     pub(crate) fn begin_second(&self, second: Arc<Second>) {
         let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
