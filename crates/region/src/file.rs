@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::thread;
@@ -61,15 +62,21 @@ impl RegionFile {
         sys::advise(&self.map, &(page..page + 1), libc::MADV_COLD)
     }
 
-    /// Returns pages that are in the file and that no thread can write to meanwhile.
-    pub(crate) fn frozen(&self, pages: &Range<u64>) -> &[u8] {
-        sys::frozen(&self.map, pages.start, pages.end - pages.start)
-    }
-
     /// Reads pages that programs may write to meanwhile. The result may include such a write
     /// wholly, partly or not at all.
     pub(crate) fn read(&self, first: u64, into: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(into, first * PAGE_SIZE as u64)
+    }
+
+    /// Does the same for pages in ascending order, one after the other.
+    pub(crate) fn read_pages(&self, pages: &[u64], into: &mut [u8]) -> io::Result<()> {
+        let mut rest = into;
+        runs(pages.iter().copied()).into_iter().try_for_each(|run| {
+            let bytes = (run.end - run.start) as usize * PAGE_SIZE;
+            let (now, later) = mem::take(&mut rest).split_at_mut(bytes);
+            rest = later;
+            self.read(run.start, now)
+        })
     }
 
     /// Writes pages, none of which is in a page table, into the file.

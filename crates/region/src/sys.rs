@@ -5,25 +5,12 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::ptr;
-use std::slice;
 
 use aquifer_page::PAGE_SIZE;
 use aquifer_region_client::FileMap;
 
 pub(crate) use linux_raw_sys::general::page_region;
 use linux_raw_sys::general::pm_scan_arg;
-
-/// Returns pages of a mapped file as bytes that do not change.
-///
-/// Only for pages that no thread can write to meanwhile. They are in the file, and in no page table
-/// but the engine's own.
-pub(crate) fn frozen(map: &FileMap, first: u64, count: u64) -> &[u8] {
-    let (start, length) = (first as usize * PAGE_SIZE, count as usize * PAGE_SIZE);
-    let bytes = &map.bytes()[start..start + length];
-    // SAFETY: the same bytes, borrowed for as long. The engine hands out pages only while they are
-    // out of the programs' page tables, and it serves no fault on them.
-    unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), length) }
-}
 
 /// Advises the kernel on pages of a mapped file, as madvise(2). The advice must not change the
 /// content of a shared mapping.

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{WorkerId, is_zero};
+use aquifer_page::{PAGE_SIZE, WorkerId, is_zero};
 use aquifer_volume::VolumeError;
 
 use super::cache::Cache;
@@ -286,7 +286,17 @@ impl Engine {
             self.stay(pages);
             return Err(pinned);
         }
-        let (written, mut failed) = self.write_back(worker, pages, |run| self.file.frozen(run));
+        // Asked once. A program that ends now makes all pages dirty that it may have mapped, but
+        // these were judged when they left its page table.
+        let is_dirty = |page: &u64| self.table.get(*page).is_known_dirty();
+        let dirty: Vec<_> = pages.iter().copied().filter(is_dirty).collect();
+        let mut buffer = vec![0; dirty.len() * PAGE_SIZE];
+        if let Err(error) = self.file.read_pages(&dirty, &mut buffer) {
+            self.stay(pages);
+            return Err(RegionError::io("cannot read the region's file")(error));
+        }
+        let content = |run: &Range<u64>| part_of(&dirty, &buffer, run);
+        let (written, mut failed) = self.write_back(worker, pages, &dirty, content);
         self.note_written(&written);
         let goes = |(page, stored): &(u64, Option<bool>)| {
             stored.is_some() && !self.table.get(*page).wanted
@@ -366,21 +376,21 @@ impl Engine {
         self.arrived(&wanted);
     }
 
-    /// Makes the volume agree with the pages; `content` returns the bytes of a run of them. Zero
-    /// pages are discarded in the volume.
+    /// Makes the volume agree with the pages, of which these are `dirty`. `content` returns the
+    /// bytes of a run of dirty pages. Zero pages are discarded in the volume.
     ///
     /// Returns for each page whether the volume has it now, or `None` if the write failed.
     pub(super) fn write_back<'a>(
         &self,
         worker: WorkerId,
         pages: &[u64],
+        dirty: &[u64],
         content: impl Fn(&Range<u64>) -> &'a [u8],
     ) -> (Vec<(u64, Option<bool>)>, Option<RegionError>) {
-        let is_dirty = |page: &u64| self.table.get(*page).is_known_dirty();
         let is_full = |page: &u64| !is_zero(content(&(*page..*page + 1)));
-        let (dirty, clean): (Vec<_>, Vec<_>) = pages.iter().copied().partition(is_dirty);
-        let (full, empty): (Vec<_>, Vec<_>) = dirty.into_iter().partition(is_full);
-        let mut written: Vec<_> = clean.into_iter().map(|page| (page, Some(true))).collect();
+        let clean = pages.iter().filter(|page| dirty.binary_search(page).is_err());
+        let mut written: Vec<_> = clean.map(|page| (*page, Some(true))).collect();
+        let (full, empty): (Vec<_>, Vec<_>) = dirty.iter().copied().partition(is_full);
         let mut failed = None;
         let full_runs = runs(full.iter().copied());
         let data: Vec<_> = full_runs.iter().map(|run| (bytes(run).start, content(run))).collect();
@@ -405,5 +415,43 @@ impl Engine {
         }
         written.sort_unstable();
         (written, failed)
+    }
+}
+
+/// Returns the bytes of a run of these pages, which are in ascending order in `bytes`.
+pub(super) fn part_of<'a>(pages: &[u64], bytes: &'a [u8], run: &Range<u64>) -> &'a [u8] {
+    let at = pages.partition_point(|page| *page < run.start) * PAGE_SIZE;
+    &bytes[at..at + (run.end - run.start) as usize * PAGE_SIZE]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    #[test]
+    fn a_page_marked_while_it_leaves_is_not_written() {
+        let engine = Engine::bare(10);
+        let is = |dirty| Page {
+            place: Place::Leaving,
+            stored: true,
+            dirty,
+            wanted: false,
+            awaiting_source: false,
+        };
+        [5, 7, 9].iter().for_each(|page| engine.table.set(*page, is(*page != 7)));
+        let dirty = [5, 9];
+        // A program that had the page mapped before ends now.
+        engine.lose_marks(&mut lock(&engine.cache));
+        assert!(engine.table.get(7).dirty);
+        let zeroes = [0; 2 * PAGE_SIZE];
+        let content = |run: &Range<u64>| {
+            assert!(dirty.contains(&run.start), "nobody has read page {}", run.start);
+            part_of(&dirty, &zeroes, run)
+        };
+        let (written, failed) = engine.write_back(WorkerId(0), &[5, 7, 9], &dirty, content);
+        assert!(failed.is_none());
+        assert_eq!(written, [(5, Some(false)), (7, Some(true)), (9, Some(false))]);
     }
 }

@@ -1,5 +1,6 @@
 //! Write-back of all dirty pages to the volume while programs run.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,6 +8,7 @@ use std::sync::atomic::Ordering;
 use aquifer_page::PAGE_SIZE;
 
 use super::Engine;
+use super::evict::part_of;
 use crate::error::RegionError;
 use crate::file::runs;
 use crate::lock;
@@ -79,24 +81,25 @@ impl Engine {
         Ok(taken)
     }
 
+    /// Reads the pages, one after the other, while programs may write to them.
+    fn read_all(&self, pages: &[u64], were: &[Page], into: &mut [u8]) -> io::Result<()> {
+        if pages.iter().all(|page| self.group.sharers.get(*page).is_none()) {
+            return self.file.read_pages(pages, into);
+        }
+        let mut pages = pages.iter().zip(were).zip(into.chunks_exact_mut(PAGE_SIZE));
+        pages.try_for_each(|((page, was), into)| self.read_here(*page, *was, into))
+    }
+
     /// Writes the pages, and puts them back. A page that no program wrote to meanwhile is clean.
     fn write_taken(&self, taken: Taken, buffer: &mut [u8]) -> Result<(), RegionError> {
         let Taken { pages, were, programs, released } = taken;
         if pages.is_empty() {
             return Ok(());
         }
-        let read = pages
-            .iter()
-            .zip(&were)
-            .zip(buffer.chunks_exact_mut(PAGE_SIZE))
-            .try_for_each(|((page, was), into)| self.read_here(*page, *was, into));
-        // Runs of pages are also contiguous in the buffer.
-        let content = |run: &Range<u64>| {
-            let at = pages.partition_point(|page| *page < run.start) * PAGE_SIZE;
-            &buffer[at..at + (run.end - run.start) as usize * PAGE_SIZE]
-        };
+        let read = self.read_all(&pages, &were, buffer);
+        let content = |run: &Range<u64>| part_of(&pages, buffer, run);
         let (written, mut failed) = match read {
-            Ok(()) => self.write_back(self.control_worker(), &pages, content),
+            Ok(()) => self.write_back(self.control_worker(), &pages, &pages, content),
             Err(error) => (Vec::new(), Some(cannot_look(error))),
         };
         let mut cache = lock(&self.cache);
@@ -140,6 +143,6 @@ impl Engine {
     }
 }
 
-pub(super) fn cannot_look(source: std::io::Error) -> RegionError {
+pub(super) fn cannot_look(source: io::Error) -> RegionError {
     RegionError::io("cannot read a program's page table")(source)
 }

@@ -158,17 +158,18 @@ impl Engine {
         taken: &Taken,
     ) -> Result<(Vec<(u64, FrameIndex)>, Vec<u64>, Vec<u64>), RegionError> {
         let (mut equal, mut zero, mut others) = (Vec::new(), Vec::new(), Vec::new());
-        let mut there = vec![0; PAGE_SIZE];
+        let [mut here, mut there] = [vec![0; PAGE_SIZE], vec![0; PAGE_SIZE]];
         for (page, frame) in taken.pages.iter().copied().zip(&taken.frames) {
-            let here = self.file.frozen(&(page..page + 1));
+            let read = self.file.read(page, &mut here);
+            read.map_err(RegionError::io("cannot read the region's file"))?;
             match *frame {
-                None if is_zero(here) => zero.push(page),
+                None if is_zero(&here) => zero.push(page),
                 None => others.push(page),
                 Some(frame) => {
                     let read = self.group.frames.read(frame, &mut there);
                     read.map_err(RegionError::io("cannot read a frame of the group"))?;
                     // A frame of zeroes was freed since the proposal.
-                    if here == there && !is_zero(here) {
+                    if here == there && !is_zero(&here) {
                         equal.push((page, frame))
                     } else {
                         others.push(page)
@@ -268,8 +269,8 @@ impl Engine {
     }
 
     /// Unshares a page on a write, or on a touch through another mapping.
-    pub(super) fn break_cow(&self, request: &FaultRequest<'_>) -> Result<(), RegionError> {
-        let (program, page) = (request.program, request.page);
+    pub(super) fn break_cow(&self, request: &FaultRequest) -> Result<(), RegionError> {
+        let (program, page) = (&request.program, request.page);
         // A program with many mappings gets whole stretches back, which removes one mapping each.
         let pages = if program.process.is_crowded() { self.stretch(page) } else { page..page + 1 };
         self.unshare_for(&pages.collect::<Vec<_>>(), Some(request))?;
@@ -280,7 +281,7 @@ impl Engine {
 
     /// Unshares a page that is filling and in the file. Earlier, a program could not be told to map
     /// it from there.
-    pub(super) fn finish_unshare(&self, request: &FaultRequest<'_>) -> Result<(), RegionError> {
+    pub(super) fn finish_unshare(&self, request: &FaultRequest) -> Result<(), RegionError> {
         self.map_own(&[request.page], Some(request))?;
         request.program.wake(&(request.page..request.page + 1));
         Ok(())
@@ -299,7 +300,7 @@ impl Engine {
     fn unshare_for(
         &self,
         pages: &[u64],
-        request: Option<&FaultRequest<'_>>,
+        request: Option<&FaultRequest>,
     ) -> Result<(), RegionError> {
         for pages in pages.chunks(CHUNK) {
             let mut cache = lock(&self.cache);
@@ -334,7 +335,7 @@ impl Engine {
 
     /// Waits until all programs that may have pages mapped take orders. With a request, returns an
     /// error at once, and the fault is retried.
-    fn wait_for_programs(&self, request: Option<&FaultRequest<'_>>) -> Result<(), RegionError> {
+    fn wait_for_programs(&self, request: Option<&FaultRequest>) -> Result<(), RegionError> {
         if request.is_none() {
             return self.wait_until(Self::is_complete);
         }
@@ -360,11 +361,7 @@ impl Engine {
 
     /// Makes the programs map these filling pages from the file. If a program refuses, it still
     /// reads the equal frame, and its next write faults again.
-    fn map_own(
-        &self,
-        pages: &[u64],
-        request: Option<&FaultRequest<'_>>,
-    ) -> Result<(), RegionError> {
+    fn map_own(&self, pages: &[u64], request: Option<&FaultRequest>) -> Result<(), RegionError> {
         let restored = self.restore(pages);
         if restored.is_ok() {
             // A program that is away may have the frame mapped, and gets the order when it is back.
