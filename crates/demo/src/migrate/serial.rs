@@ -1,7 +1,8 @@
 //! A user of the guest: it asks over the guest's serial port and notes the times of the answers.
 //!
 //! The user asks on the guest's present host only. The port of a QEMU that awaits a guest would
-//! queue the questions until the guest comes.
+//! queue the questions until the guest comes. When the port's QEMU ends, the guest is on the other
+//! host.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -57,8 +58,12 @@ impl User {
                 if over.load(Ordering::Relaxed) {
                     return;
                 }
-                let heard = ports[asked.load(Ordering::Relaxed)].ask(question);
+                let host = asked.load(Ordering::Relaxed);
+                let (heard, ended) = ports[host].ask(question);
                 lock(&noted).extend(heard);
+                if ended {
+                    asked.store(1 - host, Ordering::Relaxed);
+                }
                 thread::sleep(PERIOD);
             }
         });
@@ -97,15 +102,16 @@ impl Drop for User {
 }
 
 impl Port {
-    /// Asks if the port is open, and returns the answers received in the meantime.
-    fn ask(&mut self, question: u64) -> Vec<Answer> {
+    /// Asks if the port is open. Returns the answers received in the meantime, and whether the port
+    /// has just closed.
+    fn ask(&mut self, question: u64) -> (Vec<Answer>, bool) {
         let connect = || {
             let stream = UnixStream::connect(&self.path).ok()?;
             stream.set_nonblocking(true).ok()?;
             Some(stream)
         };
         self.stream = self.stream.take().or_else(connect);
-        let Some(stream) = &mut self.stream else { return Vec::new() };
+        let Some(stream) = &mut self.stream else { return (Vec::new(), false) };
         // A question for which the socket has no room is dropped.
         let asked = stream.write(format!("{question}\n").as_bytes());
         let mut buffer = [0; 4096];
@@ -116,10 +122,11 @@ impl Port {
                 Err(error) => break error.kind() != ErrorKind::WouldBlock,
             }
         };
-        if ended || asked.is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
+        let ended = ended || asked.is_err_and(|error| error.kind() != ErrorKind::WouldBlock);
+        if ended {
             self.stream = None;
         }
-        self.answers()
+        (self.answers(), ended)
     }
 
     /// Takes the answers from the complete lines.
