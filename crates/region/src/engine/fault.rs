@@ -151,9 +151,11 @@ impl Engine {
                     return self.finish_unshare(request);
                 }
                 Place::Resident | Place::Unmapped if !request.fault.minor => {
+                    // Asked under the lock, as the page may leave as soon as the lock is free.
+                    let is_here = self.file.has(page);
                     drop(cache);
                     add(&self.counters.late_faults, 1);
-                    if !self.file.has(page) {
+                    if !is_here {
                         self.is_removed(page)?;
                         continue;
                     }
