@@ -67,17 +67,17 @@ class Measured(Lender):
     def region(self, kind: str, order: str, prefetch: str) -> dict:
         file = self.create("region", MIB, MIB // 4 << 10, more=("--prefetch", prefetch))
         try:
-            return self.with_cpu(file, kind, order)
+            return self.with_cpu("region", file, kind, order, "1")
         finally:
             self.remove("region")
 
-    def with_cpu(self, file: Path, kind: str, order: str) -> dict:
+    def with_cpu(self, region: str, file: Path, kind: str, order: str, threads: str) -> dict:
         """Adds the processor time of each process, in microseconds a touch."""
-        command = [EXAMPLES / "touches", file, "pause", kind, order, str(TOUCHES)]
+        command = [EXAMPLES / "touches", file, "pause", kind, order, str(TOUCHES), threads]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as program:
             pids = {
-                "program": program.pid, "engine": self.show("region")["pid"],
+                "program": program.pid, "engine": self.show(region)["pid"],
                 "lender": self.process.pid,
             }
             program.stdout.readline()
@@ -98,7 +98,7 @@ class Measured(Lender):
             "linked", MIB, MIB // 4 << 10, more=("--prefetch", "off", "--emulate-link", "100us")
         )
         try:
-            return self.touches(file, "fill", "read", "random", str(TOUCHES), str(threads))
+            return self.with_cpu("linked", file, "read", "random", str(threads))
         finally:
             self.remove("linked")
 
@@ -162,13 +162,13 @@ def report(result: dict) -> None:
             f"{median('pages_per_s'):10.0f}"
         )
     print()
-    for kind in ("read", "write"):
+    for kind in ("read", "write", "16 threads"):
         parts = {
             part: statistics.median(one[kind][f"{part}_cpu_us"] for one in rounds)
             for part in ("program", "engine", "lender")
         }
         text = ", ".join(f"{part} {time:.1f}" for part, time in parts.items())
-        print(f"processor time of a {kind}, us: {text}; in all {sum(parts.values()):.1f}")
+        print(f"processor time of a touch, us: {kind}: {text}; in all {sum(parts.values()):.1f}")
     print()
     for name, (text, target) in RATIOS.items():
         print(f"{text:<46}{bench.spread_text(result['ratios'][name])}; target: {target}")

@@ -78,7 +78,7 @@ impl Volume {
             let bytes = at..at + into.len() as u64;
             let is_stored = self.extents[index].written.trim(&bytes) == bytes;
             if places.iter().all(|(held, _)| *held != index) {
-                // Does not wait: a thread that waits for this place may have another one.
+                // Does not wait: a thread that has this place may wait for another one of these.
                 places.extend(self.extents[index].try_shared().map(|place| (index, place)));
             }
             let place = places.iter().find(|(held, _)| *held == index);
@@ -111,16 +111,21 @@ impl Volume {
         Ok(rest)
     }
 
-    /// Returns whether [`read_many`](Self::read_many) has reads at both offsets in flight together:
-    /// one lease holds them, and no other lender could answer one of them sooner. Does not wait.
+    /// Returns whether one lease holds the bytes at both offsets, so that
+    /// [`read_many`](Self::read_many) has reads of both in flight together. Does not wait.
     pub fn is_together(&self, one: u64, other: u64) -> bool {
-        let lease = |at: u64| {
-            let place = self.extents.get((at / EXTENT_SIZE) as usize)?.try_shared()?;
-            Some(place.slot()?.lease.clone())
-        };
-        lease(one).is_some_and(|one| {
-            !one.holder.has_a_choice()
-                && lease(other).is_some_and(|other| Arc::ptr_eq(&one, &other))
-        })
+        let both = self.lease_at(one).zip(self.lease_at(other));
+        both.is_some_and(|(one, other)| Arc::ptr_eq(&one, &other))
+    }
+
+    /// Returns whether two lenders have the bytes at this offset, so that a read by itself asks the
+    /// second if the first is late. Does not wait.
+    pub fn has_a_choice(&self, at: u64) -> bool {
+        self.lease_at(at).is_some_and(|lease| lease.holder.has_a_choice())
+    }
+
+    fn lease_at(&self, at: u64) -> Option<Arc<Lease>> {
+        let place = self.extents.get((at / EXTENT_SIZE) as usize)?.try_shared()?;
+        Some(place.slot()?.lease.clone())
     }
 }

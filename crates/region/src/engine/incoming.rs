@@ -261,6 +261,9 @@ impl Engine {
         pages: Vec<u64>,
         buffer: &mut [u8],
     ) -> Result<(), RegionError> {
+        if pages.is_empty() {
+            return Ok(());
+        }
         let runs = runs(pages);
         let read = self.read_many(self.control_worker(), &runs, buffer);
         let mut fetched = read.map(drop).map_err(RegionError::from);

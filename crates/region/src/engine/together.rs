@@ -15,7 +15,9 @@ const TOGETHER: usize = 16;
 
 impl Engine {
     /// Waits for a fault, and takes it from the queue. If a lender has its page, also takes the
-    /// faults on pages that come with one request. Returns none after a signal, or at the end.
+    /// faults on pages that come with one request. It takes the first alone if two lenders have its
+    /// page, as a read by itself does not wait for a late one. Returns none after a signal, or at
+    /// the end.
     pub(super) fn next_faults(&self) -> Vec<FaultRequest> {
         let is_empty = lock(&self.faults.queue).is_empty();
         if is_empty {
@@ -30,10 +32,13 @@ impl Engine {
             return taken;
         };
         let first = first.page;
+        let has_a_choice = self.lenders.volume.has_a_choice(first * PAGE_SIZE as u64);
+        // A fault without a free frame may wait for an eviction, and another worker can serve it.
+        let room = if has_a_choice { 0 } else { lock(&self.cache).free() as usize };
         let comes_too = |other: &mut FaultRequest| {
             self.is_remote(other.page) && self.are_together(first, other.page)
         };
-        taken.extend(queue.extract_if(.., comes_too).take(TOGETHER - 1));
+        taken.extend(queue.extract_if(.., comes_too).take(room.clamp(1, TOGETHER) - 1));
         let is_empty = queue.is_empty();
         drop(queue);
         if !is_empty {
